@@ -1,0 +1,65 @@
+# `make` lists the targets. Everything is installed into .venv, nothing outside of this directory but caches.
+#
+#   PYTHON=python3.12   makes .venv, where there is none yet (default: the first of python3, python3.12, 3.11, 3.10 that fits)
+#   ARGS="-k postgres"  handed on to pytest, the demo or the benchmarks
+#   JOBS=1              test processes side by side (default 2; each has servers of its own)
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format bench dist clean distclean
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+JOBS ?= 2
+
+FITS := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.10; do "$$p" -c '$(FITS)' 2>/dev/null && echo $$p && exit; done; echo python3)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+install: $(STAMP) ## make .venv with this package, editable, and everything it is tested with
+
+$(STAMP): setup.cfg constraints.txt
+	@"$(BIN)/python" -c '$(FITS)' 2>/dev/null || { python='$(PYTHON)'; \
+		"$$python" -c '$(FITS)' 2>/dev/null || { \
+			found=$$("$$python" --version 2>/dev/null || echo "nothing that runs"); \
+			echo "$$python is $$found; this project needs Python 3.10, 3.11 or 3.12. Install one, or name it: make PYTHON=/path/to/python3.12 install" >&2; \
+			exit 1; }; \
+		"$$python" -m venv --clear $(VENV); }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv \
+		&& $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]' \
+		|| { echo "uv could not do it; installing with pip, which takes some minutes" >&2; \
+			$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; }
+	@touch $@
+
+demo: install ## a real Kafka, PostgreSQL and Airflow: a window, a kill, a retry, and the proof
+	@$(BIN)/python -m airflow_kafka_spark.demo $(ARGS)
+
+test: install ## run all tests
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+check: install ## lint, formatting and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: install ## put imports and layout in order
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+bench: install ## run the benchmarks
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+dist: install ## build the wheel and the source archive into dist/
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist .
+
+clean: ## remove what was built, and the caches of the tools
+	@rm -rf build dist provider/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## the same, and .venv
+	@rm -rf $(VENV)
