@@ -1,0 +1,76 @@
+"""Named points at which a process can be made to die or to stop, so that crash tests hit exactly the moment they mean.
+
+Nothing happens unless the environment says so; then the signal is real. Set before the process starts:
+
+``AIRFLOW_KAFKA_SPARK_FAULT``
+    ``<point>`` or ``<point>:<action>``; action ``kill`` (default, SIGKILL to this process), ``stop`` (SIGSTOP: a zombie that
+    wakes when somebody sends SIGCONT) or ``raise`` (a RuntimeError).
+``AIRFLOW_KAFKA_SPARK_FAULT_ONCE``
+    A file. The fault fires only for whoever creates it, so that the retry in the same environment gets through; when the file
+    exists the fault has really fired, which the test asserts.
+
+The points, in the order in which a window passes them, are :data:`POINTS`, and :data:`PUBLISHING` on the way to Kafka.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+FAULT = "AIRFLOW_KAFKA_SPARK_FAULT"
+ONCE = "AIRFLOW_KAFKA_SPARK_FAULT_ONCE"
+
+POINTS = (
+    "fenced",  # the ledger is fenced and read; nothing is planned
+    "planned",  # the plan is in the ledger; no work was done
+    "split.mid",  # in a task: the first batch of a split was handed to the sink
+    "split.flushed",  # in a task: a split is durable, not visible
+    "job.done",  # Spark's job is over, every split is durable
+    "sink.staged",  # the sink begins to commit
+    "sink.in_transaction",  # all of the window is in the sink's transaction, before its commit
+    "sink.committed",  # the sink's commit returned
+    "close.begin",  # before the closing transaction
+    "close.in_transaction",  # COMPLETE and the offsets are sent, not committed
+    "close.committed",  # the ledger says COMPLETE, the task has not returned
+)
+
+
+PUBLISHING = (
+    "fenced",
+    "planned",
+    "publish.begin",  # in a task: a split is fenced and looked for, its transaction not begun
+    "publish.mid",  # in a task: some records of a split are sent
+    "publish.flushed",  # in a task: all records of a split are at the brokers, its marker is not
+    "publish.marked",  # in a task: the marker too, the transaction is open
+    "publish.committed",  # in a task: the split is published, Spark does not know
+    "job.done",
+    "close.begin",
+    "close.in_transaction",
+    "close.committed",
+)
+"""The same for a window that is published to Kafka."""
+
+
+def reached(point: str) -> None:
+    """Tell that the process has come to ``point``: returns at once unless the environment asks for a fault here."""
+    wanted = os.environ.get(FAULT)
+    if not wanted:
+        return
+    name, _, action = wanted.partition(":")
+    if name != point or not _first():
+        return
+    if action == "raise":
+        raise RuntimeError(f"fault injected at {point}")
+    os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
+
+
+def _first() -> bool:
+    """True for the one process that gets to fire."""
+    once = os.environ.get(ONCE)
+    if not once:
+        return True
+    try:
+        os.close(os.open(once, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""Windows and their parts as JSON values, for the ledger, for the sinks' own records, and for what tasks tell the driver."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.windows.model import Followed, Gap, Landed, Marker, OffsetRange, SourcePlan, TopicPartition, Window
+from airflow_kafka_spark.windows.plan import Position
+
+
+def ranges_to_json(ranges: Sequence[OffsetRange]) -> list[list[Any]]:
+    """``[[topic, partition, start, end], ...]``"""
+    return [[r.topic, r.partition, r.start, r.end] for r in ranges]
+
+
+def ranges_from_json(value: Sequence[Sequence[Any]]) -> tuple[OffsetRange, ...]:
+    return tuple(OffsetRange(*item) for item in value)
+
+
+def window_to_json(window: Window) -> dict[str, Any]:
+    return {
+        "pipeline": window.pipeline,
+        "number": window.number,
+        "ranges": ranges_to_json(window.ranges),
+        "run": window.run,
+        "planned_at": window.planned_at,
+        "cluster_id": window.cluster_id,
+        "topic_ids": dict(window.topic_ids),
+        "gaps": [[g.topic, g.partition, g.start, g.end] for g in window.gaps],
+        "held_back": window.held_back,
+        **({"source": _source_to_json(window.source)} if window.source else {}),
+        **({"follows": vars(window.follows)} if window.follows else {}),
+    }
+
+
+def window_from_json(value: Mapping[str, Any]) -> Window:
+    return Window(
+        pipeline=value["pipeline"],
+        number=value["number"],
+        ranges=ranges_from_json(value["ranges"]),
+        run=value["run"],
+        planned_at=value["planned_at"],
+        cluster_id=value.get("cluster_id", ""),
+        topic_ids=value.get("topic_ids", {}),
+        gaps=tuple(Gap(*item) for item in value.get("gaps", ())),
+        held_back=value.get("held_back", 0),
+        source=_source_from_json(value["source"]) if value.get("source") else None,
+        follows=Followed(**value["follows"]) if value.get("follows") else None,
+    )
+
+
+def _source_to_json(source: SourcePlan) -> dict[str, Any]:
+    return {
+        "splits": [dict(split) for split in source.splits],
+        "position": dict(source.position),
+        "rows": source.rows,
+        "remaining": source.remaining,
+        "partitions": dict(source.partitions),
+    }
+
+
+def _source_from_json(value: Mapping[str, Any]) -> SourcePlan:
+    return SourcePlan(
+        splits=tuple(value["splits"]),
+        position=value["position"],
+        rows=value.get("rows"),
+        remaining=value.get("remaining", False),
+        partitions=value.get("partitions", {}),
+    )
+
+
+def marker_to_json(marker: Marker) -> dict[str, Any]:
+    """``landed`` is ``[[topic, partition, first, last, records], ...]``."""
+    landed = [[p.topic, p.partition, p.first, p.last, p.records] for p in marker.landed]
+    return {"window": marker.window, "split": marker.split, "landed": landed, "bytes": marker.bytes}
+
+
+def marker_from_json(value: Mapping[str, Any]) -> Marker:
+    return Marker(value["window"], value["split"], tuple(Landed(*part) for part in value["landed"]), value.get("bytes", 0))
+
+
+def position_to_json(position: Position) -> dict[str, Any]:
+    return {
+        "offsets": [[tp.topic, tp.partition, offset] for tp, offset in sorted(position.offsets.items())],
+        "topic_ids": dict(position.topic_ids),
+        "cluster_id": position.cluster_id,
+        **({"source": dict(position.source)} if position.source is not None else {}),
+        **({"followed": dict(position.followed)} if position.followed else {}),
+    }
+
+
+def position_from_json(value: Mapping[str, Any]) -> Position:
+    return Position(
+        offsets={TopicPartition(topic, partition): offset for topic, partition, offset in value["offsets"]},
+        topic_ids=value.get("topic_ids", {}),
+        cluster_id=value.get("cluster_id", ""),
+        source=value.get("source"),
+        followed=value.get("followed", {}),
+    )
+
+
+def encode_error(error: KafkaSparkError) -> str:
+    """An error that a task ends with, as its result: a traceback from a worker is no message for a user."""
+    return json.dumps({"error": base64.b64encode(pickle.dumps(error)).decode()})
+
+
+def decode_facts(text: str) -> dict[str, Any]:
+    """What a task told, as it stands.
+
+    :raises KafkaSparkError: the error that ended it, as it was raised in the task.
+    """
+    facts: dict[str, Any] = json.loads(text)
+    if "error" in facts:
+        raise pickle.loads(base64.b64decode(facts["error"]))
+    return facts

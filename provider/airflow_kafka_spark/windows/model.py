@@ -1,0 +1,269 @@
+"""The values everything else is made of: offset ranges, windows, plans and reports.
+
+A *window* is a frozen set of half-open offset ranges ``[start, end)``, one per topic partition, decided once and never decided
+again: every retry, clear and zombie sees the same window. Nothing here does any work or knows Kafka, Spark or Airflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, order=True)
+class OffsetRange:
+    """A half-open range of offsets of one partition: ``start`` is read, ``end`` is not.
+
+    Offsets are positions in the log, not counts: compaction, transaction markers and aborted records leave gaps, so a range
+    may hold fewer records than ``end - start``, even none.
+
+    :param topic: the topic's name.
+    :param partition: the partition's number, from 0.
+    :param start: the first offset that belongs to the range.
+    :param end: the first offset that does not; what a consumer group commits once the range is done.
+    :raises ValueError: when ``start`` is negative or lies beyond ``end``.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end:
+            raise ValueError(
+                f"Not an offset range: [{self.start}, {self.end}) of {self.topic}-{self.partition}. Expected 0 <= start <= end."
+            )
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def span(self) -> int:
+        """Offsets covered: an upper bound of the records, never their count."""
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}[{self.start},{self.end})"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Offsets that a window skipped because retention had deleted them (data loss policy ``skip``)."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class State(str, Enum):
+    """How far a window is: PLANNED is written before any work, COMPLETE with the group's offsets once the sink has flushed."""
+
+    PLANNED = "PLANNED"
+    COMPLETE = "COMPLETE"
+
+
+@dataclass(frozen=True)
+class SourcePlan:
+    """What a window takes from a source of rows, frozen with the window (source -> Kafka).
+
+    :param splits: per split, what it covers, in the source's own words (JSON).
+    :param position: where the source stands once the window is published (JSON).
+    :param rows: how many rows were counted, None where nobody counted.
+    :param remaining: whether the source held more than this window takes.
+    :param partitions: how many partitions each target topic had: what places keys.
+    """
+
+    splits: tuple[Mapping[str, Any], ...]
+    position: Mapping[str, Any] = field(default_factory=dict)
+    rows: int | None = None
+    remaining: bool = False
+    partitions: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Whose windows a window reads.
+
+    :param pipeline: the pipeline that published them.
+    :param first: number of the first one.
+    :param last: number of the last one; below ``first`` when there was nothing new.
+    :param records: what they published to the topics that are read.
+    """
+
+    pipeline: str
+    first: int
+    last: int
+    records: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one run moves, frozen: written to the ledger as PLANNED before any work, and never planned again.
+
+    :param pipeline: the pipeline's name.
+    :param number: windows of a pipeline are numbered from 1, without holes, in the order in which they apply.
+    :param ranges: one half-open range per topic partition, ordered; an empty range is kept, it says where the pipeline stands.
+    :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``; whoever finishes it may be another.
+    :param planned_at: UTC instant, ISO 8601.
+    :param cluster_id: the Kafka cluster whose offsets these are.
+    :param topic_ids: each topic's id, so that a topic deleted and created again is not taken for the old one.
+    :param gaps: offsets that retention deleted before they could be read and that the data loss policy let pass.
+    :param held_back: offsets between the last stable offset and the high watermark when the end was frozen: an open transaction.
+    :param source: what is taken from a source of rows; None for a window that is read from Kafka.
+    :param follows: the windows of another pipeline that it reads, None where it reads whatever there is.
+    """
+
+    pipeline: str
+    number: int
+    ranges: tuple[OffsetRange, ...]
+    run: str
+    planned_at: str
+    cluster_id: str = ""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+    held_back: int = 0
+    source: SourcePlan | None = None
+    follows: Followed | None = None
+
+    @property
+    def id(self) -> str:
+        """The window's name within its pipeline: sorts as the numbers do."""
+        return f"{self.number:010d}"
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no offset lies in any range, and no row in any split: there is nothing to read or to flush."""
+        return all(r.span == 0 for r in self.ranges) and not (self.source and self.source.splits)
+
+    @property
+    def span(self) -> int:
+        """Offsets covered by all ranges: an upper bound of the records."""
+        return sum(r.span for r in self.ranges)
+
+    @property
+    def ends(self) -> dict[TopicPartition, int]:
+        """What the consumer group commits when the window is done: each partition's frozen ``end``."""
+        return {r.topic_partition: r.end for r in self.ranges}
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}#{self.number}"
+
+
+@dataclass(frozen=True)
+class Split:
+    """One task's share of a window: part of one partition's range, read in offset order.
+
+    :param index: position among the window's splits, from 0; the same at every attempt.
+    :param range: the offsets to read.
+    """
+
+    index: int
+    range: OffsetRange
+
+
+@dataclass(frozen=True)
+class Landed:
+    """Where records of one transaction lie in one partition: nothing of it is before ``first`` or after ``last``."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    records: int
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True)
+class Marker:
+    """Says that a split is published: written last in the split's own transaction, so that it is there if the records are.
+
+    :param window: the window's number.
+    :param split: the split's index.
+    :param landed: where its records lie, ordered by topic and partition; empty for a split without rows.
+    :param bytes: of keys and values.
+    """
+
+    window: int
+    split: int
+    landed: tuple[Landed, ...] = ()
+    bytes: int = 0
+
+    @property
+    def records(self) -> int:
+        return sum(part.records for part in self.landed)
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A record that could not be decoded, or that the sink rejected."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}@{self.offset}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """What a task tells of its split once it is read and handed to the sink.
+
+    :param index: the split's.
+    :param records: records read, in offset order, tombstones and bad ones included.
+    :param bytes: bytes of their values, and of their keys where those are read.
+    :param ignored: tombstones passed over because the user said so.
+    :param rejected: bad records; ``samples`` holds the first few of them.
+    :param gaps: offsets found deleted while reading (data loss policy ``skip``).
+    :param min_timestamp: smallest record timestamp, milliseconds since the epoch; None without records.
+    :param max_timestamp: largest one.
+    :param token: what the sink's writer wants to tell the sink (a file, a stage); JSON.
+    """
+
+    index: int
+    records: int = 0
+    bytes: int = 0
+    ignored: int = 0
+    rejected: int = 0
+    samples: tuple[BadRecord, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    min_timestamp: int | None = None
+    max_timestamp: int | None = None
+    token: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A sink's own record of a window it has taken whole.
+
+    :param pipeline: the pipeline's name.
+    :param number: the window's number.
+    :param ranges: the window's ranges.
+    :param written: rows written (inserted or updated).
+    :param deleted: rows deleted by tombstones.
+    """
+
+    pipeline: str
+    number: int
+    ranges: tuple[OffsetRange, ...]
+    written: int = 0
+    deleted: int = 0

@@ -1,0 +1,245 @@
+"""How the next window is planned: pure functions from what Kafka holds and what the pipeline remembers to frozen offset ranges.
+
+Nothing here asks Kafka anything: :class:`Log` is what was found there, :class:`Position` what is remembered, and the same input
+always gives the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+from airflow_kafka_spark.errors import (
+    ClusterChanged,
+    DataLoss,
+    OffsetsWentBack,
+    PartitionsVanished,
+    PlanError,
+    TopicRecreated,
+)
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, Split, TopicPartition, Window
+
+DataLossPolicy = Literal["fail", "skip"]
+StartingOffsets = Literal["earliest", "latest", "none"]
+
+
+@dataclass(frozen=True)
+class PartitionLog:
+    """One partition as the brokers describe it: ``low <= lso <= high``.
+
+    :param low: the first offset still in the log.
+    :param lso: last stable offset: where a read_committed reader has to stop.
+    :param high: high watermark.
+    """
+
+    low: int
+    lso: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Log:
+    """What Kafka held at one moment.
+
+    :param cluster_id: the cluster.
+    :param topic_ids: the id of each subscribed topic that exists.
+    :param partitions: every partition of these topics.
+    """
+
+    cluster_id: str
+    topic_ids: Mapping[str, str]
+    partitions: Mapping[TopicPartition, PartitionLog]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a pipeline stands: the end of its last window.
+
+    :param offsets: the next offset to read, for every partition the pipeline has ever read.
+    :param topic_ids: the ids of their topics.
+    :param cluster_id: the cluster these offsets belong to; empty when unknown.
+    :param source: where its source of rows stands, in the source's own words (JSON); None without one.
+    :param followed: per pipeline that is followed, the number of its last window that was read.
+    """
+
+    offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    cluster_id: str = ""
+    source: Mapping[str, Any] | None = None
+    followed: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The frozen part of a plan, before it gets a number and a name."""
+
+    ranges: tuple[OffsetRange, ...]
+    gaps: tuple[Gap, ...]
+    held_back: int
+
+
+def plan_ranges(
+    log: Log,
+    position: Position,
+    topics: Sequence[str],
+    *,
+    committed: Mapping[TopicPartition, int] | None = None,
+    starting_offsets: StartingOffsets = "earliest",
+    data_loss: DataLossPolicy = "fail",
+    max_records: int | None = None,
+) -> Ranges:
+    """Decide what the next window covers: from where the pipeline stands to the last stable offsets.
+
+    Windows tile the log: each starts where the one before ended, a partition seen for the first time at its earliest record.
+
+    :param log: what Kafka holds now.
+    :param position: where the pipeline stands; empty for a pipeline without a past.
+    :param topics: the subscribed topics, each in ``log``.
+    :param committed: the group's committed offsets, used where a pipeline without a past begins.
+    :param starting_offsets: where it begins in partitions without a committed offset; ``none`` refuses.
+    :param data_loss: ``fail`` refuses to pass over deleted records; ``skip`` records them as gaps.
+    :param max_records: at most so many offsets in all, shared among the partitions by their backlog; None = no limit.
+    :raises PlanError: one of its subclasses, when log and position do not fit together.
+    """
+    if position.cluster_id and position.cluster_id != log.cluster_id:
+        raise ClusterChanged(position.cluster_id, log.cluster_id)
+    recreated = {t for t in topics if _is_recreated(t, log, position)}
+    if recreated and data_loss == "fail":
+        topic = min(recreated)
+        raise TopicRecreated(topic, position.topic_ids[topic], log.topic_ids[topic])
+    _check_partitions(log, position, set(topics) - recreated)
+
+    first_window = not position.offsets
+    ranges, gaps = [], []
+    for tp, partition in sorted(log.partitions.items()):
+        if tp.topic not in topics:
+            continue
+        remembered = None if tp.topic in recreated else position.offsets.get(tp)
+        if remembered is not None:
+            start = remembered
+        elif first_window:
+            start = _first_start(tp, partition, committed or {}, starting_offsets)
+        else:
+            start = partition.low
+        if start < partition.low:
+            if data_loss == "fail":
+                raise DataLoss(*tp, start, partition.low)
+            gaps.append(Gap(*tp, start, partition.low))
+            start = partition.low
+        if partition.lso < start:
+            raise OffsetsWentBack(*tp, start, partition.lso)
+        ranges.append(OffsetRange(*tp, start, partition.lso))
+    held_back = sum(log.partitions[r.topic_partition].high - r.end for r in ranges)
+    return Ranges(tuple(cap(ranges, max_records)), tuple(gaps), held_back)
+
+
+def _is_recreated(topic: str, log: Log, position: Position) -> bool:
+    known, found = position.topic_ids.get(topic), log.topic_ids.get(topic)
+    return bool(known and found and known != found)
+
+
+def _check_partitions(log: Log, position: Position, topics: Iterable[str]) -> None:
+    """Partitions can only be added: a metadata answer with fewer would make the rest look new when they come back."""
+    for topic in sorted(topics):
+        known = sum(1 for tp in position.offsets if tp.topic == topic)
+        found = sum(1 for tp in log.partitions if tp.topic == topic)
+        if found < known or found == 0:
+            raise PartitionsVanished(topic, max(known, 1), found)
+
+
+def _first_start(
+    tp: TopicPartition, partition: PartitionLog, committed: Mapping[TopicPartition, int], starting_offsets: StartingOffsets
+) -> int:
+    if tp in committed:
+        return committed[tp]
+    if starting_offsets == "none":
+        raise PlanError(
+            f"{tp} has no committed offset to begin at",
+            expected='a committed offset, as `starting_offsets="none"` demands',
+            action='Set `starting_offsets` to "earliest" or "latest", or commit offsets for the group first',
+        )
+    return partition.low if starting_offsets == "earliest" else partition.lso
+
+
+def cap(ranges: Sequence[OffsetRange], max_records: int | None) -> list[OffsetRange]:
+    """Shorten ranges so that together they cover at most ``max_records`` offsets, each in proportion to its backlog.
+
+    Starts stay, ends only come nearer, and where there is a backlog the window makes progress.
+
+    :param max_records: at least 1; None leaves the ranges as they are.
+    """
+    backlog = sum(r.span for r in ranges)
+    if max_records is None or backlog <= max_records:
+        return list(ranges)
+    shares = [r.span * max_records // backlog for r in ranges]
+    rest = max_records - sum(shares)
+    # What rounding left over goes to the largest remainders, so that even max_records=1 moves something.
+    for i in sorted(range(len(ranges)), key=lambda i: (-(ranges[i].span * max_records % backlog), i))[:rest]:
+        shares[i] += 1
+    return [
+        OffsetRange(r.topic, r.partition, r.start, r.start + min(share, r.span)) for r, share in zip(ranges, shares, strict=True)
+    ]
+
+
+def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
+    """Whether a planned window can still be read: same cluster, same topics, nothing deleted, nothing gone back.
+
+    :raises PlanError: one of its subclasses. With ``data_loss="skip"`` deleted records and recreated topics pass: the reader
+        records them as gaps.
+    """
+    if window.cluster_id and window.cluster_id != log.cluster_id:
+        raise ClusterChanged(window.cluster_id, log.cluster_id)
+    for topic, known in sorted(window.topic_ids.items()):
+        found = log.topic_ids.get(topic)
+        if found and known and found != known and data_loss == "fail":
+            raise TopicRecreated(topic, known, found)
+    lost = set(lost_topics(window, log))
+    for r in window.ranges:
+        if r.span == 0 or r.topic in lost:
+            continue
+        partition = log.partitions.get(r.topic_partition)
+        if partition is None:
+            raise PartitionsVanished(r.topic, r.partition + 1, sum(1 for tp in log.partitions if tp.topic == r.topic))
+        if r.start < partition.low and data_loss == "fail":
+            raise DataLoss(r.topic, r.partition, r.start, partition.low)
+        if partition.lso < r.end:
+            raise OffsetsWentBack(r.topic, r.partition, r.end, partition.lso)
+
+
+def lost_topics(window: Window, log: Log) -> tuple[str, ...]:
+    """Topics of the window that were deleted, and perhaps created again: their offsets no longer mean the records planned."""
+    return tuple(topic for topic, known in sorted(window.topic_ids.items()) if known and log.topic_ids.get(topic, "") != known)
+
+
+def make_splits(window: Window, split_span: int, *, without: Iterable[str] = ()) -> tuple[Split, ...]:
+    """Cut a window into what single tasks read; the same splits at every attempt, together exactly the window.
+
+    A partition's range is cut into equal pieces of about ``split_span`` offsets, at most half as many again. Splits are numbered
+    so that the first pieces of all partitions come first: tasks that run side by side then read from different partitions.
+
+    :param split_span: offsets per split, at least 1.
+    :param without: topics that can no longer be read.
+    """
+    skipped = set(without)
+    pieces = []
+    for r in window.ranges:
+        count = 0 if r.topic in skipped or r.span == 0 else max(1, round(r.span / split_span))
+        bounds = [r.start + r.span * turn // count for turn in range(count + 1)] if count else []
+        for turn, (start, end) in enumerate(pairwise(bounds)):
+            pieces.append((turn, OffsetRange(r.topic, r.partition, start, end)))
+    return tuple(Split(index, piece) for index, (_, piece) in enumerate(sorted(pieces)))
+
+
+def next_position(position: Position, window: Window) -> Position:
+    """Where the pipeline stands once ``window`` is complete."""
+    moved = {t for t, known in window.topic_ids.items() if position.topic_ids.get(t, known) != known}
+    kept = {tp: offset for tp, offset in position.offsets.items() if tp.topic not in moved}
+    return Position(
+        offsets={**kept, **window.ends},
+        topic_ids={**position.topic_ids, **window.topic_ids},
+        cluster_id=window.cluster_id or position.cluster_id,
+        source=window.source.position if window.source else position.source,
+        followed={**position.followed, **({window.follows.pipeline: window.follows.last} if window.follows else {})},
+    )

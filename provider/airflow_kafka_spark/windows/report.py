@@ -1,0 +1,200 @@
+"""What is told about a window once it is complete: in the ledger, in XCom, on the asset event and in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_kafka_spark.windows.model import Applied, Gap, Landed, Marker, OffsetRange, SplitResult, TopicPartition, Window
+
+
+@dataclass(frozen=True)
+class Report:
+    """The account of one complete window.
+
+    :param window: the window.
+    :param records_read: records found in its ranges (tombstones, ignored and rejected ones included).
+    :param records_written: rows the sink wrote; fewer than read where an upsert kept the last of several.
+    :param records_deleted: rows the sink deleted because of tombstones.
+    :param records_ignored: tombstones passed over because the user said so.
+    :param records_rejected: records that could not be decoded.
+    :param bytes: bytes of values, and of keys where those are read.
+    :param records: records read per ``topic-partition``.
+    :param gaps: offsets that were deleted before they could be read.
+    :param min_timestamp: smallest record timestamp, milliseconds since the epoch; None without records.
+    :param max_timestamp: largest one.
+    :param timings: seconds per step: ``fence``, ``plan``, ``move`` (read, decode and flush), ``commit``, ``close``, ``total``.
+    :param committed: offsets the consumer group was set to, per ``topic-partition``.
+    :param group_id: that group.
+    :param sink: the sink's asset URI.
+    :param guarantee: what the sink promises.
+    :param attempts: attempts that worked on this window.
+    :param completed_at: UTC instant, ISO 8601.
+    :param source: URI of the source of rows; empty for a window that was read from Kafka.
+    :param published: where its records lie, for a window that was published to Kafka.
+    """
+
+    window: Window
+    records_read: int = 0
+    records_written: int = 0
+    records_deleted: int = 0
+    records_ignored: int = 0
+    records_rejected: int = 0
+    bytes: int = 0
+    records: Mapping[str, int] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+    min_timestamp: int | None = None
+    max_timestamp: int | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+    committed: Mapping[str, int] = field(default_factory=dict)
+    group_id: str = ""
+    sink: str = ""
+    guarantee: str = ""
+    attempts: int = 1
+    completed_at: str = ""
+    source: str = ""
+    published: tuple[Landed, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Records per second over the window's whole life."""
+        total = self.timings.get("total", 0.0)
+        return self.records_read / total if total else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: what XCom, the ledger and the asset event carry."""
+        return {
+            "pipeline": self.window.pipeline,
+            "window": self.window.id,
+            "run": self.window.run,
+            "ranges": [
+                {
+                    "topic": r.topic,
+                    "partition": r.partition,
+                    "start": r.start,
+                    "end": r.end,
+                    "records": self.records.get(str(r.topic_partition), 0),
+                }
+                for r in self.window.ranges
+            ],
+            "records_read": self.records_read,
+            "records_written": self.records_written,
+            "records_deleted": self.records_deleted,
+            "records_ignored": self.records_ignored,
+            "records_rejected": self.records_rejected,
+            "bytes": self.bytes,
+            "rate": round(self.rate, 1),
+            "gaps": [{"topic": g.topic, "partition": g.partition, "start": g.start, "end": g.end} for g in self.gaps],
+            "min_timestamp": self.min_timestamp,
+            "max_timestamp": self.max_timestamp,
+            "held_back": self.window.held_back,
+            "timings": {step: round(seconds, 3) for step, seconds in self.timings.items()},
+            "committed": dict(self.committed),
+            "group_id": self.group_id,
+            "sink": self.sink,
+            "guarantee": self.guarantee,
+            "attempts": self.attempts,
+            "planned_at": self.window.planned_at,
+            "completed_at": self.completed_at,
+            **({"follows": vars(self.window.follows)} if self.window.follows else {}),
+            **({"source": self.source, "published": [vars(part) for part in self.published]} if self.window.source else {}),
+        }
+
+    @property
+    def line(self) -> str:
+        """One line a person can read."""
+        extra = [
+            f"{count:,} {what}"
+            for count, what in (
+                (self.records_deleted, "deleted"),
+                (self.records_ignored, "ignored"),
+                (self.records_rejected, "rejected"),
+                (sum(g.end - g.start for g in self.gaps), "offsets lost to retention"),
+                (self.window.held_back, "offsets held back by an open transaction"),
+            )
+            if count
+        ]
+        seconds = self.timings.get("total", 0.0)
+        return (
+            f"Window {self.window}: {self.records_read:,} records read, {self.records_written:,} rows written"
+            f"{''.join(', ' + e for e in extra)}, {self.bytes / 1e6:,.1f} MB in {seconds:.1f} s ({self.rate:,.0f} records/s); "
+            f"{describe_landed(self.published) if self.window.source else describe_ranges(self.window.ranges)}"
+        )
+
+
+def describe(window: Window) -> str:
+    """What a window covers, for a log line."""
+    if window.source is None:
+        return f"{describe_ranges(window.ranges)} (at most {window.span:,} records)"
+    splits, rows = len(window.source.splits), window.source.rows
+    more = "; the source holds more, for the next window" if window.source.remaining else ""
+    return f"{splits} split{'s' if splits != 1 else ''} of the source{f', {rows:,} rows' if rows is not None else ''}{more}"
+
+
+def describe_landed(landed: Sequence[Landed], limit: int = 8) -> str:
+    """Where records lie, for a log line; beyond ``limit`` partitions only their number."""
+    if len(landed) > limit:
+        return f"in {len(landed)} partitions"
+    return ", ".join(f"{p.topic}-{p.partition}[{p.first},{p.last}]: {p.records:,}" for p in landed) or "no records"
+
+
+def describe_ranges(ranges: Sequence[OffsetRange], limit: int = 8) -> str:
+    """Ranges for a log line; beyond ``limit`` partitions only their number and sum."""
+    if len(ranges) > limit:
+        return f"{len(ranges)} partitions, {sum(r.span for r in ranges):,} offsets"
+    return ", ".join(map(str, ranges)) or "no partitions"
+
+
+def sum_up(
+    window: Window, results: Sequence[SplitResult], applied: Applied | None, splits: Mapping[int, OffsetRange], **facts: Any
+) -> Report:
+    """Add up what the tasks and the sink tell.
+
+    :param results: one per split; empty where the sink had taken the window before this attempt.
+    :param applied: the sink's own record; None for a window without offsets, which no sink sees.
+    :param splits: which offsets each split read.
+    :param facts: further fields of :class:`Report`.
+    """
+    records: dict[str, int] = {}
+    for result in results:
+        place = str(splits[result.index].topic_partition)
+        records[place] = records.get(place, 0) + result.records
+    known = [r for r in results if r.min_timestamp is not None]
+    written, deleted = (applied.written, applied.deleted) if applied else (0, 0)
+    return Report(
+        window=window,
+        records_read=sum(r.records for r in results) if results else written + deleted,
+        records_written=written,
+        records_deleted=deleted,
+        records_ignored=sum(r.ignored for r in results),
+        records_rejected=sum(r.rejected for r in results),
+        bytes=sum(r.bytes for r in results),
+        records=records,
+        gaps=window.gaps + tuple(g for r in results for g in r.gaps),
+        min_timestamp=min((r.min_timestamp for r in known if r.min_timestamp is not None), default=None),
+        max_timestamp=max((r.max_timestamp for r in known if r.max_timestamp is not None), default=None),
+        **facts,
+    )
+
+
+def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) -> Report:
+    """Add up what the markers of a window say: one for each of its splits."""
+    parts: dict[TopicPartition, list[Landed]] = {}
+    for marker in markers:
+        for part in marker.landed:
+            parts.setdefault(part.topic_partition, []).append(part)
+    published = tuple(
+        Landed(*tp, min(p.first for p in found), max(p.last for p in found), sum(p.records for p in found))
+        for tp, found in sorted(parts.items())
+    )
+    count = sum(marker.records for marker in markers)
+    return Report(
+        window=window,
+        records_read=count,
+        records_written=count,
+        bytes=sum(marker.bytes for marker in markers),
+        records={str(part.topic_partition): part.records for part in published},
+        published=published,
+        **facts,
+    )

@@ -1,0 +1,129 @@
+"""Which windows follow which: the compare of a sink's compare-and-set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_kafka_spark.windows.continuity import continues, same_ranges, without_recreated
+from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, Window
+
+
+def window(
+    number: int, *ranges: tuple[str, int, int, int], gaps: tuple[Gap, ...] = (), ids: dict[str, str] | None = None
+) -> Window:
+    offsets = tuple(OffsetRange(*r) for r in ranges)
+    return Window("p", number, offsets, run="r", planned_at="2026-01-01T00:00:00+00:00", gaps=gaps, topic_ids=ids or {})
+
+
+def applied(number: int, *ranges: tuple[str, int, int, int]) -> Applied:
+    return Applied("p", number, tuple(OffsetRange(*r) for r in ranges))
+
+
+BEFORE = applied(4, ("t", 0, 10, 20), ("t", 1, 0, 5))
+AFTER = window(5, ("t", 0, 20, 30), ("t", 1, 5, 5))
+
+
+def test_a_window_that_starts_where_the_last_one_ended_follows_it():
+    assert continues(BEFORE, AFTER) == []
+
+
+def test_numbers_may_have_holes_since_empty_windows_never_reach_a_sink():
+    assert continues(BEFORE, replace(AFTER, number=50)) == []
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_window_that_is_not_newer_does_not_follow(number):
+    (reason,) = continues(BEFORE, replace(AFTER, number=number))
+    assert "#4" in reason and f"#{number}" in reason
+
+
+def test_offsets_that_were_applied_already_are_named():
+    (reason,) = continues(BEFORE, window(5, ("t", 0, 19, 30), ("t", 1, 5, 5)))
+    assert "t-0" in reason and "19" in reason and "20" in reason
+
+
+def test_offsets_that_would_be_left_out_are_named():
+    (reason,) = continues(BEFORE, window(5, ("t", 0, 20, 30), ("t", 1, 7, 9)))
+    assert "t-1" in reason and "7" in reason and "5" in reason
+
+
+def test_every_contradiction_is_reported():
+    assert len(continues(BEFORE, window(5, ("t", 0, 19, 30), ("t", 1, 7, 9)))) == 2
+
+
+@pytest.mark.parametrize(
+    "gaps, fine",
+    [
+        ((Gap("t", 0, 20, 25),), True),
+        ((Gap("t", 0, 22, 25), Gap("t", 0, 20, 22)), True),
+        ((Gap("t", 0, 15, 40),), True),
+        ((Gap("t", 0, 20, 24),), False),
+        ((Gap("t", 0, 21, 25),), False),
+        ((Gap("t", 0, 20, 21), Gap("t", 0, 22, 25)), False),
+        ((Gap("t", 1, 20, 25),), False),
+        ((Gap("u", 0, 20, 25),), False),
+    ],
+    ids=["one", "two", "more than needed", "too short", "too late", "a hole between", "other partition", "other topic"],
+)
+def test_gaps_explain_offsets_that_were_left_out(gaps, fine):
+    found = continues(BEFORE, window(5, ("t", 0, 25, 30), ("t", 1, 5, 5), gaps=gaps))
+    assert (found == []) is fine
+
+
+def test_a_partition_new_to_the_pipeline_may_start_anywhere():
+    assert continues(BEFORE, window(5, ("t", 0, 20, 30), ("t", 1, 5, 5), ("t", 2, 77, 80), ("u", 0, 3, 4))) == []
+
+
+def test_a_partition_that_is_missing_is_named_but_a_whole_topic_may_be_left_out():
+    (reason,) = continues(BEFORE, window(5, ("t", 0, 20, 30)))
+    assert "t-1" in reason
+    assert continues(BEFORE, window(5, ("u", 0, 0, 1))) == []
+
+
+def test_a_topic_that_was_created_again_starts_anew():
+    again = window(5, ("t", 0, 0, 3), ("t", 1, 0, 3), ids={"t": "new"})
+    assert continues(without_recreated(BEFORE, {"t": "old"}, again), again) == []
+    assert len(continues(without_recreated(BEFORE, {"t": "new"}, again), again)) == 2
+    assert len(continues(without_recreated(BEFORE, {}, again), again)) == 2, "an unknown id excuses nothing"
+
+
+def test_same_ranges_does_not_mind_their_order():
+    assert same_ranges(BEFORE.ranges, reversed(BEFORE.ranges))
+    assert not same_ranges(BEFORE.ranges, BEFORE.ranges[:1])
+    assert not same_ranges(BEFORE.ranges, AFTER.ranges)
+
+
+steps = st.lists(
+    st.dictionaries(st.integers(0, 4), st.tuples(st.integers(0, 50), st.integers(0, 3)), min_size=1), min_size=2, max_size=8
+)
+
+
+@given(steps)
+def test_windows_that_tile_the_log_follow_each_other(history):
+    """Partitions are only ever added, each window starts where the last one ended plus what retention took."""
+    ends: dict[int, int] = {}
+    last = None
+    for number, moves in enumerate(history, 1):
+        ranges, gaps = [], []
+        for partition in sorted(set(ends) | set(moves)):
+            span, lost = moves.get(partition, (0, 0))
+            stood = ends.get(partition, 0)
+            if lost:
+                gaps.append(Gap("t", partition, stood, stood + lost))
+            ranges.append(OffsetRange("t", partition, stood + lost, stood + lost + span))
+            ends[partition] = ranges[-1].end
+        now = Window("p", number, tuple(ranges), "r", "2026-01-01T00:00:00+00:00", gaps=tuple(gaps))
+        if last is not None:
+            assert continues(last, now) == []
+        last = Applied("p", number, now.ranges)
+
+
+@given(st.integers(0, 3), st.integers(-20, 20).filter(bool))
+def test_moving_any_start_breaks_the_chain(index, by):
+    before = applied(1, *(("t", p, 0, 100) for p in range(4)))
+    ranges = [("t", p, 100 + (by if p == index else 0), 200) for p in range(4)]
+    assert len(continues(before, window(2, *ranges))) == 1

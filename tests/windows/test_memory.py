@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_kafka_spark.windows.memory import (
+    Attempt,
+    Entry,
+    LedgerRecord,
+    NewerVersion,
+    position_record,
+    remember,
+    window_key,
+    window_record,
+)
+from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
+from airflow_kafka_spark.windows.plan import Position
+
+
+def entry(number: int, state: State, pipeline: str = "p", token: str = "a") -> Entry:
+    window = Window(pipeline, number, (OffsetRange("t", 0, number, number + 1),), f"run{number}", "")
+    return Entry(window, state, Attempt(1, token, "run", ""), {"n": number} if state is State.COMPLETE else None)
+
+
+def log(*records: LedgerRecord) -> list[LedgerRecord]:
+    return [record._replace(offset=offset) for offset, record in enumerate(records)]
+
+
+def test_the_newest_record_of_a_window_counts():
+    memory = remember(
+        "p",
+        log(
+            window_record(entry(1, State.PLANNED)),
+            window_record(entry(1, State.COMPLETE)),
+            window_record(entry(2, State.PLANNED)),
+        ),
+    )
+    assert memory.open_entry.window.number == 2
+    assert memory.completed_by("run1").report == {"n": 1}
+    assert memory.completed_by("run2") is None
+    assert memory.oldest_offset == 1
+
+
+def test_other_pipelines_are_not_mine_even_when_their_name_begins_like_mine():
+    memory = remember(
+        "p",
+        log(
+            window_record(entry(1, State.PLANNED, "p2")),
+            window_record(entry(1, State.PLANNED, 'p","window')),
+            position_record("p2", Position(), 9),
+        ),
+    )
+    assert not memory.exists and not memory.entries
+
+
+def test_a_tombstone_forgets_a_window():
+    memory = remember("p", log(window_record(entry(1, State.COMPLETE)), LedgerRecord(window_key("p", 1), None)))
+    assert memory.exists and not memory.entries
+
+
+def test_the_position_is_remembered():
+    position = Position({TopicPartition("t", 3): 8}, {"t": "id"}, "c")
+    memory = remember("p", log(position_record("p", Position(), 1), position_record("p", position, 2)))
+    assert (memory.position, memory.last_number) == (position, 2)
+
+
+def test_a_record_of_a_newer_version_is_refused_not_guessed_at():
+    record = window_record(entry(1, State.COMPLETE))
+    newer = record._replace(value=json.dumps({**json.loads(record.value), "v": 2}).encode())
+    with pytest.raises(NewerVersion, match="version 2"):
+        remember("p", log(newer))
+
+
+@pytest.mark.parametrize("name", ["a/b", "ü", 'quote"d', "with space", "a.b-c_d"])
+def test_any_name_is_found_again(name):
+    assert remember(name, log(window_record(entry(1, State.PLANNED, name)))).open_entry is not None

@@ -1,0 +1,190 @@
+"""The planner: pure, so it is tested over many random logs and without a broker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_kafka_spark.errors import ClusterChanged, DataLoss, OffsetsWentBack, PartitionsVanished, PlanError, TopicRecreated
+from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
+from airflow_kafka_spark.windows.plan import (
+    Log,
+    PartitionLog,
+    Position,
+    cap,
+    check_readable,
+    lost_topics,
+    make_splits,
+    next_position,
+    plan_ranges,
+)
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def log(**bounds: tuple[int, int, int]) -> Log:
+    """``log(p0=(low, lso, high), p1=...)`` of topic t."""
+    return Log("cluster", {"t": "id-1"}, {TopicPartition("t", int(name[1:])): PartitionLog(*b) for name, b in bounds.items()})
+
+
+def at(**offsets: int) -> Position:
+    return Position({TopicPartition("t", int(name[1:])): o for name, o in offsets.items()}, {"t": "id-1"}, "cluster")
+
+
+def window(*ranges: OffsetRange, number: int = 1) -> Window:
+    return Window("p", number, ranges, "r", "", "cluster", {"t": "id-1"})
+
+
+class TestWhereAWindowBegins:
+    def test_a_new_pipeline_begins_at_the_committed_offset(self):
+        planned = plan_ranges(log(p0=(0, 10, 10), p1=(3, 9, 9)), Position(), ["t"], committed={T0: 7})
+        assert planned.ranges == (OffsetRange("t", 0, 7, 10), OffsetRange("t", 1, 3, 9))
+
+    def test_starting_offsets_count_only_where_nothing_is_committed(self):
+        planned = plan_ranges(log(p0=(0, 10, 10), p1=(3, 9, 9)), Position(), ["t"], committed={T0: 7}, starting_offsets="latest")
+        assert planned.ranges == (OffsetRange("t", 0, 7, 10), OffsetRange("t", 1, 9, 9))
+
+    def test_starting_offsets_none_refuses_to_guess(self):
+        with pytest.raises(PlanError, match="no committed offset"):
+            plan_ranges(log(p0=(0, 10, 10)), Position(), ["t"], starting_offsets="none")
+
+    def test_the_ledger_counts_not_the_group(self):
+        planned = plan_ranges(log(p0=(0, 10, 10)), at(p0=4), ["t"], committed={T0: 9})
+        assert planned.ranges == (OffsetRange("t", 0, 4, 10),)
+
+    def test_a_partition_added_later_is_read_from_earliest(self):
+        planned = plan_ranges(log(p0=(0, 10, 10), p1=(2, 9, 9)), at(p0=10), ["t"], committed={T1: 8}, starting_offsets="latest")
+        assert planned.ranges == (OffsetRange("t", 0, 10, 10), OffsetRange("t", 1, 2, 9))
+
+
+class TestWhereAWindowEnds:
+    def test_it_ends_at_the_last_stable_offset_and_tells_what_is_held_back(self):
+        planned = plan_ranges(log(p0=(0, 6, 10)), Position(), ["t"])
+        assert planned.ranges == (OffsetRange("t", 0, 0, 6),)
+        assert planned.held_back == 4
+
+    @given(st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(1, 3000))
+    def test_max_records_is_never_exceeded_and_always_makes_progress(self, spans, limit):
+        ranges = [OffsetRange("t", i, 5, 5 + span) for i, span in enumerate(spans)]
+        capped = cap(ranges, limit)
+        assert sum(r.span for r in capped) == min(limit, sum(spans))
+        assert all(c.start == r.start and c.end <= r.end for c, r in zip(capped, ranges, strict=True))
+
+
+class TestWhatIsRefused:
+    def test_records_deleted_before_they_were_read(self):
+        with pytest.raises(DataLoss) as caught:
+            plan_ranges(log(p0=(5, 10, 10)), at(p0=2), ["t"])
+        assert (caught.value.wanted, caught.value.low) == (2, 5)
+
+    def test_unless_skip_records_them_as_a_gap(self):
+        planned = plan_ranges(log(p0=(5, 10, 10)), at(p0=2), ["t"], data_loss="skip")
+        assert planned.ranges == (OffsetRange("t", 0, 5, 10),)
+        assert [(g.start, g.end) for g in planned.gaps] == [(2, 5)]
+
+    def test_a_log_that_ends_before_the_position(self):
+        with pytest.raises(OffsetsWentBack):
+            plan_ranges(log(p0=(0, 8, 8)), at(p0=9), ["t"])
+
+    @pytest.mark.parametrize("found", [{}, {"p0": (0, 10, 10)}])
+    def test_fewer_partitions_than_the_pipeline_has_read(self, found):
+        with pytest.raises(PartitionsVanished):
+            plan_ranges(log(**found), at(p0=1, p1=1), ["t"])
+
+    def test_a_topic_deleted_and_created_again_even_when_its_offsets_look_right(self):
+        with pytest.raises(TopicRecreated):
+            plan_ranges(replace(log(p0=(0, 50, 50)), topic_ids={"t": "id-2"}), at(p0=9), ["t"])
+
+    def test_unless_skip_begins_the_new_topic_at_its_earliest_record(self):
+        found = replace(log(p0=(1, 50, 50)), topic_ids={"t": "id-2"})
+        planned = plan_ranges(found, at(p0=9, p1=9), ["t"], data_loss="skip")
+        assert planned.ranges == (OffsetRange("t", 0, 1, 50),)
+
+    def test_another_cluster(self):
+        with pytest.raises(ClusterChanged):
+            plan_ranges(log(p0=(0, 10, 10)), replace(at(p0=1), cluster_id="other"), ["t"])
+
+
+class TestReadingAPlannedWindow:
+    planned = window(OffsetRange("t", 0, 2, 8))
+
+    def test_passes_while_everything_is_there(self):
+        check_readable(self.planned, log(p0=(2, 8, 9)), "fail")
+
+    def test_refuses_deleted_records_but_not_with_skip(self):
+        with pytest.raises(DataLoss):
+            check_readable(self.planned, log(p0=(3, 8, 9)), "fail")
+        check_readable(self.planned, log(p0=(3, 8, 9)), "skip")
+
+    def test_refuses_a_log_that_went_back(self):
+        with pytest.raises(OffsetsWentBack):
+            check_readable(self.planned, log(p0=(0, 7, 7)), "skip")
+
+    def test_a_recreated_topic_is_refused_and_with_skip_lost(self):
+        found = replace(log(p0=(0, 90, 90)), topic_ids={"t": "id-2"})
+        with pytest.raises(TopicRecreated):
+            check_readable(self.planned, found, "fail")
+        check_readable(self.planned, found, "skip")
+        assert lost_topics(self.planned, found) == ("t",)
+        assert make_splits(self.planned, 100, without=("t",)) == ()
+
+
+RANGES = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 500), st.integers(0, 500)),
+    max_size=6,
+    unique_by=lambda r: r[:2],
+).map(lambda rows: tuple(OffsetRange(t, p, s, s + n) for t, p, s, n in sorted(rows)))
+
+
+@given(RANGES, st.integers(1, 400))
+def test_splits_tile_the_window_without_gap_or_overlap(ranges, max_span):
+    splits = make_splits(window(*ranges), max_span)
+    offsets = [(s.range.topic, s.range.partition, o) for s in splits for o in range(s.range.start, s.range.end)]
+    assert len(offsets) == len(set(offsets)) == sum(r.span for r in ranges)
+    assert set(offsets) == {(r.topic, r.partition, o) for r in ranges for o in range(r.start, r.end)}
+    assert [s.index for s in splits] == list(range(len(splits)))
+    assert all(0 < s.range.span <= max(1, 1.5 * max_span) for s in splits)
+    assert splits == make_splits(window(*ranges), max_span)
+
+
+@st.composite
+def histories(draw):
+    """A log that grows, is truncated at its beginning, and gains partitions; seen at several moments."""
+    steps, low, high, partitions = [], {}, {}, draw(st.integers(1, 3))
+    for _ in range(draw(st.integers(1, 8))):
+        partitions = min(6, partitions + draw(st.integers(0, 1)))
+        for p in range(partitions):
+            high[p] = high.get(p, 0) + draw(st.integers(0, 30))
+            low[p] = draw(st.integers(low.get(p, 0), high[p]))
+        before = steps[-1].partitions if steps else {}
+        bounds = {}
+        for p in range(partitions):
+            seen = before.get(TopicPartition("t", p))
+            lso = max(draw(st.integers(max(low[p], high[p] - 3), high[p])), seen.lso if seen else 0)  # it never goes back
+            bounds[f"p{p}"] = (low[p], lso, high[p])
+        steps.append(log(**bounds))
+    return steps
+
+
+@given(histories(), st.one_of(st.none(), st.integers(1, 40)))
+def test_windows_tile_the_log_with_no_gap_but_the_recorded_ones_and_no_overlap(steps, limit):
+    position, covered, lost = Position(), {}, {}
+    for number, step in enumerate(steps, 1):
+        planned = plan_ranges(step, position, ["t"], data_loss="skip", max_records=limit)
+        assert planned == plan_ranges(step, position, ["t"], data_loss="skip", max_records=limit)
+        for gap in planned.gaps:
+            lost.setdefault((gap.topic, gap.partition), []).append((gap.start, gap.end))
+        for r in planned.ranges:
+            covered.setdefault(r.topic_partition, []).append((r.start, r.end))
+        position = next_position(position, window(*planned.ranges, number=number))
+    compared = 0
+    for tp, ranges in covered.items():
+        pieces = sorted(ranges + lost.get(tp, []))
+        for (_, end), (start, _) in zip(pieces, pieces[1:], strict=False):
+            assert end == start, f"{tp}: {pieces}"
+            compared += 1
+        assert position.offsets[tp] == pieces[-1][1]
+    assert compared >= sum(len(r) - 1 for r in covered.values())
