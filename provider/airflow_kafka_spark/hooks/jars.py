@@ -1,0 +1,269 @@
+"""Maven coordinates -> local jar files, fetched once and cached.
+
+The jars come through the Ivy that pyspark ships, so nothing but Java and pyspark is needed. Every set of coordinates has
+a directory of its own in the cache; it appears by one rename and is therefore whole or not there. A file lock lets
+parallel tasks and processes fetch a set once; a set that is there costs a few milliseconds and starts no Java.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from airflow_kafka_spark.errors import JarsUnavailable, JavaMissing
+
+log = logging.getLogger(__name__)
+
+KAFKA_BROKER = "org.apache.kafka:kafka_2.13:4.2.0"
+"""The broker that `airflow_kafka_spark.testing.EmbeddedKafka` runs."""
+
+OLDEST_JAVA = 17
+CACHE_ENV = "AIRFLOW_KAFKA_SPARK_CACHE"
+IVY_SETTINGS_ENV = "AIRFLOW_KAFKA_SPARK_IVY_SETTINGS"
+
+_PATTERN = "[organization]_[artifact]-[revision](-[classifier]).[ext]"
+# A jar packed by Maven's bundle plugin (scala-logging, HdrHistogram, snappy-java) is of another type to Ivy.
+_TYPES = ("jar", "bundle")
+_MANIFEST = "MANIFEST"
+_TIMEOUT = 900.0
+# What a person waits for; only a hint for the log line.
+_MEGABYTES = {
+    ("org.apache.kafka:kafka_2.13", False): 42,
+    ("org.apache.spark:spark-sql-kafka-0-10_2.13", False): 68,
+    ("org.apache.spark:spark-sql-kafka-0-10_2.13", True): 11,
+}
+
+
+def find_java() -> Path:
+    """The `java` that this package starts: ``JAVA_HOME/bin/java`` if JAVA_HOME is set, else `java` on the PATH.
+
+    It was run once per process and reported its version.
+
+    :return: the executable.
+    :raises JavaMissing: there is none, it does not run, or it is older than Java 17.
+    """
+    return _checked_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
+
+
+@functools.lru_cache(maxsize=4)
+def _checked_java(java_home: str, path: str) -> Path:
+    if java_home:
+        java = Path(java_home) / "bin" / "java"
+        if not java.is_file():
+            raise JavaMissing(f"JAVA_HOME is {java_home}, but {java} does not exist")
+    else:
+        found = shutil.which("java", path=path)
+        if not found:
+            raise JavaMissing("JAVA_HOME is not set and there is no java on the PATH")
+        java = Path(found)
+    try:
+        ran = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaMissing(f"{java} could not be run: {error}") from error
+    version = re.search(r'version "(\d+)(?:\.(\d+))?', ran.stderr + ran.stdout)
+    if ran.returncode or not version:
+        raise JavaMissing(f"`{java} -version` did not report a version: {_last_lines(ran.stderr + ran.stdout)}")
+    # Java 8 and older called themselves 1.8.
+    major = int(version[2] or 0) if version[1] == "1" else int(version[1])
+    if major < OLDEST_JAVA:
+        raise JavaMissing(f"{java} is Java {major}")
+    return java
+
+
+def cache_directory() -> Path:
+    """Where jars are kept: ``AIRFLOW_KAFKA_SPARK_CACHE``, else ``airflow-kafka-spark`` in ``XDG_CACHE_HOME`` (``~/.cache``)."""
+    if own := os.environ.get(CACHE_ENV):
+        return Path(own).expanduser().absolute()
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    base = Path(xdg) if xdg and os.path.isabs(xdg) else Path.home() / ".cache"
+    return base / "airflow-kafka-spark"
+
+
+def pyspark_jars() -> Path:
+    """The directory of jars that pyspark ships. pyspark is not imported.
+
+    :raises JarsUnavailable: pyspark is not installed, or only `pyspark-client`, which ships none.
+    """
+    jars = _pyspark() / "jars"
+    if not jars.is_dir():
+        raise JarsUnavailable(["pyspark"], f"{jars} does not exist; the full `pyspark` ships it, `pyspark-client` does not")
+    return jars
+
+
+def spark_kafka_connector() -> str:
+    """The coordinate of Spark's Kafka connector for the installed pyspark, of the same release and Scala version."""
+    text = (_pyspark() / "version.py").read_text(encoding="utf-8")
+    version = re.search(r'^__version__[^=]*=\s*[\'"]([^\'"]+)', text, re.MULTILINE)
+    if not version:
+        raise JarsUnavailable(["pyspark"], "the installed pyspark does not state its version")
+    core = next(pyspark_jars().glob("spark-core_*.jar"), None)
+    scala = core.name.removeprefix("spark-core_").split("-")[0] if core else "2.13"
+    return f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{version[1]}"
+
+
+def resolve(coordinates: Sequence[str], *, exclude_bundled: bool = False, cache: Path | None = None) -> tuple[Path, ...]:
+    """The jar files of Maven coordinates and of everything they need at run time.
+
+    The first call fetches them (one log line before, one after); later calls, of any process, find them in the cache.
+    However many processes ask at once, one fetches and the others wait for it.
+
+    :param coordinates: ``organisation:module:revision``, in any order.
+    :param exclude_bundled: leave out, and do not fetch, what pyspark ships itself under the same artifact name, in
+        whatever version: those must not be on Spark's class path twice.
+    :param cache: the cache's directory; default `cache_directory()`.
+    :return: absolute paths, sorted.
+    :raises JavaMissing: the jars are not cached and there is no Java to fetch them with.
+    :raises JarsUnavailable: a coordinate is malformed, or Ivy could not fetch it; with Ivy's last words.
+    """
+    wanted = tuple(sorted(set(coordinates)))
+    for coordinate in wanted:
+        if not re.fullmatch(r"[\w.-]+:[\w.-]+:[\w.+-]+", coordinate):
+            raise JarsUnavailable(wanted, f"`{coordinate}` is not of the form organisation:module:revision")
+    root = (cache or cache_directory()).absolute()
+    bundled = _bundled(str(pyspark_jars())) if exclude_bundled else frozenset()
+    directory = root / "jars" / _directory_name(wanted, bundled)
+    jars = _published(directory)
+    if jars is None:
+        with _locked(root, wanted) as lock:
+            # Another process may have fetched them while this one waited for the lock.
+            jars = _published(directory)
+            if jars is None:
+                _fetch(wanted, bundled, root, directory, lock)
+                jars = _published(directory)
+    if jars is None:
+        raise JarsUnavailable(wanted, f"{directory} does not hold what was just fetched into it")
+    return jars
+
+
+def _pyspark() -> Path:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise JarsUnavailable(["pyspark"], "pyspark is not installed")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _directory_name(wanted: tuple[str, ...], bundled: frozenset[str]) -> str:
+    digest = hashlib.sha256("\n".join([_PATTERN, *_TYPES, *wanted, "without", *sorted(bundled)]).encode()).hexdigest()[:12]
+    _, module, revision = wanted[0].split(":")
+    return f"{module}-{revision}-{digest}"
+
+
+def _published(directory: Path) -> tuple[Path, ...] | None:
+    """The jars of a cached set, or None when it is not there or somebody removed some of its files."""
+    try:
+        names = (directory / _MANIFEST).read_text(encoding="utf-8").split()
+        present = set(os.listdir(directory))
+    except OSError:
+        return None
+    return tuple(directory / name for name in names) if present.issuperset(names) else None
+
+
+@contextmanager
+def _locked(root: Path, wanted: tuple[str, ...]) -> Iterator[int]:
+    # One lock for all sets: Ivy's own cache, which they share, does not bear two writers.
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        handle = open(root / ".lock", "a")  # noqa: SIM115 - closed below; this separates its errors from the body's
+    except OSError as error:
+        raise JarsUnavailable(wanted, f"the jar cache {root} cannot be written: {error.strerror}") from error
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle.fileno()
+
+
+def _fetch(wanted: tuple[str, ...], bundled: frozenset[str], root: Path, directory: Path, lock: int) -> None:
+    java = find_java()
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever holds the lock is the only one who fetches: what is there was left by one that was killed.
+    for left in directory.parent.glob(".fetching-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    megabytes = sum(_MEGABYTES.get((coordinate.rpartition(":")[0], bool(bundled)), 0) for coordinate in wanted)
+    size = f", about {megabytes} MB" if megabytes else ""
+    log.info("Fetching %s and what they need into %s, once%s", ", ".join(wanted), directory, size)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=directory.parent) as temporary:
+        into = Path(temporary) / "set"
+        into.mkdir()
+        ivy_file = Path(temporary) / "ivy.xml"
+        ivy_file.write_text(_ivy_xml(wanted, bundled), encoding="utf-8")
+        _run_ivy(java, wanted, root / "ivy", ivy_file, into, lock)
+        jars = sorted(into.glob("*.jar"))
+        missing = [c for c in wanted if not any(jar.name.startswith("{}_{}-{}".format(*c.split(":"))) for jar in jars)]
+        if missing:
+            raise JarsUnavailable(wanted, f"Ivy reported success but brought no jar of {', '.join(missing)}")
+        (into / _MANIFEST).write_text("".join(f"{jar.name}\n" for jar in jars), encoding="utf-8")
+        size_in_bytes = sum(jar.stat().st_size for jar in jars)
+        # Only a set that somebody damaged can be in the way; a rename does not replace a directory that is not empty.
+        if directory.exists():
+            directory.rename(Path(temporary) / "damaged")
+        into.rename(directory)
+    # Ivy's copy is only good for going on after a failed attempt.
+    shutil.rmtree(root / "ivy", ignore_errors=True)
+    log.info("Fetched %d jars, %.0f MB, in %.0f s", len(jars), size_in_bytes / 1e6, time.monotonic() - began)
+
+
+def _ivy_xml(wanted: tuple[str, ...], bundled: frozenset[str]) -> str:
+    dependencies = "".join(
+        f'<dependency org={quoteattr(org)} name={quoteattr(name)} rev={quoteattr(rev)} conf="default->default"/>'
+        for org, name, rev in (coordinate.split(":") for coordinate in wanted)
+    )
+    asked_for = {coordinate.split(":")[1] for coordinate in wanted}
+    excludes = "".join(f"<exclude module={quoteattr(name)}/>" for name in sorted(bundled - asked_for))
+    return (
+        '<ivy-module version="2.0"><info organisation="airflow_kafka_spark" module="jars"/>'
+        '<configurations><conf name="default"/></configurations>'
+        f"<dependencies>{dependencies}{excludes}</dependencies></ivy-module>"
+    )
+
+
+def _run_ivy(java: Path, wanted: tuple[str, ...], ivy_cache: Path, ivy_file: Path, into: Path, lock: int) -> None:
+    command = [str(java), "-cp", f"{pyspark_jars()}/*", "org.apache.ivy.Main"]
+    if settings := os.environ.get(IVY_SETTINGS_ENV):
+        if not Path(settings).is_file():
+            raise JarsUnavailable(wanted, f"{IVY_SETTINGS_ENV} names {settings}, which is not a file")
+        command += ["-settings", settings]
+    command += ["-cache", str(ivy_cache), "-ivy", str(ivy_file), "-confs", "default"]
+    command += ["-retrieve", f"{into}/{_PATTERN}", "-types", *_TYPES, "-warn"]
+    try:
+        ran = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT,
+            check=False,
+            # Java holds the lock as well, should this process be killed: nobody else may write into Ivy's cache before it ends.
+            pass_fds=(lock,),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise JarsUnavailable(wanted, f"not done after {_TIMEOUT:.0f} s") from error
+    if ran.returncode:
+        raise JarsUnavailable(wanted, f"Ivy said: {_last_lines(ran.stdout)}")
+
+
+def _last_lines(output: str, count: int = 12) -> str:
+    # Ivy draws dots for progress and frames its warnings with colons and equal signs.
+    lines = (line.strip(" \t:=") for line in output.splitlines())
+    told = [line for line in lines if re.search(r"\w", line) and not re.fullmatch(r"\.*\s*\(?\d+kB\)", line)]
+    return "; ".join(told[-count:]) or "nothing"
+
+
+@functools.lru_cache(maxsize=2)
+def _bundled(directory: str) -> frozenset[str]:
+    """The artifacts in a directory of jars: ``lz4-java-1.8.0.jar`` -> ``lz4-java``."""
+    names = (name.removesuffix(".jar") for name in os.listdir(directory) if name.endswith(".jar"))
+    return frozenset(re.sub(r"-\d[^-]*(-(SNAPSHOT|[a-z]+\d*))?$", "", name) for name in names)

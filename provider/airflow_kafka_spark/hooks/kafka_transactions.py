@@ -1,0 +1,61 @@
+"""Transactional producers, for the ledger on the driver and for splits in Spark's tasks. Imports neither Airflow nor pyspark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.hooks.kafka_client import ClientEvents
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Producer
+
+FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
+"""Names of the errors by which a broker says that a newer producer has taken over."""
+
+_SETTLE_SECONDS = 0.06
+"""Less, and every third producer still finds the connection that is about to be dropped."""
+
+
+def fencing_producer(
+    config: Mapping[str, Any], transactional_id: str, known_topic: str, seconds: float, events: ClientEvents
+) -> Producer:
+    """A producer that has just fenced every earlier one of this id (KIP-98), with no transaction begun.
+
+    Use it for one transaction: librdkafka has no KIP-890, so a late ``EndTxn`` could end the next one of the same producer.
+
+    :param config: a producer's configuration.
+    :param transactional_id: the id.
+    :param known_topic: any topic that exists.
+    :param seconds: how long the coordinator may take.
+    :param events: takes what the client reports on the side.
+    :raises confluent_kafka.KafkaException: the coordinator cannot be reached, or refuses.
+    """
+    from confluent_kafka import Producer
+
+    # Without an error_cb of its own a client raises fatal errors, fencing among them, out of whatever call comes next.
+    producer = Producer({**config, "transactional.id": transactional_id, "error_cb": events.on_error}, logger=events)
+    # The brokers' addresses first: librdkafka would ask its bootstrap connection for the coordinator, drop that connection as
+    # soon as it knows the brokers, and wait half a second before it asks again.
+    producer.list_topics(known_topic, timeout=seconds)
+    producer.poll(_SETTLE_SECONDS)
+    producer.init_transactions(seconds)
+    return producer
+
+
+def is_fenced(error: BaseException, events: ClientEvents) -> bool:
+    """Whether a producer's error means that a newer one has taken over.
+
+    What follows a fence has many names ("purged in queue" ...): it was told on the side first.
+    """
+    if events.first(FENCED, 0.0) is not None:
+        return True
+    cause = error.args[0] if error.args else None
+    name: Callable[[], str] | None = getattr(cause, "name", None)
+    return callable(name) and name() in FENCED
+
+
+def describe(error: BaseException) -> str:
+    """A producer's error in one line."""
+    cause: KafkaError | Any = error.args[0] if error.args else error
+    return f"{cause.str()} ({cause.name()})" if hasattr(cause, "str") else str(error)

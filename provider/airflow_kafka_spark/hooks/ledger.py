@@ -1,0 +1,397 @@
+"""The ledger: a pipeline's memory and its fence, in one compacted Kafka topic.
+
+An attempt opens its pipeline's ledger, which takes three steps in this order, and no other is safe:
+
+1. **fence**: ``init_transactions()`` on the pipeline's transactional ids. From now on no earlier attempt can write.
+2. **look**: read the ledger to its end. What an earlier attempt managed to write is seen; what it did not, it never will.
+3. **write**: the plan, and later the close.
+
+Every producer is used for ONE transaction: librdkafka has no KIP-890, so a late ``EndTxn`` of one transaction could end the next
+one of the same producer. An attempt therefore fences two transactional ids, one to plan and one to close. After any error or
+timeout the ledger is read again: it says what happened, never the exception.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timezone
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import Fenced, GroupHasMembers, KafkaSparkError, KafkaUnavailable
+from airflow_kafka_spark.hooks.kafka_client import ClientEvents
+from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced
+from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Hint, LedgerPlace, LedgerTopic
+from airflow_kafka_spark.windows.memory import (
+    Attempt,
+    Entry,
+    LedgerRecord,
+    Memory,
+    marker_key,
+    position_record,
+    window_key,
+    window_record,
+)
+from airflow_kafka_spark.windows.model import Marker, State, TopicPartition, Window
+from airflow_kafka_spark.windows.plan import next_position
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, KafkaException, Producer
+
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+log = logging.getLogger(__name__)
+
+TRANSACTION_SECONDS = 30
+CLOSE_TRIES = 3
+FENCE_THREADS = 8
+KEEP_WINDOWS = 100
+
+
+class Ledger:
+    """One attempt of one pipeline at its ledger. A context manager: entering fences and looks, leaving lets go.
+
+    Guarantee: while this attempt is the newest, nobody else writes to the pipeline's ledger or moves its group's offsets through
+    it; as soon as a newer one has fenced, this one's writes are refused by the broker (KIP-98).
+
+    :param hook: the cluster.
+    :param pipeline: the pipeline's name.
+    :param run: the run this attempt works for.
+    :param group_id: the consumer group whose offsets mirror the position; None for a pipeline that has none.
+    :param topic: the ledger topic's name.
+    :param keep_windows: how many windows are remembered; older ones are tombstoned.
+    :param replication_factor: of the ledger topic, should it have to be created; -1 is the brokers' default.
+    :param hint_topics: topics whose committed offsets may carry a short cut into the ledger.
+    """
+
+    def __init__(
+        self,
+        hook: KafkaHook,
+        pipeline: str,
+        run: str,
+        *,
+        group_id: str | None = None,
+        topic: str = TOPIC,
+        keep_windows: int = KEEP_WINDOWS,
+        replication_factor: int = -1,
+        hint_topics: Sequence[str] = (),
+    ) -> None:
+        self.hook = hook
+        self.pipeline = pipeline
+        self.run = run
+        self.group_id = group_id
+        self.topic = LedgerTopic(hook, topic, replication_factor)
+        self.keep_windows = keep_windows
+        self.hint_topics = tuple(hint_topics)
+        self.memory = Memory(pipeline)
+        self.hint: Hint | None = None
+        self._partition = 0
+        self._entry: Entry | None = None
+        self._events = ClientEvents()
+        self._planner: Producer | None = None
+        self._closer: Producer | None = None
+
+    # --- fence, then look ---
+
+    def __enter__(self) -> Ledger:
+        self.topic.ensure()
+        self._fence_and_look()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._planner = self._closer = None
+
+    def _fence_and_look(self) -> Memory:
+        """Both ids are fenced before the ledger is read: a fence on one of them would leave a gap for the other's transaction."""
+        self._events = ClientEvents(self.hook.config.get("error_cb"))
+        with ThreadPoolExecutor(2) as pool:
+            planner, closer = pool.submit(self._fence, "plan"), pool.submit(self._fence, "close")
+            self._planner, self._closer = planner.result(), closer.result()
+        self.hint = self.hint or self._find_hint()
+        return self.look()
+
+    def _fence(self, purpose: str) -> Producer:
+        from confluent_kafka import KafkaException
+
+        config = self.hook.producer_config(
+            **{
+                "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
+                "message.timeout.ms": TRANSACTION_SECONDS * 1000,
+                "linger.ms": 0,
+            }
+        )
+        transactional_id = transactional_id_of(self.topic.name, self.pipeline, purpose)
+        try:
+            return fencing_producer(config, transactional_id, self.topic.name, TRANSACTION_SECONDS, self._events)
+        except KafkaException as error:
+            raise self._translate(error, "fencing earlier attempts") from None
+
+    def fence_splits(self, count: int) -> None:
+        """Fence whoever may still publish a split of this pipeline, and have the broker abort what they left open.
+
+        After :meth:`plan` or :meth:`reopen`: a task of an earlier attempt that comes later still sees that claim, and stops.
+
+        :param count: splits of the window.
+        """
+        with ThreadPoolExecutor(min(count, FENCE_THREADS)) as pool:
+            # A list, so that an error of any of them is raised here.
+            list(pool.map(lambda index: self._fence(f"split.{index}"), range(count)))
+
+    def _find_hint(self) -> Hint | None:
+        """The short cut that the last close left in the metadata of the group's committed offsets."""
+        if not self.group_id or not self.hint_topics:
+            return None
+        described = self.hook.describe_topics(self.hint_topics, missing="omit")
+        committed = self.hook.committed(self.group_id, [tp for topic in described.values() for tp in topic.topic_partitions])
+        hints = (Hint.from_metadata(offset.metadata) for offset in committed.values() if offset)
+        return next(filter(None, hints), None)
+
+    def look(self) -> Memory:
+        """Read what the ledger holds of this pipeline now."""
+        found = self.topic.look(self.pipeline, self.hint, self._end_hidden_splits)
+        self.memory, self._partition = found.memory, found.partition
+        return self.memory
+
+    def _end_hidden_splits(self, keys: frozenset[bytes]) -> None:
+        """A task of a dead attempt has left its transaction open, with its marker in it: fencing it decides the transaction, so
+        that nobody has to wait for its timeout."""
+        for key in sorted(keys):
+            kind, *number = json.loads(key)[1:]
+            if kind == "split":
+                self._fence(f"split.{number[-1]}")
+
+    # --- write ---
+
+    def plan(self, window: Window) -> Entry:
+        """Freeze a window: once this returns, every later attempt sees this plan and no other.
+
+        :raises Fenced: when a newer attempt has taken over.
+        """
+        return self._claim(Entry(window, State.PLANNED, self._attempt(1)))
+
+    def reopen(self, entry: Entry) -> Entry:
+        """Take over a window that an earlier attempt planned and did not complete."""
+        return self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
+
+    def _attempt(self, number: int) -> Attempt:
+        return Attempt(number, secrets.token_hex(8), self.run, utc_now())
+
+    def _claim(self, entry: Entry) -> Entry:
+        producer, self._planner = self._planner, None
+        assert producer is not None, "one ledger plans one window"
+        try:
+            producer.begin_transaction()
+            offsets = self._send(producer, [window_record(entry)])
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            self._resolve_claim(error, entry)
+            offsets = [self.memory.entries[entry.window.number].offset]
+        entry = replace(entry, offset=offsets[0])
+        self.memory = replace(self.memory, entries={**self.memory.entries, entry.window.number: entry}, exists=True)
+        self._entry = entry
+        return entry
+
+    def _resolve_claim(self, error: Exception, entry: Entry) -> None:
+        """The transaction's outcome is unknown: make sure that it has one, and read it."""
+        failure = self._translate(error, "writing the plan")
+        if isinstance(failure, Fenced):
+            raise failure from None
+        log.warning("Writing the plan of window %s failed (%s): the ledger will say what happened", entry.window, failure)
+        found = self._fence_and_look().entries.get(entry.window.number)
+        if found is None or found.attempt.token != entry.attempt.token:
+            raise failure from error
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts have worked on the claimed window, this one included."""
+        assert self._entry is not None
+        return self._entry.attempt.number
+
+    @property
+    def split_prefix(self) -> str:
+        """What the transactional ids of splits begin with; the split's index follows."""
+        return transactional_id_of(self.topic.name, self.pipeline, "split.")
+
+    @property
+    def place(self) -> LedgerPlace:
+        """Where a split of the claimed window puts its marker, and where it looks for what others did since the claim."""
+        assert self._entry is not None
+        return LedgerPlace(
+            self.topic.name,
+            self._partition,
+            self._entry.offset,
+            self.pipeline,
+            self._entry.window.number,
+            self._entry.attempt.token,
+        )
+
+    def published(self) -> dict[int, Marker]:
+        """The splits of the claimed window that are published by now, by index. Read them once nobody else can add one.
+
+        :raises Fenced: when a newer attempt has claimed the window, or has completed it.
+        """
+        assert self._entry is not None
+        number, entry = self._entry.window.number, self._entry
+        found = self.look()
+        theirs = found.entries.get(number)
+        if theirs is None or theirs.attempt.token != entry.attempt.token or theirs.state is not entry.state:
+            raise Fenced(self.pipeline, f"working on window {number}")
+        return {split: marker for (window, split), marker in found.markers.items() if window == number}
+
+    def verify(self) -> None:
+        """Look whether this attempt still owns its window, without writing: cheap, and not atomic.
+
+        It spares a zombie useless work; what keeps it from harm is that its commit and its close are refused.
+
+        :raises Fenced: when a newer attempt has claimed the window, or has completed it.
+        """
+        assert self._entry is not None
+        self.hint = Hint(self.topic.topic_id, self._partition, max(self._entry.offset, 0))
+        found = self.topic.look(self.pipeline, self.hint).memory.entries.get(self._entry.window.number)
+        if found is None or found.attempt.token != self._entry.attempt.token:
+            raise Fenced(self.pipeline, f"working on window {self._entry.window.number}")
+
+    def close(self, report: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> None:
+        """Complete the window: its COMPLETE record, the new position and the group's offsets, in one Kafka transaction (KIP-98).
+
+        Called only after the sink has flushed. Either all of it happens or nothing.
+
+        :param report: the window's report, as JSON.
+        :param offsets: what the group commits: each partition's frozen end.
+        :raises Fenced: when a newer attempt has taken over; that one completes the window.
+        :raises GroupHasMembers: when the broker refuses offsets because somebody consumes with the group.
+        """
+        assert self._entry is not None
+        entry = replace(self._entry, state=State.COMPLETE, report=report)
+        for tries in range(1, CLOSE_TRIES + 1):
+            producer, self._closer = self._closer, None
+            assert producer is not None, "one ledger closes one window"
+            try:
+                self._close_once(producer, entry, offsets)
+                return
+            except Exception as error:
+                failure = self._translate(error, "closing the window")
+                if isinstance(failure, (Fenced, GroupHasMembers)) or tries == CLOSE_TRIES:
+                    raise failure from error
+                log.warning("Closing window %s failed (try %d of %d): %s", entry.window, tries, CLOSE_TRIES, failure)
+            # The outcome is unknown. Fence before looking: only then can that transaction no longer be committed.
+            found = self._fence_and_look().entries.get(entry.window.number)
+            if found is None or found.attempt.token != entry.attempt.token:
+                raise Fenced(self.pipeline, "closing the window")
+            if found.state is State.COMPLETE:
+                return
+
+    def _close_once(self, producer: Producer, entry: Entry, offsets: Mapping[TopicPartition, int]) -> None:
+        window = entry.window
+        position = next_position(self.memory.position, window)
+        forgotten = [n for n in self.memory.entries if n <= window.number - self.keep_windows]
+        records = [
+            window_record(entry),
+            position_record(self.pipeline, position, window.number),
+            *(LedgerRecord(window_key(self.pipeline, number), None) for number in sorted(forgotten)),
+            *(LedgerRecord(marker_key(self.pipeline, *split), None) for split in sorted(self.memory.markers)),
+        ]
+        producer.begin_transaction()
+        written = self._send(producer, records)
+        entries = {n: e for n, e in self.memory.entries.items() if n not in forgotten}
+        entries[window.number] = replace(entry, offset=written[0])
+        memory = replace(self.memory, position=position, last_number=window.number, entries=entries, markers={})
+        hint = Hint(self.topic.topic_id, self._partition, memory.oldest_offset)
+        if self.group_id and offsets:
+            self._send_offsets(producer, self.group_id, window, offsets, hint)
+        faults.reached("close.in_transaction")
+        producer.commit_transaction(TRANSACTION_SECONDS)
+        self.memory, self.hint = memory, hint
+
+    def _send(self, producer: Producer, records: Sequence[LedgerRecord]) -> list[int]:
+        """Produce and flush; the offset of each record."""
+        offsets: dict[int, int] = {}
+        failures: list[KafkaError] = []
+
+        def reported(index: int) -> Callable[[KafkaError | None, Any], None]:
+            def on_delivery(error: KafkaError | None, message: Any) -> None:
+                if error:
+                    failures.append(error)
+                else:
+                    offsets[index] = message.offset()
+
+            return on_delivery
+
+        for index, record in enumerate(records):
+            producer.produce(self.topic.name, record.value, record.key, self._partition, on_delivery=reported(index))
+        producer.flush(TRANSACTION_SECONDS)
+        if failures or len(offsets) != len(records):
+            from confluent_kafka import KafkaError, KafkaException
+
+            raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT, "records were not acknowledged"))
+        return [offsets[index] for index in range(len(records))]
+
+    def _send_offsets(
+        self, producer: Producer, group_id: str, window: Window, offsets: Mapping[TopicPartition, int], hint: Hint
+    ) -> None:
+        from confluent_kafka import Consumer
+        from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+        def metadata(topic: str) -> str:
+            facts = {
+                "pipeline": self.pipeline,
+                "window": window.id,
+                "topic_id": window.topic_ids.get(topic, ""),
+                "ledger": str(hint),
+            }
+            return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
+
+        # Never joins the group: it only lends its id.
+        consumer = Consumer(self.hook.consumer_config(**{"group.id": group_id}), logger=ClientEvents())
+        try:
+            producer.send_offsets_to_transaction(
+                [
+                    KafkaTopicPartition(tp.topic, tp.partition, offset, metadata(tp.topic))
+                    for tp, offset in sorted(offsets.items())
+                ],
+                consumer.consumer_group_metadata(),
+                TRANSACTION_SECONDS,
+            )
+        finally:
+            consumer.close()
+
+    # --- errors ---
+
+    def _translate(self, error: Exception, doing: str) -> KafkaSparkError:
+        from confluent_kafka import KafkaException
+
+        if isinstance(error, KafkaSparkError):
+            return error
+        if is_fenced(error, self._events):
+            return Fenced(self.pipeline, doing)
+        if not isinstance(error, KafkaException):
+            return KafkaUnavailable(self.hook.conn_id, doing, str(error))
+        return self._translate_kafka(error, doing)
+
+    def _translate_kafka(self, error: KafkaException, doing: str) -> KafkaSparkError:
+        from confluent_kafka import KafkaError
+
+        cause = error.args[0]
+        if cause.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.FENCED_INSTANCE_ID):
+            members = self.hook.group_state(self.group_id or "").members
+            return GroupHasMembers(self.group_id or "", [str(m) for m in members])
+        return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
+
+
+def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:
+    """Stable over attempts and unique among pipelines, so that an attempt fences the ones before it and nobody else.
+
+    :param purpose: ``plan``, ``close`` or ``split.<index>``.
+    """
+    return f"{topic}.{pipeline}.{purpose}"
+
+
+def utc_now() -> str:
+    """This instant as ISO 8601 with milliseconds and ``Z``."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,252 @@
+"""The ledger topic as a log: where a pipeline's records lie, and how they are read to the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
+from airflow_kafka_spark.hooks.kafka_client import ClientEvents
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, key_prefix, remember
+from airflow_kafka_spark.windows.model import TopicPartition
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+log = logging.getLogger(__name__)
+
+TOPIC = "airflow-windows"
+PARTITIONS = 8
+
+CONFIG = {
+    "cleanup.policy": "compact",
+    # Small segments and an eager cleaner: the cleaner never touches the active segment, which every reader pays for.
+    "segment.bytes": str(8 << 20),
+    "min.cleanable.dirty.ratio": "0.1",
+    "compression.type": "producer",
+}
+
+READ_SECONDS = 330.0
+"""How long another pipeline's open transaction is waited for: longer than the brokers let one of ours stay open by default."""
+
+
+OnHidden = Callable[[frozenset[bytes]], None]
+
+
+@dataclass(frozen=True)
+class Hint:
+    """Where to begin reading: carried by the metadata of the group's committed offsets, and only ever a short cut.
+
+    :param topic_id: of the ledger topic; a recreated ledger makes the hint void.
+    :param partition: where the pipeline's records lie.
+    :param offset: no record of the pipeline that still counts lies below it.
+    """
+
+    topic_id: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic_id}:{self.partition}:{self.offset}"
+
+    @classmethod
+    def from_metadata(cls, metadata: str) -> Hint | None:
+        """The hint in a committed offset's metadata; None for anything else, since anybody may commit with any metadata."""
+        try:
+            text = str(json.loads(metadata)["ledger"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        topic_id, _, rest = text.partition(":")
+        partition, _, offset = rest.partition(":")
+        return cls(topic_id, int(partition), int(offset)) if topic_id and partition.isdecimal() and offset.isdecimal() else None
+
+
+@dataclass(frozen=True)
+class LedgerPlace:
+    """All that a task needs to know of the ledger.
+
+    :param topic: the ledger topic.
+    :param partition: where the pipeline's records lie.
+    :param offset: of the claim; whatever is written to the window by others lies behind it.
+    :param pipeline: the pipeline.
+    :param number: the window's.
+    :param token: the attempt's: whose token is in the window's newest record owns it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    pipeline: str
+    number: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What reading the ledger gave: a pipeline's memory and the partition its records belong to."""
+
+    memory: Memory
+    partition: int
+
+
+class LedgerTopic:
+    """The compacted topic in which all pipelines of a cluster keep their ledgers.
+
+    :param hook: the cluster.
+    :param name: the topic's name.
+    :param replication_factor: used when the topic is created; -1 is the brokers' default.
+    """
+
+    def __init__(self, hook: KafkaHook, name: str = TOPIC, replication_factor: int = -1) -> None:
+        self.hook = hook
+        self.name = name
+        self.replication_factor = replication_factor
+        self.topic_id = ""
+        self.partitions: tuple[int, ...] = ()
+
+    def ensure(self) -> None:
+        """Find the topic, creating it on first use.
+
+        :raises LedgerUnreadable: when it exists and is not compacted: retention would delete what pipelines remember.
+        """
+        found = self.hook.describe_topics([self.name], missing="omit")
+        if found:
+            self._check_compacted()
+        else:
+            self.hook.create_topic(self.name, PARTITIONS, self.replication_factor, CONFIG)
+            found = self.hook.describe_topics([self.name])
+        self.topic_id, self.partitions = found[self.name].topic_id, found[self.name].partitions
+
+    def _check_compacted(self) -> None:
+        policy = self.hook.topic_config([self.name])[self.name].get("cleanup.policy", "")
+        if policy != "compact":
+            raise LedgerUnreadable(
+                self.name,
+                f"its cleanup.policy is `{policy}`",
+                "`compact`: anything else deletes what pipelines remember",
+                f"Set `cleanup.policy=compact` on topic `{self.name}`, or name another topic with `ledger_topic`",
+            )
+
+    def look(self, pipeline: str, hint: Hint | None = None, on_hidden: OnHidden | None = None) -> Found:
+        """Read everything the ledger holds of a pipeline, up to the high watermark seen now, in read_committed.
+
+        Not only to the last stable offset: another pipeline's open transaction may hide one of our records, so it is waited for.
+
+        :param hint: where to begin; without a valid one the partition is read from its beginning.
+        :param on_hidden: told the keys of the pipeline's records that an open transaction hides, which are then waited for.
+        :raises LedgerUnreadable: when the end cannot be reached, or a record is of a newer version.
+        """
+        if hint and hint.topic_id == self.topic_id and hint.partition in self.partitions:
+            found = self._remember(pipeline, hint.partition, hint.offset, on_hidden)
+            if found.memory.exists:
+                return found
+        home = murmur2(pipeline.encode()) % len(self.partitions)
+        # A pipeline stays where its first record went, even when partitions were added since: so look there, then everywhere.
+        found = self._remember(pipeline, home, 0, on_hidden)
+        others = [p for p in self.partitions if p != home]
+        if found.memory.exists or not others:
+            return found
+        with ThreadPoolExecutor(len(others)) as pool:
+            elsewhere = pool.map(lambda partition: self._remember(pipeline, partition, 0, on_hidden), others)
+            return next((there for there in elsewhere if there.memory.exists), found)
+
+    def _remember(self, pipeline: str, partition: int, start: int, on_hidden: OnHidden | None) -> Found:
+        try:
+            return Found(remember(pipeline, self._read(partition, start, key_prefix(pipeline), on_hidden)), partition)
+        except NewerVersion as error:
+            raise LedgerUnreadable(
+                self.name, f"pipeline `{pipeline}` has {error}", "records of this version or older",
+                "Upgrade airflow-provider-kafka-spark to the release that wrote it",
+            ) from None  # fmt: skip
+
+    def _read(self, partition: int, start: int, mine: bytes, on_hidden: OnHidden | None) -> Iterator[LedgerRecord]:
+        bounds = self.hook.offsets([TopicPartition(self.name, partition)])[TopicPartition(self.name, partition)]
+        start = start if bounds.low <= start <= bounds.high else bounds.low
+        if start >= bounds.high:
+            return
+        tp = TopicPartition(self.name, partition)
+        yield from read_to(self.hook.consumer_config(**PROMPT), tp, start, bounds.high, (mine,), on_hidden)
+
+
+PROMPT: Mapping[str, Any] = {"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 50}
+
+
+def read_to(
+    config: Mapping[str, Any],
+    tp: TopicPartition,
+    start: int,
+    end: int,
+    mine: tuple[bytes, ...] = (),
+    on_hidden: OnHidden | None = None,
+) -> Iterator[LedgerRecord]:
+    """Committed records of ``[start, end)``: ends when the consumer is past every record, control records included.
+
+    A read_committed reader gets no further than the last stable offset. What lies between it and ``end`` is waited for if any
+    of it may be ours; somebody else's open transaction alone holds nobody up.
+
+    :param mine: what the keys of records begin with that must not be missed; empty means all.
+    :param on_hidden: told the keys of ours that are waited for, once: whose transaction that is can be ended.
+    """
+    import confluent_kafka
+
+    deadline = time.monotonic() + READ_SECONDS
+    consumer = confluent_kafka.Consumer(dict(config), logger=ClientEvents())
+    looked_ahead = False
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
+        while True:
+            # A short timeout: consume() waits for all it was asked for, even at the end of the partition.
+            messages: list[Any] = consumer.consume(1000, timeout=0.02)
+            for message in messages:
+                at_end = message.error() is not None
+                if at_end and message.error().code() != confluent_kafka.KafkaError._PARTITION_EOF:
+                    raise KafkaUnavailable(config["bootstrap.servers"], f"reading {tp}", message.error().str())
+                if not at_end and message.offset() < end:
+                    yield LedgerRecord(message.key() or b"", message.value(), message.offset())
+                # The end of the partition, for a read_committed reader, is the last stable offset: at `end` or still before it.
+                if message.offset() + (not at_end) >= end:
+                    return
+                if at_end and mine and not looked_ahead:
+                    looked_ahead = True
+                    if not _ours_are_hidden(config, tp, message.offset(), end, mine, on_hidden):
+                        return
+            if time.monotonic() > deadline:
+                raise LedgerUnreadable(
+                    tp.topic,
+                    f"partition {tp.partition} could not be read up to offset {end} within {READ_SECONDS:.0f} s",
+                    "its last stable offset to move on; another pipeline's transaction seems to be open",
+                    "Retry; if it stays, find the transaction with `kafka-transactions.sh find-hanging` and abort it",
+                )
+    finally:
+        consumer.close()
+
+
+def _ours_are_hidden(
+    config: Mapping[str, Any], tp: TopicPartition, start: int, end: int, mine: tuple[bytes, ...], on_hidden: OnHidden | None
+) -> bool:
+    """Whether records of ours lie in ``[start, end)``, their transactions decided or not."""
+    uncommitted = {**config, "isolation.level": "read_uncommitted"}
+    hidden = frozenset(record.key for record in read_to(uncommitted, tp, start, end) if record.key.startswith(mine))
+    if hidden:
+        log.info("Records of this pipeline lie behind an open transaction in %s: waiting until it has ended", tp)
+        if on_hidden:
+            on_hidden(hidden)
+    return bool(hidden)
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's partitioner hash of a key, never negative."""
+    length, seed, m, mask = len(data), 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
+    h = seed ^ length
+    for i in range(0, length - length % 4, 4):
+        k = int.from_bytes(data[i : i + 4], "little") * m & mask
+        h = (h * m & mask) ^ ((k ^ (k >> 24)) * m & mask)
+    if tail := data[length - length % 4 :]:
+        h = (h ^ int.from_bytes(tail, "little")) * m & mask
+    h = (h ^ (h >> 13)) * m & mask
+    return (h ^ (h >> 15)) & 0x7FFFFFFF

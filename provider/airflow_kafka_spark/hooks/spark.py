@@ -1,0 +1,204 @@
+"""Spark sessions from the official ``spark`` and ``spark_connect`` connections."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseHook
+
+from airflow_kafka_spark.errors import ConnectionInvalid
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_JAVA = "spark.driver.extraJavaOptions"
+
+SECRETS = "(?i)secret|password|passphrase|token|jaas|credential|access[.]?key|keystore[.]key|dsn"
+
+
+class SparkHook(BaseHook):
+    """A Spark session for one task.
+
+    The connection's type decides how: ``spark`` runs the driver in the task (its host is the master: ``local[*]``, ``spark://…``,
+    ``yarn``, ``k8s://…``), ``spark_connect`` (or a host that begins with ``sc://``) talks to a server. Keys of the extra that
+    begin with ``spark.`` are Spark settings. A session that is already there is used as it is: windows that follow each other in
+    one process share it, which saves the seconds of a start.
+
+    :param spark_conn_id: the Airflow connection.
+    :param conf: Spark settings that win over the connection's.
+    :param app_name: how Spark shows the application.
+    """
+
+    conn_name_attr = "spark_conn_id"
+    default_conn_name = "spark_default"
+    hook_name = "Spark session"
+
+    def __init__(
+        self,
+        spark_conn_id: str = default_conn_name,
+        *,
+        conf: Mapping[str, str] | None = None,
+        app_name: str = "airflow-kafka-spark",
+    ) -> None:
+        super().__init__()
+        self.spark_conn_id = spark_conn_id
+        self.conf = dict(conf or {})
+        self.app_name = app_name
+
+    @cached_property
+    def connection(self) -> Connection:
+        """:raises ConnectionInvalid: when it is not defined or of another type."""
+        from airflow.exceptions import AirflowNotFoundException
+
+        try:
+            connection = self.get_connection(self.spark_conn_id)
+        except AirflowNotFoundException:
+            raise ConnectionInvalid(
+                self.spark_conn_id,
+                "it is not defined",
+                f"Add a connection `{self.spark_conn_id}` of type `spark` (host: the master, `local[*]` to begin with) "
+                "or correct `spark_conn_id`",
+            ) from None
+        if connection.conn_type not in ("spark", "spark_connect"):
+            raise ConnectionInvalid(
+                self.spark_conn_id,
+                f"it is of type `{connection.conn_type}`",
+                "Use a connection of type `spark` or `spark_connect`",
+            )
+        return connection
+
+    @property
+    def is_connect(self) -> bool:
+        """True when the session is a client of a Spark Connect server: no JVM is started here."""
+        return self.connection.conn_type == "spark_connect" or self.master.startswith("sc://")
+
+    @property
+    def is_local(self) -> bool:
+        """True when driver and executors are one process on this machine."""
+        return self.master.startswith("local")
+
+    @property
+    def master(self) -> str:
+        """The master, or the ``sc://`` address without its credentials."""
+        connection = self.connection
+        host = connection.host or "local[*]"
+        scheme = "sc" if connection.conn_type == "spark_connect" else "spark"
+        if host.startswith(("local", "yarn", "k8s://", "sc://", "spark://", "mesos://")):
+            return f"{host}:{connection.port}" if connection.port and not host.startswith(("local", "yarn")) else host
+        default_port = 15002 if scheme == "sc" else 7077
+        return f"{scheme}://{host}:{connection.port or default_port}"
+
+    @property
+    def _remote(self) -> str:
+        """The Spark Connect address with its credentials, as the official SparkConnectHook writes it."""
+        connection, options = self.connection, ""
+        if connection.login:
+            options += f";user_id={connection.login}"
+        if connection.password:
+            options += f";token={connection.password}"
+        if str(connection.extra_dejson.get("use_ssl", "")).lower() == "true":
+            options += ";use_ssl=true"
+        return f"{self.master}/{options}" if options else self.master
+
+    def settings(self) -> dict[str, str]:
+        """The Spark settings a new session gets: ours, then the connection's, then ``conf``."""
+        ours = {
+            "spark.sql.session.timeZone": "UTC",
+            "spark.redaction.regex": SECRETS,
+            "spark.sql.redaction.options.regex": SECRETS,
+            "spark.ui.showConsoleProgress": "false",
+            # Every task writes what it must not write twice side by side for nothing.
+            "spark.speculation": "false",
+        }
+        if self.is_local:
+            ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
+        if not self.is_connect:
+            log4j = files("airflow_kafka_spark.hooks").joinpath("log4j2.properties")
+            ours[_JAVA] = f"-Dlog4j2.configurationFile=file:{log4j}"
+        theirs = {
+            key: _text(value) for key, value in self.connection.extra_dejson.items() if key.startswith("spark.")
+        } | self.conf
+        if _JAVA in theirs:
+            theirs[_JAVA] = f"{ours.get(_JAVA, '')} {theirs[_JAVA]}".strip()
+        return ours | theirs
+
+    @contextmanager
+    def session(self, *, jars: tuple[str, ...] = ()) -> Iterator[SparkSession]:
+        """A session, ready to use.
+
+        On leaving, a session that was made here is stopped, so that executors are given back, unless it is a local one: that ends
+        with the task's process, and another window may come in the same process.
+
+        :param jars: local jar files the session needs, when it is a new one.
+        """
+        from pyspark.sql import SparkSession
+
+        active = SparkSession.getActiveSession()
+        if active is not None:
+            yield active
+            return
+        session = self._start(jars)
+        try:
+            yield session
+        finally:
+            if not self.is_local:
+                session.stop()
+
+    def _start(self, jars: tuple[str, ...]) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        # Workers run whatever `python3` is found otherwise, with other packages than ours.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder: Any = SparkSession.builder.appName(self.app_name)
+        settings = self.settings()
+        if jars:
+            settings["spark.jars"] = ",".join(filter(None, [settings.get("spark.jars", ""), *jars]))
+        if self.is_connect:
+            builder = builder.remote(self._remote)
+            settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
+        else:
+            if self.is_local:
+                os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            builder = builder.master(self.master)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        # One line per connection that py4j closes is nothing a person wants to read in a task's log.
+        logging.getLogger("py4j").setLevel(logging.WARNING)
+        log.info("Starting Spark on %s", self.master)
+        session: SparkSession = builder.getOrCreate()
+        if not (self.is_connect or self.is_local):
+            _send_package(session)
+        return session
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Start a session and ask for its version, for Airflow's UI."""
+        try:
+            with self.session() as session:
+                return True, f"Connected to Spark {session.version} at {self.master}."
+        except Exception as error:
+            return False, str(error)
+
+
+def _send_package(session: SparkSession) -> None:
+    """Give the executors this package, so that only confluent-kafka and pyarrow have to be installed there."""
+    import shutil
+    import tempfile
+    from pathlib import Path
+
+    package = Path(__file__).parents[1]
+    target = Path(tempfile.mkdtemp(prefix="airflow-kafka-spark-")) / "airflow_kafka_spark"
+    session.sparkContext.addPyFile(shutil.make_archive(str(target), "zip", package.parent, package.name))
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

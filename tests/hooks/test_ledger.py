@@ -1,0 +1,315 @@
+"""The ledger on a real broker: who may write, what is seen, and what is left after a death in the middle."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import Fenced, LedgerUnreadable
+from airflow_kafka_spark.hooks import ledger_topic
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.ledger import Ledger
+from airflow_kafka_spark.windows.memory import Attempt, Entry, LedgerRecord, position_record, window_key, window_record
+from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
+from airflow_kafka_spark.windows.plan import Position
+
+
+@pytest.fixture(scope="module")
+def hook(kafka):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW_CONN_KAFKA_LEDGER", kafka.connection_json())
+        with KafkaHook("kafka_ledger") as hook:
+            yield hook
+
+
+@pytest.fixture
+def pipeline(unique):
+    return unique("pipeline")
+
+
+@pytest.fixture
+def topic(kafka, unique):
+    name = unique("orders")
+    kafka.create_topic(name, 2)
+    return name
+
+
+@pytest.fixture
+def ledger_topic_name(unique):
+    return unique("ledger")
+
+
+@pytest.fixture
+def attempt(hook, pipeline, topic, ledger_topic_name):
+    """Opens one attempt after the other at the same pipeline's ledger."""
+    return lambda run="run1", **options: Ledger(
+        hook, pipeline, run, **{"group_id": pipeline, "topic": ledger_topic_name, "hint_topics": (topic,), **options}
+    )
+
+
+def window(pipeline: str, topic: str, number: int, run: str = "run1") -> Window:
+    return Window(pipeline, number, (OffsetRange(topic, 0, number * 10 - 10, number * 10),), run, "", "c", {topic: "id"})
+
+
+def committed(hook, pipeline, topic):
+    return hook.committed(pipeline, [TopicPartition(topic, 0)])[TopicPartition(topic, 0)]
+
+
+def complete_one(attempt, pipeline, topic, number):
+    with attempt(f"run{number}") as ledger:
+        entry = ledger.plan(window(pipeline, topic, number, f"run{number}"))
+        ledger.close({"n": number}, entry.window.ends)
+
+
+def test_a_plan_is_seen_by_every_later_attempt(attempt, pipeline, topic):
+    with attempt() as first:
+        assert not first.memory.exists
+        planned = first.plan(window(pipeline, topic, 1))
+    with attempt("run2") as second:
+        assert second.memory.open_entry.window == planned.window
+        assert second.reopen(second.memory.open_entry).attempt.number == 2
+
+
+def test_close_completes_the_window_and_moves_the_group_in_one_transaction(attempt, hook, pipeline, topic):
+    complete_one(attempt, pipeline, topic, 1)
+    with attempt("run2") as ledger:
+        assert ledger.memory.open_entry is None
+        assert ledger.memory.completed_by("run1").report == {"n": 1}
+        assert ledger.memory.position.offsets == {TopicPartition(topic, 0): 10}
+    offset = committed(hook, pipeline, topic)
+    assert offset.offset == 10
+    assert json.loads(offset.metadata)["window"] == "0000000001"
+
+
+def test_death_inside_the_closing_transaction_leaves_neither(attempt, hook, pipeline, topic, monkeypatch):
+    monkeypatch.setenv(faults.FAULT, "close.in_transaction:raise")
+    monkeypatch.setattr("airflow_kafka_spark.hooks.ledger.CLOSE_TRIES", 1)
+    with pytest.raises(Exception, match="fault injected"):
+        complete_one(attempt, pipeline, topic, 1)
+    monkeypatch.delenv(faults.FAULT)
+    with attempt() as ledger:
+        assert ledger.memory.open_entry.state is State.PLANNED
+        assert committed(hook, pipeline, topic) is None
+
+
+def test_a_failed_close_is_looked_up_and_tried_again(attempt, hook, pipeline, topic, monkeypatch, tmp_path):
+    monkeypatch.setenv(faults.FAULT, "close.in_transaction:raise")
+    monkeypatch.setenv(faults.ONCE, str(tmp_path / "fired"))
+    complete_one(attempt, pipeline, topic, 1)
+    assert (tmp_path / "fired").exists()
+    assert committed(hook, pipeline, topic).offset == 10
+
+
+def test_a_newer_attempt_fences_the_plan_of_an_older_one(attempt, pipeline, topic):
+    with attempt() as zombie, attempt() as newer:
+        with pytest.raises(Fenced):
+            zombie.plan(window(pipeline, topic, 1))
+        newer.plan(window(pipeline, topic, 1))
+
+
+def test_a_newer_attempt_fences_the_close_of_an_older_one(attempt, hook, pipeline, topic):
+    with attempt() as zombie:
+        entry = zombie.plan(window(pipeline, topic, 1))
+        with attempt() as newer:
+            reopened = newer.reopen(newer.memory.open_entry)
+            with pytest.raises(Fenced):
+                zombie.verify()
+            with pytest.raises(Fenced):
+                zombie.close({"n": "zombie"}, entry.window.ends)
+            assert committed(hook, pipeline, topic) is None
+            newer.verify()
+            newer.close({"n": "newer"}, reopened.window.ends)
+    with attempt() as third:
+        assert third.memory.completed_by("run1").report == {"n": "newer"}
+
+
+@pytest.fixture
+def hanging(attempt, kafka, pipeline, topic, ledger_topic_name, unique):
+    """Another pipeline's open transaction in this pipeline's partition of the ledger, behind its first window."""
+    complete_one(attempt, pipeline, topic, 1)
+    with attempt() as ledger:
+        partition = ledger.topic.look(pipeline).partition
+    other = Producer({**kafka.connection_extra(), "transactional.id": unique("other")})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(ledger_topic_name, b"{}", b'["other","window",1]', partition)
+    other.flush(30)
+    return other
+
+
+def test_another_pipelines_open_transaction_alone_holds_nobody_up(attempt, hanging, monkeypatch):
+    monkeypatch.setattr(ledger_topic, "READ_SECONDS", 1.0)
+    with attempt() as ledger:
+        assert ledger.memory.last_number == 1
+    hanging.abort_transaction(30)
+
+
+def test_own_records_behind_another_pipelines_open_transaction_are_waited_for_not_looked_past(attempt, pipeline, topic, hanging):
+    complete_one(attempt, pipeline, topic, 2)
+    seen = []
+
+    def look():
+        with attempt("run3") as ledger:
+            seen.append(ledger.memory.last_number)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    looking.join(1.5)
+    assert looking.is_alive(), "it read past, or gave up on, a transaction that hides its own records"
+    hanging.commit_transaction(30)
+    looking.join(30)
+    assert seen == [2]
+
+
+def test_an_open_transaction_that_stays_is_an_error_with_advice(attempt, pipeline, topic, hanging, monkeypatch):
+    complete_one(attempt, pipeline, topic, 2)
+    monkeypatch.setattr(ledger_topic, "READ_SECONDS", 1.0)
+    with pytest.raises(LedgerUnreadable, match="find-hanging"), attempt():
+        pass
+    hanging.abort_transaction(30)
+
+
+def test_a_member_that_joins_the_group_meanwhile_cannot_keep_a_flushed_window_open(attempt, hook, kafka, pipeline, topic):
+    """Brokers take transactional offsets for a group with members too; before a window starts, members are an error."""
+    with attempt() as ledger:
+        entry = ledger.plan(window(pipeline, topic, 1))
+        consumer = Consumer({**kafka.connection_extra(), "group.id": pipeline, "enable.auto.commit": False})
+        try:
+            joined = threading.Event()
+            consumer.subscribe([topic], on_assign=lambda *_: joined.set())
+            while not joined.is_set():
+                consumer.poll(0.1)
+            ledger.close({}, entry.window.ends)
+        finally:
+            consumer.close()
+    assert committed(hook, pipeline, topic).offset == 10
+
+
+def test_a_record_of_a_newer_version_is_refused(attempt, kafka, pipeline, topic, ledger_topic_name):
+    complete_one(attempt, pipeline, topic, 1)
+    with attempt() as ledger:
+        partition = ledger.topic.look(pipeline).partition
+    producer = Producer(kafka.connection_extra())
+    producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), window_key(pipeline, 2), partition)
+    producer.flush(30)
+    with pytest.raises(LedgerUnreadable, match="version 99"), attempt():
+        pass
+
+
+def test_a_ledger_topic_that_is_not_compacted_is_refused(attempt, kafka, unique):
+    name = unique("plain")
+    kafka.create_topic(name, 1, {"cleanup.policy": "delete"})
+    with pytest.raises(LedgerUnreadable, match="cleanup.policy"), attempt(topic=name):
+        pass
+
+
+def test_old_windows_are_forgotten(attempt, pipeline, topic):
+    for number in range(1, 6):
+        with attempt(f"run{number}", keep_windows=2) as ledger:
+            ledger.close({}, ledger.plan(window(pipeline, topic, number, f"run{number}")).window.ends)
+    with attempt() as ledger:
+        assert sorted(ledger.memory.entries) == [4, 5]
+        assert ledger.memory.last_number == 5
+
+
+def counted(monkeypatch) -> list[int]:
+    """Counts the records that reading a ledger takes."""
+    read, original = [0], ledger_topic.read_to
+
+    def counting(*args):
+        for record in original(*args):
+            read[0] += 1
+            yield record
+
+    monkeypatch.setattr(ledger_topic, "read_to", counting)
+    return read
+
+
+def write_history(kafka, name, partition, pipeline, topic, first, last, keep=100):
+    """What ``last - first + 1`` windows leave in the ledger, as the ledger itself writes it."""
+    producer = Producer({**kafka.connection_extra(), "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+
+    def send(record: LedgerRecord) -> None:
+        producer.produce(name, record.value, record.key, partition)
+
+    for number in range(first, last + 1):
+        entry = Entry(window(pipeline, topic, number, f"run{number}"), State.PLANNED, Attempt(1, "t", f"run{number}", ""))
+        send(window_record(entry))
+        send(window_record(Entry(entry.window, State.COMPLETE, entry.attempt, {"n": number})))
+        send(position_record(pipeline, Position(entry.window.ends, {topic: "id"}, "c"), number))
+        if number > keep:
+            send(LedgerRecord(window_key(pipeline, number - keep), None))
+    producer.flush(60)
+
+
+def test_reading_the_ledger_does_not_grow_with_the_age_of_the_pipeline(
+    attempt, kafka, pipeline, topic, ledger_topic_name, monkeypatch
+):
+    complete_one(attempt, pipeline, topic, 1)
+    with attempt() as ledger:
+        partition = ledger.topic.look(pipeline).partition
+    read = counted(monkeypatch)
+    costs = []
+    for first, last in ((2, 299), (301, 10_000)):
+        write_history(kafka, ledger_topic_name, partition, pipeline, topic, first, last)
+        complete_one(attempt, pipeline, topic, last + 1)  # writes the short cut into the group's offsets
+        read[0] = 0
+        with attempt("look") as ledger:
+            assert ledger.memory.last_number == last + 1
+            assert len(ledger.memory.entries) == 100
+        costs.append(read[0])
+    assert 0 < costs[1] <= costs[0] + 10, f"records read after 300 and after 10 001 windows: {costs}"
+    assert costs[1] < 1000
+
+
+def test_expired_group_offsets_cost_only_the_short_cut(attempt, hook, pipeline, topic):
+    for number in (1, 2, 3):
+        complete_one(attempt, pipeline, topic, number)
+    with attempt("other", group_id=pipeline + "-never-committed") as ledger:
+        assert ledger.hint is None
+        assert ledger.memory.last_number == 3
+
+
+def test_a_pipeline_is_found_when_partitions_were_added_to_the_ledger(attempt, hook, kafka, topic, unique):
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    name = unique("grown")
+    kafka.create_topic(name, 1, {"cleanup.policy": "compact"})
+    pipelines = [unique("p") for _ in range(6)]
+    for pipeline in pipelines:
+        with Ledger(hook, pipeline, "run", topic=name) as ledger:
+            ledger.close({}, ledger.plan(window(pipeline, topic, 1)).window.ends)
+    admin = AdminClient(kafka.connection_extra())
+    admin.create_partitions([NewPartitions(name, 7)])[name].result(30)
+    for pipeline in pipelines:
+        with Ledger(hook, pipeline, "run", topic=name) as ledger:
+            assert ledger.memory.last_number == 1
+            ledger.close({}, ledger.plan(window(pipeline, topic, 2)).window.ends)
+        with Ledger(hook, pipeline, "run", topic=name) as ledger:
+            assert ledger.memory.last_number == 2
+
+
+@pytest.mark.parametrize(
+    "key, hashed", [(b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536), (b"", 275646681)]
+)
+def test_the_home_partition_is_found_as_kafkas_own_partitioner_does(key, hashed):
+    assert ledger_topic.murmur2(key) == hashed & 0x7FFFFFFF
+
+
+def test_an_attempt_fenced_inside_its_transaction_knows_it_and_does_not_fence_back(attempt, pipeline, topic, monkeypatch):
+    with attempt() as zombie:
+        original, newer = zombie._send, attempt()
+
+        def overtaken(producer, records):
+            monkeypatch.undo()
+            newer.__enter__()
+            return original(producer, records)
+
+        monkeypatch.setattr(zombie, "_send", overtaken)
+        with pytest.raises(Fenced):
+            zombie.plan(window(pipeline, topic, 1))
+        newer.close({}, newer.plan(window(pipeline, topic, 1)).window.ends)

@@ -1,0 +1,74 @@
+"""Sessions from connections: what a connection means, without starting Spark where that is not needed."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from airflow_kafka_spark.errors import ConnectionInvalid
+from airflow_kafka_spark.hooks.spark import SECRETS, SparkHook
+
+
+@pytest.fixture
+def connect(monkeypatch):
+    def make(**connection):
+        monkeypatch.setenv("AIRFLOW_CONN_S", json.dumps({"conn_type": "spark", **connection}))
+        return SparkHook("s")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "connection, master",
+    [
+        ({"host": "local[2]"}, "local[2]"),
+        ({}, "local[*]"),
+        ({"host": "spark://head", "port": 7077}, "spark://head:7077"),
+        ({"host": "head", "port": 7077}, "spark://head:7077"),
+        ({"host": "yarn"}, "yarn"),
+        ({"host": "k8s://https://cluster", "port": 6443}, "k8s://https://cluster:6443"),
+        ({"conn_type": "spark_connect", "host": "head"}, "sc://head:15002"),
+        ({"conn_type": "spark_connect", "host": "sc://head", "port": 1234}, "sc://head:1234"),
+    ],
+)
+def test_the_master_of_each_official_connection_type(connect, connection, master):
+    hook = connect(**connection)
+    assert hook.master == master
+    assert hook.is_connect == master.startswith("sc://")
+    assert hook.is_local == master.startswith("local")
+
+
+def test_settings_are_ours_then_the_connections_then_the_operators(connect):
+    hook = connect(host="local", extra={"spark.driver.memory": "3g", "spark.ui.enabled": True, "queue": "x"})
+    hook.conf = {"spark.driver.memory": "4g"}
+    settings = hook.settings()
+    assert settings["spark.driver.memory"] == "4g"
+    assert settings["spark.ui.enabled"] == "true"
+    assert settings["spark.sql.session.timeZone"] == "UTC"
+    assert "queue" not in settings
+
+
+def test_java_options_of_the_connection_come_beside_ours(connect):
+    options = connect(host="local", extra={"spark.driver.extraJavaOptions": "-Dx=y"}).settings()["spark.driver.extraJavaOptions"]
+    assert "log4j2.properties" in options
+    assert options.endswith("-Dx=y")
+
+
+def test_a_token_is_in_no_address_that_is_shown(connect):
+    hook = connect(conn_type="spark_connect", host="head", login="me", password="geheim", extra={"use_ssl": True})
+    assert "geheim" not in hook.master
+    assert hook._remote == "sc://head:15002/;user_id=me;token=geheim;use_ssl=true"
+
+
+@pytest.mark.parametrize("key", ["kafka.sasl.jaas.config", "kafka.ssl.keystore.key", "my.secret", "kafka.ssl.key.password"])
+def test_secrets_are_redacted_by_their_names(key):
+    assert re.search(SECRETS, key)
+
+
+def test_an_unknown_connection_or_one_of_another_type_is_named(connect):
+    with pytest.raises(ConnectionInvalid, match="nowhere"):
+        _ = SparkHook("nowhere").master
+    with pytest.raises(ConnectionInvalid, match="type `http`"):
+        _ = connect(conn_type="http", host="x").master
