@@ -1,0 +1,34 @@
+"""Real servers for tests: an embedded Kafka, an embedded PostgreSQL and an embedded Airflow.
+
+Needs Java 17 or newer for Kafka, and ``airflow-provider-kafka-spark[testing]`` for PostgreSQL and for TLS. The servers
+listen on free ports of the loopback interface and end with the process that started them, even if that is killed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.testing._kafka_nodes import Broker
+    from airflow_kafka_spark.testing.airflow import EmbeddedAirflow
+    from airflow_kafka_spark.testing.kafka import EmbeddedKafka
+    from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
+    from airflow_kafka_spark.testing.security import KafkaSecurity
+
+__all__ = ["Broker", "EmbeddedAirflow", "EmbeddedKafka", "EmbeddedPostgres", "KafkaSecurity"]
+
+_HOMES = {
+    "Broker": "_kafka_nodes",
+    "EmbeddedAirflow": "airflow",
+    "EmbeddedKafka": "kafka",
+    "EmbeddedPostgres": "postgres",
+    "KafkaSecurity": "security",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

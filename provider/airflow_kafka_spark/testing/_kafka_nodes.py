@@ -1,0 +1,163 @@
+"""The nodes of an embedded Kafka: where they are, how they are set up, and their storage."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow_kafka_spark.errors import ServerFailed
+from airflow_kafka_spark.testing import _processes as processes
+from airflow_kafka_spark.testing.security import KafkaSecurity
+
+
+@dataclass(frozen=True)
+class Broker:
+    """One node of an `EmbeddedKafka`, as it is now.
+
+    :param number: 0, 1, 2: what `EmbeddedKafka.kill` and the others take.
+    :param node_id: Kafka's ``node.id``, which is ``number + 1``.
+    :param port: of the client listener, on 127.0.0.1.
+    :param log: the file it logs to.
+    """
+
+    number: int
+    node_id: int
+    port: int
+    internal_port: int
+    controller_port: int
+    directory: Path
+    process: processes.Server | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "server.log"
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, None before the first start."""
+        return self.process.pid if self.process else None
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there; a paused one is."""
+        return self.process is not None and self.process.running
+
+    @property
+    def settings_file(self) -> Path:
+        return self.directory / "server.properties"
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def formatted(self) -> bool:
+        return (self.data / "meta.properties").exists()
+
+
+def place(directory: Path, count: int) -> list[Broker]:
+    """So many nodes below a directory, on ports that are free now."""
+    ports = processes.free_ports(3 * count)
+    return [
+        Broker(n, n + 1, ports[3 * n], ports[3 * n + 1], ports[3 * n + 2], directory / f"broker-{n + 1}") for n in range(count)
+    ]
+
+
+def settings_of(broker: Broker, brokers: Sequence[Broker], security: KafkaSecurity | None, certificates: Path) -> dict[str, Any]:
+    """The settings of a node; see `EmbeddedKafka` for those that differ from Kafka's defaults."""
+    listeners = {"CLIENT": broker.port} | ({"INTERNAL": broker.internal_port} if security else {})
+    addresses = [f"{name}://{processes.LOOPBACK}:{port}" for name, port in listeners.items()]
+    protocol = security.protocol if security else "PLAINTEXT"
+    count, enough = len(brokers), min(2, len(brokers))
+    settings: dict[str, Any] = {
+        "process.roles": "broker,controller",
+        "node.id": broker.node_id,
+        "controller.quorum.voters": ",".join(f"{b.node_id}@{processes.LOOPBACK}:{b.controller_port}" for b in brokers),
+        "listeners": ",".join([*addresses, f"CONTROLLER://{processes.LOOPBACK}:{broker.controller_port}"]),
+        "advertised.listeners": ",".join(addresses),
+        "listener.security.protocol.map": f"CLIENT:{protocol},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "INTERNAL" if security else "CLIENT",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": broker.data,
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": count,
+        "min.insync.replicas": enough,
+        "offsets.topic.num.partitions": 4,
+        "offsets.topic.replication.factor": count,
+        "transaction.state.log.num.partitions": 4,
+        "transaction.state.log.replication.factor": count,
+        "transaction.state.log.min.isr": enough,
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
+        "share.coordinator.state.topic.num.partitions": 1,
+        "share.coordinator.state.topic.replication.factor": count,
+        "share.coordinator.state.topic.min.isr": enough,
+        "group.initial.rebalance.delay.ms": 0,
+        "log.retention.ms": -1,
+        # A broker that was killed may register again only when its old session is over.
+        "broker.heartbeat.interval.ms": 400,
+        "broker.session.timeout.ms": 2000 if count == 1 else 3000,
+    }
+    if security:
+        settings |= dict(security.broker_properties("CLIENT", certificates))
+    return settings
+
+
+def write_settings(
+    broker: Broker, brokers: Sequence[Broker], security: KafkaSecurity | None, certificates: Path, own: Mapping[str, Any]
+) -> None:
+    """Write a node's settings file, readable by its owner only: passwords may be in it."""
+    settings = settings_of(broker, brokers, security, certificates) | dict(own)
+    broker.directory.mkdir(parents=True, exist_ok=True)
+    broker.settings_file.touch(mode=0o600)
+    lines = [f"{name}={_escaped(str(value))}\n" for name, value in settings.items()]
+    broker.settings_file.write_text("".join(lines), encoding="ascii")
+
+
+def cluster_id(brokers: Sequence[Broker]) -> str:
+    """The cluster that these nodes were formatted for, or a new one."""
+    for broker in brokers:
+        with suppress(OSError):
+            text = (broker.data / "meta.properties").read_text(encoding="utf-8")
+            if found := re.search(r"^cluster\.id=(\S+)", text, re.MULTILINE):
+                return found[1]
+    # A leading hyphen would be read as an option.
+    return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+
+
+def format_storage(commands: Sequence[tuple[Broker, list[str]]], cluster: str, security: KafkaSecurity | None) -> None:
+    """Format the storage of new nodes, side by side.
+
+    :param commands: the nodes, each with the start of a Java command line: all but the main class.
+    :raises ServerFailed: one could not be formatted.
+    """
+    scram = [part for record in security.scram_records() for part in ("--add-scram", record)] if security else []
+    running = [
+        subprocess.Popen(
+            [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(broker.settings_file), *scram],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for broker, java in commands
+    ]
+    ended = [(process.communicate()[0], process.returncode) for process in running]
+    for output, code in ended:
+        if code:
+            raise ServerFailed("Kafka", f"its storage could not be formatted: {output.strip()[-2000:]}")
+
+
+def _escaped(value: str) -> str:
+    """As the value of a Java properties file, which is read as Latin-1."""
+    units = value.replace("\\", "\\\\").encode("utf-16-be")
+    codes = (int.from_bytes(units[n : n + 2], "big") for n in range(0, len(units), 2))
+    return "".join(chr(code) if 32 <= code < 127 else f"\\u{code:04x}" for code in codes)

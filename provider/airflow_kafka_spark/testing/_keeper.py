@@ -1,0 +1,150 @@
+"""The process that owns the embedded servers; run as a script, standard library only.
+
+It starts the servers as its own children, passes signals on, and ends them when the process that asked for them ends in
+whatever way: SIGKILL included, and also when forks of that process live on and hold the other end of the pipe. On Linux
+the servers also end when the keeper itself is killed. Since only the keeper reaps its children, a process id it was asked
+to signal cannot have been taken by somebody else's process.
+
+Requests and answers are JSON lines on standard input and output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+POLL_PARENT = 0.5
+FAREWELL = 5.0
+
+_PR_SET_PDEATHSIG, _PR_SET_SECUREBITS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 1, 28, 47, 2
+_SECBIT_NO_SETUID_FIXUP = 4
+_CAP_DAC_OVERRIDE = 1
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
+
+
+class Keeper:
+    def __init__(self) -> None:
+        self.children: dict[int, subprocess.Popen[bytes]] = {}
+        self.farewells: dict[int, int] = {}
+        self.directories: list[str] = []
+
+    def spawn(self, argv: list[str], env: dict[str, str], log: str, farewell: int, user: list[int] | None) -> int:
+        with open(log, "ab") as output:
+            child = subprocess.Popen(
+                argv,
+                env=env,
+                cwd=os.path.dirname(log),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_before_exec(user),
+            )
+        self.children[child.pid] = child
+        self.farewells[child.pid] = farewell
+        return child.pid
+
+    def poll(self, pid: int) -> int | None:
+        return self.children[pid].poll()
+
+    def signal(self, pid: int, number: int) -> bool:
+        child = self.children[pid]
+        if child.poll() is not None:
+            return False
+        os.kill(pid, number)
+        return True
+
+    def own(self, directory: str) -> None:
+        self.directories.append(directory)
+
+    def end(self) -> None:
+        """End every child, in its own manner if it has one, and remove the directories."""
+        alive = [child for child in self.children.values() if child.poll() is None]
+        for child in alive:
+            child.send_signal(self.farewells[child.pid])
+            child.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + FAREWELL
+        for child in alive:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline - time.monotonic()))
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        for directory in self.directories:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def answer(self, request: dict) -> dict:
+        try:
+            return {"result": getattr(self, request.pop("do"))(**request)}
+        except (OSError, KeyError, subprocess.SubprocessError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _before_exec(user: list[int] | None) -> Callable[[], None] | None:
+    """What a child does between fork and exec; everything that allocates or imports is done before the fork."""
+    if not sys.platform.startswith("linux"):
+        return (lambda: _become(user)) if user else None
+    libc = ctypes.CDLL(None)
+    capset = _SYS_CAPSET.get(os.uname().machine)
+    header = struct.pack("Ii", 0x20080522, 0)
+    mask = 1 << _CAP_DAC_OVERRIDE
+    enter_all, nothing = struct.pack("6I", mask, mask, mask, 0, 0, 0), bytes(24)
+
+    def prepare() -> None:
+        if user:
+            # An ordinary user that may still enter root's directories, and nothing else: the server's binaries, or its
+            # data, can lie there. Where the system does not allow this, an ordinary user.
+            kept = capset and libc.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0) == 0
+            _become(user)
+            if kept and libc.syscall(capset, header, enter_all) == 0:
+                libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_OVERRIDE, 0, 0)
+            elif kept and libc.syscall(capset, header, nothing) != 0:
+                os._exit(126)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    return prepare
+
+
+def _become(user: list[int] | None) -> None:
+    if user:
+        uid, gid = user
+        os.setgroups([])
+        os.setgid(gid)
+        os.setuid(uid)
+
+
+def main(parent: int) -> None:
+    keeper = Keeper()
+    pending = b""
+    # The parent decides when to stop; Ctrl-C in its terminal does not reach this session, a stray signal may.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        # The pipe may be held open by forks of the parent, so its end alone does not tell.
+        while os.getppid() == parent:
+            if not select.select([0], [], [], POLL_PARENT)[0]:
+                continue
+            chunk = os.read(0, 65536)
+            if not chunk:
+                return
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                os.write(1, json.dumps(keeper.answer(json.loads(line))).encode() + b"\n")
+    except BrokenPipeError:
+        return
+    finally:
+        keeper.end()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

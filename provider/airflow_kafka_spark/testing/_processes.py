@@ -1,0 +1,206 @@
+"""Starting servers so that they end with the process that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from airflow_kafka_spark.errors import ServerFailed
+
+LOOPBACK = "127.0.0.1"
+
+
+class Keeper:
+    """The other end of ``_keeper.py``: one helper process that owns the servers of one embedded cluster.
+
+    :param server: what it keeps, for messages.
+    """
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+        self.owner = os.getpid()
+        self._lock = threading.Lock()
+        self._directories: list[Path] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("_keeper.py")), str(self.owner)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def own(self, directory: Path) -> None:
+        """Remove this directory at the end."""
+        self._directories.append(directory)
+        self._ask("own", directory=str(directory))
+
+    def spawn(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        farewell: int = signal.SIGKILL,
+        user: tuple[int, int] | None = None,
+    ) -> Server:
+        """Start a server.
+
+        :param log: file that its output is appended to.
+        :param env: its whole environment; default this process's own.
+        :param farewell: signal that ends it when this process is gone; after 5 s SIGKILL follows.
+        :param user: uid and gid to run as.
+        """
+        command = [str(arg) for arg in argv]
+        environment = dict(os.environ if env is None else env)
+        pid = self._ask("spawn", argv=command, env=environment, log=str(log), farewell=int(farewell), user=user)
+        return Server(self, pid)
+
+    def close(self) -> None:
+        """End what still runs, remove the directories, and wait until that is done."""
+        with self._lock:
+            if self._process.stdin:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.stdin.close()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            if self._process.stdout:
+                self._process.stdout.close()
+        # Still there only if the keeper was killed.
+        for directory in self._directories:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _ask(self, do: str, **arguments: Any) -> Any:
+        with self._lock:
+            stdin, stdout = self._process.stdin, self._process.stdout
+            assert stdin is not None and stdout is not None
+            try:
+                stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
+                stdin.flush()
+                answer = stdout.readline()
+            except (OSError, ValueError):
+                answer = b""
+        if not answer:
+            raise ServerFailed(self.server, "it was stopped, or the process that keeps it was killed")
+        told = json.loads(answer)
+        if "error" in told:
+            raise ServerFailed(self.server, told["error"])
+        return told["result"]
+
+
+class Server:
+    """One process of a `Keeper`."""
+
+    def __init__(self, keeper: Keeper, pid: int) -> None:
+        self._keeper = keeper
+        self.pid = pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative is the signal that ended it."""
+        return self._keeper._ask("poll", pid=self.pid)
+
+    @property
+    def running(self) -> bool:
+        return self.exit_code is None
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to this process, never to another one that has its id now. False: it has ended already."""
+        return self._keeper._ask("signal", pid=self.pid, number=int(number))
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code, or None if it still runs after so many seconds."""
+        wait_until(lambda: not self.running, seconds)
+        return self.exit_code
+
+    def end(self, *, polite: int, seconds: float) -> None:
+        """End it by a signal; by SIGKILL if it still runs after so many seconds."""
+        if not self.running:
+            return
+        self.signal(polite)
+        self.signal(signal.SIGCONT)
+        if self.wait(seconds) is None:
+            self.signal(signal.SIGKILL)
+            self.wait(30)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, *, every: float = 0.02) -> bool:
+    """Poll a condition until it holds (True) or the time is over (False)."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every)
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on the loopback interface that nobody uses.
+
+    Taken below the range that the system gives to outgoing connections where there is room, so that a server that is
+    down for a while finds its port free again. Two processes can still choose the same one: callers retry.
+    """
+    lowest = 32768
+    with contextlib.suppress(OSError, ValueError):
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    # Not the `random` that a test may have seeded: two test processes would choose the same ports.
+    candidates = random.SystemRandom().sample(range(15000, lowest), 500) if lowest > 16000 else [0] * 500
+    held: list[socket.socket] = []
+    try:
+        for port in candidates:
+            if len(held) == count:
+                break
+            bound = socket.socket()
+            try:
+                bound.bind((LOOPBACK, port))
+            except OSError:
+                bound.close()
+                continue
+            held.append(bound)
+        return [bound.getsockname()[1] for bound in held]
+    finally:
+        for bound in held:
+            bound.close()
+
+
+def own_directory(prefix: str) -> Path:
+    """A new temporary directory, for this user only."""
+    return Path(tempfile.mkdtemp(prefix=f"airflow-kafka-spark-{prefix}-"))
+
+
+def keep_log(log: Path, server: str) -> Path:
+    """Copy the log of a server that did not start out of a directory that is about to be removed."""
+    handle, name = tempfile.mkstemp(prefix=f"airflow-kafka-spark-{server}-", suffix=".log")
+    os.close(handle)
+    shutil.copyfile(log, name)
+    return Path(name)
+
+
+def tail(log: Path, lines: int = 8) -> str:
+    """The last lines of a log, for an error message."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, log.stat().st_size - 16384))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return "(no log)"
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,255 @@
+"""A real Airflow, embedded: api-server and scheduler on SQLite with the LocalExecutor, for demos and end-to-end tests."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import ServerFailed
+from airflow_kafka_spark.testing._processes import LOOPBACK, Keeper, Server, free_ports, own_directory, tail, wait_until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_START_SECONDS = 120.0
+_FINAL = frozenset({"success", "failed"})
+
+
+class EmbeddedAirflow:
+    """A real Airflow 3 with its own home, database and ports. A context manager, or ``start`` and ``stop``.
+
+    It ends with this process.
+
+    :param dags_folder: the DAG files.
+    :param connections: connection id -> URI or JSON, as in ``AIRFLOW_CONN_<ID>``.
+    :param variables: name -> value, as in ``AIRFLOW_VAR_<NAME>``.
+    :param env: further environment of Airflow and its tasks.
+    :param home: AIRFLOW_HOME; default: a temporary directory, removed by ``stop``.
+    :param parallelism: task processes at once.
+    :param components: further processes, as ``("triggerer",)``.
+    :raises ServerFailed: (by ``start``) when it does not come up.
+    """
+
+    def __init__(
+        self,
+        dags_folder: Path | str,
+        *,
+        connections: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        home: Path | str | None = None,
+        parallelism: int = 2,
+        components: tuple[str, ...] = (),
+    ) -> None:
+        self.dags_folder = Path(dags_folder).absolute()
+        self._given_home = Path(home).absolute() if home else None
+        self._extra = {
+            **{f"AIRFLOW_CONN_{name.upper()}": value for name, value in (connections or {}).items()},
+            **{f"AIRFLOW_VAR_{name.upper()}": value for name, value in (variables or {}).items()},
+            **(env or {}),
+        }
+        self._parallelism = parallelism
+        self._components = components
+        self._keeper: Keeper | None = None
+        self._servers: dict[str, Server] = {}
+        self.home = Path()
+        self.port = 0
+
+    # --- life ---
+
+    def start(self) -> Self:
+        """Create the database, read the DAGs, start the processes and wait until they are healthy."""
+        self._keeper = Keeper("Airflow")
+        atexit.register(self.stop)
+        if self._given_home is None:
+            self.home = own_directory("airflow")
+            self._keeper.own(self.home)
+        else:
+            self.home = self._given_home
+            self.home.mkdir(parents=True, exist_ok=True)
+        self.port, *log_ports = free_ports(3)
+        self.env = self._environment(log_ports)
+        try:
+            self.cli("db", "migrate")
+            self.cli("dags", "reserialize")
+            for component in ("api-server", "scheduler", *self._components):
+                self._launch(component)
+            if not wait_until(self._healthy, _START_SECONDS, every=0.2):
+                logs = "\n".join(f"{name}:\n{tail(self.log(name))}" for name in self._servers)
+                raise ServerFailed("Airflow", f"it is not healthy after {_START_SECONDS:.0f} s; its logs end with:\n{logs}\n")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all processes; a temporary home is removed. May be called again."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is None or keeper.owner != os.getpid():
+            return
+        atexit.unregister(self.stop)
+        for name in ("scheduler", *self._components, "api-server"):
+            if name in self._servers:
+                self._servers[name].end(polite=signal.SIGTERM, seconds=20)
+        keeper.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    # --- what a person would do ---
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.port}"
+
+    def trigger(self, dag_id: str, **body: Any) -> str:
+        """Start a DAG run; its run id.
+
+        :param body: of the REST request, as ``logical_date`` or ``conf``.
+        """
+        run: dict[str, Any] = self.api("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, **body})
+        return str(run["dag_run_id"])
+
+    def wait(self, dag_id: str, run_id: str, seconds: float = 300.0) -> str:
+        """Wait until a DAG run has ended; ``success`` or ``failed``.
+
+        :raises ServerFailed: when it takes longer.
+        """
+        state: list[str] = [""]
+
+        def ended() -> bool:
+            state[0] = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"]
+            return state[0] in _FINAL
+
+        if not wait_until(ended, seconds, every=0.2):
+            raise ServerFailed("Airflow", f"run {run_id} of {dag_id} is still {state[0]} after {seconds:.0f} s")
+        return state[0]
+
+    def run(self, dag_id: str, seconds: float = 300.0, **body: Any) -> tuple[str, str]:
+        """``trigger`` and ``wait``: (run id, state)."""
+        run_id = self.trigger(dag_id, **body)
+        return run_id, self.wait(dag_id, run_id, seconds)
+
+    def clear(self, dag_id: str, run_id: str, *task_ids: str) -> None:
+        """Clear tasks of a run, successful ones included, so that they run again."""
+        self.api(
+            "POST",
+            f"/dags/{dag_id}/clearTaskInstances",
+            {"dry_run": False, "dag_run_id": run_id, "task_ids": list(task_ids), "only_failed": False, "reset_dag_runs": True},
+        )
+
+    def task(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
+        """The task instance, with ``state`` and ``try_number``."""
+        return self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}")
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
+        """A task's XCom: what the operator returned."""
+        return self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}?deserialize=true")[
+            "value"
+        ]
+
+    def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
+        """A task's log as lines of text."""
+        answer = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}?full_content=true")
+        content = answer["content"]
+        if isinstance(content, str):
+            return content
+        return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in content)
+
+    def api(self, method: str, path: str, body: Any = None) -> Any:
+        """Airflow's REST API (``/api/v2``); everybody is an administrator here.
+
+        :raises ServerFailed: for an answer that is no success.
+        """
+        request = urllib.request.Request(
+            f"{self.url}/api/v2{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", "Accept": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise ServerFailed("Airflow", f"{method} {path} answered {error.code}: {error.read().decode()[:500]}") from None
+        return json.loads(text) if text else None
+
+    def cli(self, *args: str) -> str:
+        """The ``airflow`` command in this environment; what it printed.
+
+        :raises ServerFailed: when it fails.
+        """
+        done = subprocess.run(
+            [sys.executable, "-m", "airflow", *args],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise ServerFailed(
+                "Airflow", f"`airflow {' '.join(args)}` ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}\n"
+            )
+        return done.stdout
+
+    def log(self, component: str) -> Path:
+        return self.home / f"{component}.log"
+
+    # --- inside ---
+
+    def _environment(self, log_ports: list[int]) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW__", "AIRFLOW_HOME"))}
+        settings = {
+            "CORE__DAGS_FOLDER": self.dags_folder,
+            "CORE__LOAD_EXAMPLES": False,
+            "CORE__DAGS_ARE_PAUSED_AT_CREATION": False,
+            "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": True,
+            "CORE__PARALLELISM": self._parallelism,
+            "CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "API__HOST": LOOPBACK,
+            "API__PORT": self.port,
+            "API__BASE_URL": self.url,
+            "API__WORKERS": 1,
+            "API_AUTH__JWT_SECRET": secrets.token_hex(40),
+            "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": 0.2,
+            "LOGGING__WORKER_LOG_SERVER_PORT": log_ports[0],
+            "LOGGING__TRIGGER_LOG_SERVER_PORT": log_ports[1],
+        }
+        return {
+            **inherited,
+            **{f"AIRFLOW__{name}": str(value) for name, value in settings.items()},
+            "AIRFLOW_HOME": str(self.home),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", "")]),
+            **self._extra,
+        }
+
+    def _launch(self, component: str) -> None:
+        assert self._keeper is not None
+        command = [sys.executable, "-m", "airflow", component]
+        self._servers[component] = self._keeper.spawn(command, log=self.log(component), env=self.env, farewell=signal.SIGTERM)
+
+    def _healthy(self) -> bool:
+        ended = [name for name, server in self._servers.items() if not server.running]
+        if ended:
+            raise ServerFailed("Airflow", f"{ended[0]} ended; its log ends with:\n{tail(self.log(ended[0]), 20)}\n")
+        try:
+            health = self.api("GET", "/monitor/health")
+        except (OSError, ServerFailed):
+            return False
+        wanted = ["scheduler", *(c for c in self._components if c == "triggerer")]
+        return all(health[name]["status"] == "healthy" for name in wanted)

@@ -1,0 +1,353 @@
+"""A real Kafka, embedded: started by a test or a demo, gone with it."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from airflow_kafka_spark.errors import ServerFailed, ServerInvalid
+from airflow_kafka_spark.hooks.jars import KAFKA_BROKER, find_java, resolve
+from airflow_kafka_spark.testing import _kafka_nodes as nodes
+from airflow_kafka_spark.testing import _processes as processes
+from airflow_kafka_spark.testing._kafka_nodes import Broker
+from airflow_kafka_spark.testing.security import KafkaSecurity
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+    from typing_extensions import Self
+
+# Kafka itself brings only the interface of its logging.
+_LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
+JVM_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+_START_SECONDS = 60.0
+_ATTEMPTS = 5
+
+
+class EmbeddedKafka:
+    """A real Kafka 4.2 (KRaft) on free ports of the loopback interface.
+
+    A context manager, or `start` and `stop`. The brokers end with this process, however that ends: by `stop`, at exit,
+    or because it was killed. Each broker is controller as well. Jars are fetched once, see `airflow_kafka_spark.hooks.jars`.
+
+    The settings suit a small machine; what differs from Kafka's defaults and may matter: topics are not created by
+    themselves, records are kept until the topic's own ``retention.ms`` says otherwise (so that records with old
+    timestamps stay), a silent broker is given up after 3 s, abandoned transactions are looked for every second.
+
+    :param brokers: 1 or 3. With 3, topics have three replicas and need two in sync.
+    :param data_dir: where data, settings and logs go; it is kept, and a later instance finds the data there. Default: a
+        temporary directory, removed by `stop`.
+    :param properties: broker settings, over those of this class.
+    :param security: what clients must show; default: nothing, plain text.
+    :param jvm_options: of every broker.
+    :raises ServerInvalid: neither 1 nor 3 brokers.
+    :raises JavaMissing: (by `start`) there is no Java 17 or newer.
+    :raises JarsUnavailable: (by `start`) Kafka's jars are not cached and could not be fetched.
+    :raises ServerFailed: (by `start`) a broker did not come up; its last log lines are in the message.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        data_dir: Path | str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        security: KafkaSecurity | None = None,
+        *,
+        jvm_options: Sequence[str] = JVM_OPTIONS,
+    ) -> None:
+        if brokers not in (1, 3):
+            raise ServerInvalid("Kafka", f"{brokers} brokers", "1 or 3")
+        self.security = security
+        self._count = brokers
+        self._given_directory = Path(data_dir).absolute() if data_dir else None
+        self._properties = dict(properties or {})
+        self._jvm_options = tuple(jvm_options)
+        self._directory: Path | None = None
+        self._brokers: list[Broker] = []
+        self._keeper: processes.Keeper | None = None
+        self._admin_client: AdminClient | None = None
+        self._paused: set[int] = set()
+        self._starting = False
+        self._java = Path()
+        self._class_path = ""
+
+    def __repr__(self) -> str:
+        where = self.bootstrap_servers if self._brokers else "not started"
+        return f"<EmbeddedKafka {where}{f' {self.security.protocol}' if self.security else ''}>"
+
+    # --- life ---
+
+    def start(self) -> Self:
+        """Start all brokers and return when they answer. Does nothing when they were started before."""
+        if self._keeper is not None:
+            return self
+        self._java = find_java()
+        self._class_path = ":".join(map(str, resolve([KAFKA_BROKER, _LOGGING])))
+        own = self._given_directory is None
+        self._directory = processes.own_directory("kafka") if own else self._given_directory
+        assert self._directory is not None
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._keeper = processes.Keeper("Kafka")
+        atexit.register(self.stop)
+        if own:
+            self._keeper.own(self._directory)
+        self._starting = True
+        try:
+            if self.security:
+                self.security.make_certificates(self._certificates)
+            for attempt in range(1, _ATTEMPTS + 1):
+                self._place()
+                if self._start_all(last_attempt=attempt == _ATTEMPTS):
+                    return self
+            raise AssertionError("unreachable")
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            self._starting = False
+
+    def stop(self) -> None:
+        """End all brokers. A temporary data directory is removed, a given one is kept. May be called again."""
+        keeper, self._keeper = self._keeper, None
+        # A fork of the process that started them has this object too, and its own atexit.
+        if keeper is None or keeper.owner != os.getpid():
+            return
+        atexit.unregister(self.stop)
+        self._admin_client = None
+        if self._given_directory is not None:
+            for broker in self._brokers:
+                with suppress(ServerFailed):
+                    # Three controllers that leave one by one cannot say goodbye to each other: only a lone one is asked.
+                    self._end(broker, signal.SIGTERM if self._count == 1 else signal.SIGKILL)
+        keeper.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    # --- reaching it ---
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``host:port`` of every broker's client listener, comma separated."""
+        return ",".join(f"{processes.LOOPBACK}:{broker.port}" for broker in self._started())
+
+    def connection_extra(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> dict[str, Any]:
+        """The extra of an Airflow connection of type ``kafka``, which is also a librdkafka configuration.
+
+        :param user: with SASL, which of the security's users; default the first.
+        :param mechanism: with SASL, by which mechanism; default the last of the security's.
+        :param settings: more of librdkafka's settings, with underscores for dots (``group_id="orders"``).
+        """
+        extra: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
+        if self.security:
+            extra |= self.security.client_settings(user, mechanism, self._certificates)
+        return extra | {name.replace("_", "."): value for name, value in settings.items()}
+
+    def connection_json(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> str:
+        """The Airflow connection as JSON, as the value of an ``AIRFLOW_CONN_...`` variable. Arguments as `connection_extra`."""
+        return json.dumps({"conn_type": "kafka", "extra": self.connection_extra(user, mechanism, **settings)})
+
+    def connection_uri(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> str:
+        """The same as an Airflow URI."""
+        return f"kafka://?__extra__={quote(json.dumps(self.connection_extra(user, mechanism, **settings)), safe='')}"
+
+    # --- topics ---
+
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None, *, replication: int | None = None
+    ) -> None:
+        """Create a topic and wait until every partition of it has a leader.
+
+        :param replication: default one per broker.
+        :raises KafkaException: it exists, or its name or config is invalid.
+        """
+        from confluent_kafka.admin import NewTopic
+
+        topic = NewTopic(
+            name,
+            num_partitions=partitions,
+            replication_factor=replication or self._count,
+            config={key: str(value) for key, value in (config or {}).items()},
+        )
+        self._admin().create_topics([topic], operation_timeout=30)[name].result(30)
+        if not processes.wait_until(lambda: self._led(name, partitions), 30):
+            raise ServerFailed("Kafka", f"the topic {name} was created, but has no leaders after 30 s")
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic and wait until the brokers do not know it any more.
+
+        :raises KafkaException: there is none.
+        """
+        self._admin().delete_topics([name], operation_timeout=30)[name].result(30)
+        if not processes.wait_until(lambda: name not in self._topics(), 30):
+            raise ServerFailed("Kafka", f"the topic {name} is still there 30 s after it was deleted")
+
+    # --- faults ---
+
+    def broker(self, number: int = 0) -> Broker:
+        """A broker, as it is now."""
+        return self._started()[number]
+
+    def kill(self, number: int = 0) -> None:
+        """SIGKILL a broker, and wait until it is gone. Its data stays."""
+        self._end(self.broker(number), signal.SIGKILL)
+
+    def pause(self, number: int = 0) -> None:
+        """SIGSTOP a broker: its connections stay open and nothing answers. With 3 brokers the others take over after 3 s."""
+        self._signal(number, signal.SIGSTOP)
+        self._paused.add(number)
+
+    def resume(self, number: int = 0) -> None:
+        """SIGCONT a paused broker."""
+        self._signal(number, signal.SIGCONT)
+        self._paused.discard(number)
+
+    def restart(self, number: int = 0) -> None:
+        """Start a broker again, on the same ports and data, and return when it serves and is in sync. A running one is
+        ended first.
+
+        Every record that was acknowledged before is there after: a killed process loses nothing that it handed to the
+        operating system. Of 3 brokers two must run for a cluster: restarting the first of them returns at once.
+        """
+        broker = self.broker(number)
+        self._end(broker, signal.SIGTERM)
+        self._launch(number)
+        serving = [b.number for b in self._brokers if b.running and b.number not in self._paused]
+        if 2 * len(serving) > self._count and (broken := self._first_broken(serving)):
+            raise self._failure(broken)
+
+    # --- inside ---
+
+    @property
+    def _certificates(self) -> Path:
+        assert self._directory is not None
+        return self._directory / "tls"
+
+    def _started(self) -> list[Broker]:
+        if self._keeper is None:
+            raise ServerFailed("Kafka", "it was not started, or was stopped")
+        return self._brokers
+
+    def _place(self) -> None:
+        """Choose ports, write every broker's settings, and format the storage of those that are new."""
+        assert self._directory is not None
+        self._brokers = nodes.place(self._directory, self._count)
+        for broker in self._brokers:
+            nodes.write_settings(broker, self._brokers, self.security, self._certificates, self._properties)
+        fresh = [broker for broker in self._brokers if not broker.formatted]
+        nodes.format_storage(
+            [(broker, self._command(broker)) for broker in fresh], nodes.cluster_id(self._brokers), self.security
+        )
+
+    def _command(self, broker: Broker) -> list[str]:
+        logging = Path(__file__).with_name("log4j2.properties")
+        return [
+            *(str(self._java), *self._jvm_options, f"-Dlog4j2.configurationFile={logging}"),
+            *("-cp", self._class_path),
+        ]
+
+    def _launch(self, number: int) -> None:
+        assert self._keeper is not None
+        broker = self._brokers[number]
+        command = [*self._command(broker), "kafka.Kafka", str(broker.settings_file)]
+        self._brokers[number] = replace(broker, process=self._keeper.spawn(command, log=broker.log))
+        self._paused.discard(number)
+
+    def _start_all(self, *, last_attempt: bool) -> bool:
+        """False: another process took one of the ports first, and there is another attempt."""
+        for broker in self._brokers:
+            self._launch(broker.number)
+        broken = self._first_broken(range(self._count))
+        if broken is None:
+            return True
+        if last_attempt or not any("Address already in use" in processes.tail(broker.log, 200) for broker in self._brokers):
+            raise self._failure(broken)
+        for broker in self._brokers:
+            self._end(broker, signal.SIGKILL)
+            broker.log.unlink(missing_ok=True)
+        return False
+
+    def _first_broken(self, numbers: Sequence[int]) -> Broker | None:
+        """Wait until these brokers, all that run, are in the cluster and in sync, and what they alone hold has a leader.
+
+        :return: None, or a broker that ended, or the first when the time is over.
+        """
+        brokers = [self._brokers[number] for number in numbers]
+        wanted = {broker.node_id for broker in brokers}
+        self._admin_client = None
+
+        def settled(partition: Any) -> bool:
+            replicas = wanted & set(partition.replicas)
+            if partition.leader < 0:
+                # The only one that has all of its records may be a broker that does not run.
+                return replicas != set(partition.replicas)
+            return replicas <= set(partition.isrs)
+
+        def serves() -> bool:
+            metadata = self._metadata()
+            if metadata is None or not wanted <= set(metadata.brokers) or metadata.controller_id < 0:
+                return False
+            return all(settled(partition) for topic in metadata.topics.values() for partition in topic.partitions.values())
+
+        def ended() -> Broker | None:
+            return next((broker for broker in brokers if not broker.running), None)
+
+        done = processes.wait_until(lambda: ended() is not None or serves(), _START_SECONDS)
+        return ended() or (None if done else brokers[0])
+
+    def _failure(self, broker: Broker) -> ServerFailed:
+        code = broker.process.exit_code if broker.process else None
+        what = f"does not serve after {_START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
+        # A start that fails removes the temporary directory.
+        log = processes.keep_log(broker.log, "kafka") if self._starting and not self._given_directory else broker.log
+        return ServerFailed("Kafka", f"broker {broker.number} {what}; its log {log} ends with:\n{processes.tail(log)}\n")
+
+    def _admin(self) -> AdminClient:
+        if self._admin_client is None:
+            from confluent_kafka.admin import AdminClient
+
+            ports = [broker.internal_port if self.security else broker.port for broker in self._started()]
+            settings: dict[str, Any] = {
+                "bootstrap.servers": ",".join(f"{processes.LOOPBACK}:{port}" for port in ports),
+                "reconnect.backoff.max.ms": 200,
+                "log_level": 0,
+                "error_cb": lambda error: None,
+            }
+            self._admin_client = AdminClient(settings)
+        return self._admin_client
+
+    def _metadata(self) -> Any:
+        from confluent_kafka import KafkaException
+
+        try:
+            return self._admin().list_topics(timeout=2)
+        except KafkaException:
+            return None
+
+    def _topics(self) -> dict[str, Any]:
+        metadata = self._metadata()
+        return {} if metadata is None else metadata.topics
+
+    def _led(self, name: str, partitions: int) -> bool:
+        topic = self._topics().get(name)
+        return topic is not None and len(topic.partitions) >= partitions and all(p.leader >= 0 for p in topic.partitions.values())
+
+    def _end(self, broker: Broker, polite: int) -> None:
+        if broker.process is not None:
+            broker.process.end(polite=polite, seconds=15)
+
+    def _signal(self, number: int, what: int) -> None:
+        broker = self.broker(number)
+        if broker.process is None or not broker.process.signal(what):
+            raise self._failure(broker)

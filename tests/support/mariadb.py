@@ -1,0 +1,98 @@
+"""A real MariaDB for tests: the server found on the PATH, in a temporary directory, on a free port of the loopback interface."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from airflow_kafka_spark.testing import _processes as processes
+
+
+def missing() -> str:
+    """Why there is none, empty when there is one."""
+    programs = [name for name in ("mariadbd", "mariadb-install-db") if _found(name) is None]
+    return f"{' and '.join(programs)} not on the PATH" if programs else ""
+
+
+def _found(name: str) -> str | None:
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
+
+
+class EmbeddedMariaDB:
+    """Ends with this process, however that ends. Run by root, it runs as the user ``nobody``."""
+
+    host = processes.LOOPBACK
+    user = "shop"
+    database = "shop"
+
+    def __init__(self) -> None:
+        self.password = secrets.token_hex(8)
+
+    def __enter__(self) -> EmbeddedMariaDB:
+        directory = processes.own_directory("mariadb")
+        self._keeper = processes.Keeper("MariaDB")
+        self._keeper.own(directory)
+        account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+        ids = (account.pw_uid, account.pw_gid) if account else None
+        if ids:
+            os.chown(directory, *ids)
+        self.log = directory / "log"
+        install, server = _found("mariadb-install-db"), _found("mariadbd")
+        assert install and server, missing()
+        data = [f"--datadir={directory}/data", f"--tmpdir={directory}"]
+        made = self._keeper.spawn(
+            [install, "--no-defaults", *data, "--auth-root-authentication-method=normal", "--skip-test-db"],
+            log=self.log,
+            user=ids,
+        )
+        assert made.wait(60) == 0, processes.tail(self.log, 30)
+        # With its first words it makes the user that tests connect as, for who can connect at all is decided by the password.
+        first = directory / "init.sql"
+        statements = (
+            f"CREATE DATABASE IF NOT EXISTS {self.database} CHARACTER SET utf8mb4",
+            f"CREATE USER '{self.user}'@'%' IDENTIFIED BY '{self.password}'",
+            f"GRANT ALL ON *.* TO '{self.user}'@'%' WITH GRANT OPTION",
+        )
+        first.write_text("".join(f"{statement};\n" for statement in statements))
+        if ids:
+            os.chown(first, *ids)
+        (self.port,) = processes.free_ports(1)
+        options = [f"--port={self.port}", f"--bind-address={self.host}", f"--socket={directory}/socket", f"--init-file={first}"]
+        # Zero dates are allowed: tables of earlier times hold them.
+        options += ["--skip-name-resolve", "--innodb-buffer-pool-size=64M", "--sql-mode="]
+        process = self._keeper.spawn([server, "--no-defaults", *data, *options], log=self.log, user=ids, farewell=signal.SIGKILL)
+        processes.wait_until(lambda: self._accepts() or not process.running, 60, every=0.2)
+        assert self._accepts(), processes.tail(self.log, 30)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._keeper.close()
+
+    def _accepts(self) -> bool:
+        import pymysql
+
+        try:
+            self.connect().close()
+        except pymysql.Error:
+            return False
+        return True
+
+    def connect(self, **options: Any) -> Any:
+        import pymysql
+
+        known = {"host": self.host, "port": self.port, "user": self.user, "password": self.password, "database": self.database}
+        return pymysql.connect(**{**known, "autocommit": True, "charset": "utf8mb4", **options})
+
+    def connection_uri(self) -> str:
+        """The Airflow connection of type ``mysql``."""
+        return f"mysql://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
+
+    @property
+    def directory(self) -> Path:
+        return self.log.parent

@@ -1,0 +1,70 @@
+"""Comparing what a sink holds with what a topic holds, by value and as multisets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+
+def same_multiset(expected: Iterable[Any], found: Iterable[Any]) -> int:
+    """Assert that both hold the same items the same number of times, in any order; how many were compared.
+
+    :raises AssertionError: naming what is missing and what is too much; also when there was nothing to compare.
+    """
+    want, have = Counter(expected), Counter(found)
+    missing, surplus = want - have, have - want
+    assert not missing and not surplus, (
+        f"{sum(missing.values())} missing, {sum(surplus.values())} too many; "
+        f"missing {list(missing.items())[:5]}, too many {list(surplus.items())[:5]}"
+    )
+    assert want, "nothing was compared"
+    return sum(want.values())
+
+
+def committed_records(config: dict[str, Any], topic: str) -> list[tuple[int, int, bytes | None, bytes | None]]:
+    """Every committed record of a topic: (partition, offset, key, value). Reads on its own, with none of the provider's code."""
+    consumer = Consumer(
+        {
+            **config,
+            "group.id": "oracle",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        partitions = list(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+        bounds = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=30) for p in partitions}
+        consumer.assign([TopicPartition(topic, p, low) for p, (low, _) in bounds.items()])
+        left, records = {p for p, (low, high) in bounds.items() if low < high}, []
+        while left:
+            for message in consumer.consume(1000, 0.1):
+                if message.error() is None:
+                    records.append((message.partition(), message.offset(), message.key(), message.value()))
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    left.discard(message.partition())
+                else:
+                    raise AssertionError(message.error().str())
+        return records
+    finally:
+        consumer.close()
+
+
+def windows_tile(ranges_of_windows: Iterable[Iterable[dict[str, Any]]], first: dict[tuple[str, int], int] | None = None) -> int:
+    """Assert that consecutive reports' ranges join without gap or overlap; how many joints were looked at."""
+    ends: dict[tuple[str, int], int] = dict(first or {})
+    joints = 0
+    for ranges in ranges_of_windows:
+        for r in ranges:
+            place = (r["topic"], r["partition"])
+            if place in ends:
+                assert r["start"] == ends[place], (
+                    f"{place}: a window starts at {r['start']}, the one before ended at {ends[place]}"
+                )
+                joints += 1
+            ends[place] = r["end"]
+    assert joints, "nothing was compared"
+    return joints

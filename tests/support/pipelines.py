@@ -1,0 +1,210 @@
+"""A pipeline under test: a topic of order events, an operator, a sink of one kind, and the question whether all is there once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.operators import KafkaToSinkOperator
+from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from tests.support.oracle import committed_records, same_multiset, windows_tile
+from tests.support.runs import Victim, run
+
+COLUMNS = "id bigint, customer text, amount numeric(12,2), placed_at timestamptz"
+SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
+KINDS = ("files", "postgres", "postgres-split")
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+SPARK = json.dumps(
+    {
+        "conn_type": "spark",
+        "host": "local[2]",
+        "extra": {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": QUICK_JVM},
+    }
+)
+
+
+def make(kind: str, place: str, **options: Any) -> KafkaToSinkOperator:
+    """The operator, built anew in whatever process it runs."""
+    return KafkaToSinkOperator(**{"task_id": "task", "value": Json(schema=SCHEMA), "sink": make_sink(kind, place), **options})
+
+
+def make_sink(kind: str, place: str) -> Any:
+    if kind == "files":
+        return FilesSink(path=place)
+    from airflow_kafka_spark.sinks import PostgresSink
+
+    if kind == "postgres-upsert":
+        return PostgresSink(conn_id="warehouse", table=place, mode="upsert", key=["id"])
+    return PostgresSink(conn_id="warehouse", table=place, atomic="split" if kind == "postgres-split" else "window")
+
+
+def order(number: int) -> bytes:
+    event = {
+        "id": number,
+        "customer": f"customer-{number % 97}",
+        "amount": f"{number % 1000}.{number % 100:02d}",
+        "placed_at": datetime.fromtimestamp(1_750_000_000 + number, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    return json.dumps(event, separators=(",", ":")).encode()
+
+
+def row_of(value: bytes) -> tuple[int, str, str, int]:
+    event = json.loads(value)
+    placed_at = datetime.fromisoformat(event["placed_at"].replace("Z", "+00:00"))
+    return event["id"], event["customer"], event["amount"], int(placed_at.timestamp())
+
+
+@dataclass
+class Pipeline:
+    """One pipeline, from its topic to its sink.
+
+    :param kind: one of :data:`KINDS`, or ``postgres-upsert``.
+    """
+
+    kafka: EmbeddedKafka
+    postgres: EmbeddedPostgres | None
+    kind: str
+    name: str
+    topic: str
+    place: str
+    directory: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    _produced: int = 0
+    _victims: list[Victim] = field(default_factory=list)
+
+    # --- events ---
+
+    def produce(self, count: int, *, transaction: str | None = None) -> None:
+        """More order events; ``transaction`` is ``commit`` or ``abort``."""
+        settings: dict[str, Any] = {**self.kafka.connection_extra(), "linger.ms": 20}
+        if transaction:
+            settings["transactional.id"] = f"{self.topic}-{self._produced}"
+        producer = Producer(settings)
+        if transaction:
+            producer.init_transactions(30)
+            producer.begin_transaction()
+        for number in range(self._produced, self._produced + count):
+            producer.produce(self.topic, order(number), str(number).encode())
+        self._produced += count
+        producer.flush(60)
+        if transaction:
+            getattr(producer, f"{transaction}_transaction")(30)
+
+    # --- runs ---
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind, "place": self.place, "topics": self.topic, "group_id": self.name, "pipeline": self.name,
+            "ledger_topic": f"ledger-{self.name}", **self.options,
+        }  # fmt: skip
+
+    def run(self, run_id: str = "run1", **options: Any) -> dict[str, Any]:
+        """One task attempt, here; its report."""
+        report = run(make, {**self.arguments, **options}, run_id)
+        if not self.reports or self.reports[-1]["window"] != report["window"]:
+            self.reports.append(report)
+        return report
+
+    def victim(self, run_id: str = "run1", *, fault: str | None, **options: Any) -> Victim:
+        """One task attempt in a process of its own, which dies or stops at ``fault``."""
+        once = self.directory / f"fault-{len(self._victims)}"
+        victim = Victim(make, {**self.arguments, **options}, run_id, fault=fault, once=once)
+        self._victims.append(victim)
+        return victim
+
+    def end_victims(self) -> None:
+        for victim in self._victims:
+            victim.end()
+
+    # --- what is there now ---
+
+    def rows(self) -> list[tuple[int, str, str, int]]:
+        """What a reader of the sink sees."""
+        if self.kind == "files":
+            return files_rows(self.place)
+        assert self.postgres is not None
+        with self.postgres.connect(autocommit=True) as connection:
+            found = connection.execute(
+                f'SELECT id, customer, amount::text, extract(epoch FROM placed_at)::bigint FROM "{self.place}"'
+            ).fetchall()
+        return [tuple(row) for row in found]
+
+    def events(self) -> list[tuple[int, int, bytes | None, bytes | None]]:
+        return committed_records(self.kafka.connection_extra(), self.topic)
+
+    def committed(self, *, stable: bool = True) -> dict[int, int]:
+        """The group's committed offset per partition; -1001 where there is none, or where a transaction is still open over it.
+
+        :param stable: False looks below an open transaction.
+        """
+        admin = AdminClient(self.kafka.connection_extra())
+        from confluent_kafka import ConsumerGroupTopicPartitions
+
+        partitions = [
+            TopicPartition(self.topic, p) for p in admin.list_topics(self.topic, timeout=30).topics[self.topic].partitions
+        ]
+        request = ConsumerGroupTopicPartitions(self.name, partitions)
+        answer = admin.list_consumer_group_offsets([request], require_stable=stable)[self.name].result(30)
+        return {p.partition: p.offset for p in answer.topic_partitions}
+
+    def check(self) -> int:
+        """Every committed record of the topic is in the sink exactly once, and the group stands at the end of the last window."""
+        compared = same_multiset((row_of(value) for *_, value in self.events() if value is not None), self.rows())
+        ends = {r["partition"]: r["end"] for r in self.reports[-1]["ranges"]}
+        assert self.committed() == ends
+        if len(self.reports) > 1:
+            windows_tile(report["ranges"] for report in self.reports)
+        return compared
+
+
+def files_rows(path: str) -> list[tuple[int, str, str, int]]:
+    import pyarrow.dataset as ds
+
+    if not Path(path).exists():
+        return []
+    table = ds.dataset(path, format="parquet", partitioning="hive").to_table()
+    if "id" not in table.column_names:
+        return []
+    columns = [table[name].to_pylist() for name in ("id", "customer", "amount", "placed_at")]
+    return [(i, c, str(a), int(p.timestamp())) for i, c, a, p in zip(*columns, strict=True)]
+
+
+@contextmanager
+def pipeline(
+    kind: str,
+    kafka: EmbeddedKafka,
+    postgres: Callable[[], EmbeddedPostgres],
+    unique: Callable[[str], str],
+    directory: Path,
+    **options: Any,
+) -> Iterator[Pipeline]:
+    """A new topic with three partitions, a new sink, and connections to both in the environment."""
+    name, topic = unique("pipe"), unique("orders")
+    kafka.create_topic(topic, 3)
+    os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
+    os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = SPARK
+    place, server = str(directory / "table"), None
+    if kind != "files":
+        server, place = postgres(), unique("orders")
+        os.environ["AIRFLOW_CONN_WAREHOUSE"] = server.connection_uri()
+        key = ", PRIMARY KEY (id)" if kind == "postgres-upsert" else ""
+        with server.connect(autocommit=True) as connection:
+            connection.execute(f'CREATE TABLE "{place}" ({COLUMNS}{key})')
+    made = Pipeline(kafka, server, kind, name, topic, place, directory, dict(options))
+    try:
+        yield made
+    finally:
+        made.end_victims()

@@ -1,0 +1,119 @@
+"""Running an operator: in this process, on a warm Spark session, or in a process of its own that may be killed or stopped.
+
+Either way the operator is a real one on real servers; only Airflow's scheduler is left out (tests/airflow has that).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from airflow_kafka_spark import faults
+
+ROOT = Path(__file__).parents[2]
+
+
+def context(run_id: str, *, dag_id: str = "dag", task_id: str = "task") -> dict[str, Any]:
+    """As much of Airflow's context as a window needs."""
+    ti = SimpleNamespace(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=-1)
+    return {"ti": ti, "outlet_events": defaultdict(SimpleNamespace)}
+
+
+def run(make: Any, options: dict[str, Any], run_id: str) -> dict[str, Any]:
+    """Build the operator and execute it here, as one task attempt of the run ``run_id``."""
+    return make(**options).execute(context(run_id))
+
+
+class Victim:
+    """A task attempt in a session of its own, which dies or stops at a named point.
+
+    :param make: a module-level function that builds the operator.
+    :param options: its arguments, picklable.
+    :param fault: ``<point>`` or ``<point>:stop``; None runs through.
+    :param once: where the fault notes that it fired.
+    """
+
+    def __init__(self, make: Any, options: dict[str, Any], run_id: str, *, fault: str | None, once: Path) -> None:
+        self.once = once
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "AIRFLOW__CORE__UNIT_TEST_MODE": "True"}
+        if fault:
+            env |= {faults.FAULT: fault, faults.ONCE: str(once)}
+        payload = pickle.dumps((make, options, run_id)).hex()
+        self.log = once.with_suffix(".log")
+        with open(self.log, "w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.victim", payload], env=env, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def fired(self) -> bool:
+        return self.once.exists()
+
+    def wait(self, seconds: float = 240) -> int:
+        """Until the process has ended, by itself or by the fault; its return code."""
+        return self.process.wait(seconds)
+
+    def wait_stopped(self, seconds: float = 240) -> None:
+        """Until it, or a worker of it, has stopped itself."""
+        import time
+
+        deadline = time.monotonic() + seconds
+        while not (self.fired and any(_state(pid) in "Tt" for pid in self._session())):
+            assert self.process.poll() is None, f"it ended instead of stopping:\n{self.tail()}"
+            assert time.monotonic() < deadline, f"it did not stop:\n{self.tail()}"
+            time.sleep(0.02)
+
+    def freeze(self) -> None:
+        """Stop all of it, JVM and workers included: a machine that hangs."""
+        self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Kill whatever of it is left."""
+        self._signal(signal.SIGKILL)
+        self.process.wait(30)
+
+    def result(self) -> dict[str, Any]:
+        """The report of an attempt that ran through."""
+        lines = [line for line in self.log.read_text().splitlines() if line.startswith("REPORT ")]
+        assert lines, self.tail()
+        return json.loads(lines[-1][len("REPORT ") :])
+
+    def tail(self) -> str:
+        return self.log.read_text()[-3000:]
+
+    def _signal(self, number: int) -> None:
+        for pid in self._session():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _session(self) -> list[int]:
+        """All of its processes: Spark's Python workers have a process group of their own, but the session of the task."""
+        pids = (int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal())
+        return [pid for pid in pids if _session_of(pid) == self.process.pid]
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return -1
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "?"

@@ -1,0 +1,121 @@
+"""A shop's database whose orders are published to a topic, and the question whether each is there once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.operators import SourceToKafkaOperator
+from airflow_kafka_spark.sources import JdbcSource
+from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from tests.support.oracle import committed_records, same_multiset
+from tests.support.pipelines import SPARK
+from tests.support.runs import Victim, run
+
+SPLIT = 200
+
+
+def make(table: str, source: dict[str, Any] | None = None, **options: Any) -> SourceToKafkaOperator:
+    """The operator, built anew in whatever process it runs."""
+    given = {"conn_id": "shop", "table": table, "cursor": "id", "split_records": SPLIT, **(source or {})}
+    return SourceToKafkaOperator(**{"task_id": "task", "source": JdbcSource(**given), "value": Json(), "key": "id", **options})
+
+
+@dataclass
+class Shop:
+    """A table of orders, its pipeline, and the topic."""
+
+    kafka: EmbeddedKafka
+    postgres: EmbeddedPostgres
+    name: str
+    table: str
+    topic: str
+    directory: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    _sold: int = 0
+    _victims: list[Victim] = field(default_factory=list)
+
+    def sell(self, count: int) -> None:
+        """More orders."""
+        with self.postgres.connect(autocommit=True) as connection:
+            connection.execute(
+                f"INSERT INTO \"{self.table}\" SELECT n, 'customer ' || n % 97, n % 1000 + n % 100 / 100.0, "
+                f"to_timestamp(1750000000 + n) FROM generate_series({self._sold}, {self._sold + count - 1}) AS n"
+            )
+        self._sold += count
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        own = {"table": self.table, "topic": self.topic, "pipeline": self.name, "ledger_topic": f"ledger-{self.name}"}
+        return {**own, **self.options}
+
+    def run(self, run_id: str = "run1", **options: Any) -> dict[str, Any]:
+        """One task attempt, here; its report."""
+        return run(make, {**self.arguments, **options}, run_id)
+
+    def victim(self, run_id: str = "run1", *, fault: str | None, **options: Any) -> Victim:
+        """One task attempt in a process of its own, which dies or stops at ``fault``."""
+        once = self.directory / f"fault-{len(self._victims)}"
+        victim = Victim(make, {**self.arguments, **options}, run_id, fault=fault, once=once)
+        self._victims.append(victim)
+        return victim
+
+    def end_victims(self) -> None:
+        for victim in self._victims:
+            victim.end()
+
+    # --- what is there now ---
+
+    def rows(self) -> list[tuple[int, str, str, str]]:
+        with self.postgres.connect(autocommit=True) as connection:
+            found = connection.execute(
+                f'SELECT id, customer, amount::text, to_char(placed_at, \'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\') FROM "{self.table}"'
+            ).fetchall()
+        return [tuple(row) for row in found]
+
+    def records(self) -> list[tuple[int, str, str, str]]:
+        """What a read_committed reader of the topic sees now."""
+        found = []
+        for _, _, key, value in committed_records(self.kafka.connection_extra(), self.topic):
+            assert key is not None and value is not None
+            event = json.loads(value, parse_float=str)
+            assert key == str(event["id"]).encode()
+            found.append((event["id"], event["customer"], str(event["amount"]), event["placed_at"]))
+        return found
+
+    def check(self) -> int:
+        """Every row of the table is on the topic exactly once, and no transaction of ours is open."""
+        from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+        compared = same_multiset(self.rows(), self.records())
+        with KafkaHook() as hook:
+            for tp, found in hook.offsets([self.topic, self.arguments["ledger_topic"]]).items():
+                assert found.lso == found.high, f"a transaction is open in {tp}"
+        return compared
+
+
+@contextmanager
+def shop(
+    kafka: EmbeddedKafka, postgres: EmbeddedPostgres, unique: Callable[[str], str], directory: Path, **options: Any
+) -> Iterator[Shop]:
+    """A new table, a new topic with three partitions, and connections to both in the environment."""
+    name, topic, table = unique("publish"), unique("sold"), unique("shop")
+    kafka.create_topic(topic, 3)
+    os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
+    os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = SPARK
+    os.environ["AIRFLOW_CONN_SHOP"] = postgres.connection_uri()
+    with postgres.connect(autocommit=True) as connection:
+        connection.execute(
+            f'CREATE TABLE "{table}" (id bigint PRIMARY KEY, customer text, amount numeric(12,2), placed_at timestamptz)'
+        )
+    made = Shop(kafka, postgres, name, table, topic, directory, dict(options))
+    try:
+        yield made
+    finally:
+        made.end_victims()

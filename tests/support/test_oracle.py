@@ -1,0 +1,42 @@
+"""The oracles themselves go red: on one record lost, doubled or swapped, and when they compared nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.oracle import same_multiset, windows_tile
+
+GOOD = [("a", 1), ("b", 2), ("c", 3)]
+
+
+def test_equal_multisets_pass_in_any_order():
+    assert same_multiset(GOOD, reversed(GOOD)) == 3
+
+
+@pytest.mark.parametrize(
+    "found",
+    [GOOD[1:], [*GOOD, GOOD[0]], [("a", 1), ("b", 3), ("c", 2)], [("a", 1), ("a", 1), ("c", 3)], []],
+    ids=["one lost", "one doubled", "two swapped values", "one lost and one doubled", "all lost"],
+)
+def test_a_damaged_history_is_red(found):
+    with pytest.raises(AssertionError):
+        same_multiset(GOOD, found)
+
+
+def test_comparing_nothing_is_red():
+    with pytest.raises(AssertionError, match="nothing was compared"):
+        same_multiset([], [])
+
+
+def ranges(*bounds):
+    return [[{"topic": "t", "partition": 0, "start": start, "end": end}] for start, end in bounds]
+
+
+def test_windows_that_join_pass():
+    assert windows_tile(ranges((0, 5), (5, 5), (5, 9))) == 2
+
+
+@pytest.mark.parametrize("bounds", [[(0, 5), (6, 9)], [(0, 5), (4, 9)], [(0, 5)]], ids=["gap", "overlap", "nothing compared"])
+def test_windows_that_do_not_join_are_red(bounds):
+    with pytest.raises(AssertionError):
+        windows_tile(ranges(*bounds))

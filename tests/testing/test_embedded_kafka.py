@@ -1,0 +1,465 @@
+"""The embedded Kafka is a real one, survives what real ones survive, and ends with whoever started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from airflow_kafka_spark.errors import JavaMissing, ServerFailed, ServerInvalid
+from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
+from airflow_kafka_spark.testing import _processes as processes
+
+QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
+# What the client of a cluster with a silent broker needs: the default is a minute.
+IMPATIENT = {**QUIET, "socket.timeout.ms": 2000}
+PASSWORDS = {"alice": "al\"i\\c-e' é;", "bob": "another"}
+
+# Starts Kafka, and a fork of itself that holds on to everything the parent has open; prints what there is, and waits.
+PARENT = """
+import json, os, sys, time
+from airflow_kafka_spark.testing import EmbeddedKafka
+kafka = EmbeddedKafka().start()
+fork = os.fork()
+if fork:
+    pids = [kafka.broker().pid, kafka._keeper.pid]
+    print(json.dumps({"pids": pids, "fork": fork, "directory": str(kafka.broker().directory.parent)}), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def broken_often() -> Iterator[EmbeddedKafka]:
+    """A broker that the tests of this module kill and pause."""
+    with EmbeddedKafka() as kafka:
+        yield kafka
+
+
+def produce(kafka: EmbeddedKafka, topic: str, values: list[str], **settings: Any) -> None:
+    producer = Producer({**kafka.connection_extra(enable_idempotence=True), **QUIET, **settings})
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(60) == 0
+
+
+def consume(kafka: EmbeddedKafka, topic: str, count: int) -> list[str]:
+    consumer = Consumer({**kafka.connection_extra(group_id="reader", auto_offset_reset="earliest"), **IMPATIENT})
+    partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    values: list[str] = []
+    try:
+        while len(values) < count and (batch := consumer.consume(count, timeout=30)):
+            values += [message.value().decode() for message in batch if not message.error()]
+    finally:
+        consumer.close()
+    return sorted(values)
+
+
+def reachable(settings: dict[str, Any], seconds: float = 3) -> bool:
+    try:
+        return bool(AdminClient({**QUIET, **settings}).list_topics(timeout=seconds).brokers)
+    except KafkaException:
+        return False
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def pids_of(kafka: EmbeddedKafka, brokers: int = 1) -> list[int]:
+    assert kafka._keeper is not None
+    found = [kafka._keeper.pid, *(kafka.broker(n).pid for n in range(brokers))]
+    return [pid for pid in found if pid]
+
+
+# --- records and topics ---
+
+
+def test_records_go_in_and_come_out(kafka: EmbeddedKafka, unique: Callable[[str], str]) -> None:
+    topic = unique("orders")
+    kafka.create_topic(topic, partitions=3)
+    values = sorted(str(n) for n in range(1000))
+    produce(kafka, topic, values)
+    assert consume(kafka, topic, 1000) == values
+
+
+def test_it_is_the_kafka_that_the_package_names(kafka: EmbeddedKafka) -> None:
+    # The version of the jars that are on its class path; a client is only told version ranges of requests.
+    pid = kafka.broker().pid
+    assert pid is not None
+    assert any("kafka_2.13-4.2.0.jar" in part for part in psutil.Process(pid).cmdline())
+
+
+def test_every_partition_has_a_leader_when_create_topic_returns(kafka: EmbeddedKafka, unique: Callable[[str], str]) -> None:
+    topic = unique("many")
+    kafka.create_topic(topic, partitions=12, config={"cleanup.policy": "compact"})
+    admin = AdminClient(kafka.connection_extra())
+    partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
+    assert len(partitions) == 12 and all(partition.leader == 1 for partition in partitions.values())
+    assert config_of(admin, ResourceType.TOPIC, topic)["cleanup.policy"] == "compact"
+
+
+def test_a_topic_is_not_known_any_more_when_delete_topic_returns(kafka: EmbeddedKafka, unique: Callable[[str], str]) -> None:
+    topic = unique("short-lived")
+    kafka.create_topic(topic)
+    kafka.delete_topic(topic)
+    assert topic not in AdminClient(kafka.connection_extra()).list_topics(timeout=10).topics
+    with pytest.raises(KafkaException):
+        kafka.delete_topic(topic)
+
+
+def test_a_topic_that_exists_is_refused(kafka: EmbeddedKafka, unique: Callable[[str], str]) -> None:
+    topic = unique("twice")
+    kafka.create_topic(topic)
+    with pytest.raises(KafkaException, match="TOPIC_ALREADY_EXISTS"):
+        kafka.create_topic(topic)
+
+
+def test_topics_are_not_created_by_themselves(kafka: EmbeddedKafka, unique: Callable[[str], str]) -> None:
+    topic = unique("nobody-made-it")
+    admin = AdminClient(kafka.connection_extra())
+    admin.list_topics(topic, timeout=10)
+    assert topic not in admin.list_topics(timeout=10).topics
+
+
+def config_of(admin: AdminClient, kind: ResourceType, name: str) -> dict[str, str]:
+    resource = ConfigResource(kind, name)
+    return {key: entry.value for key, entry in admin.describe_configs([resource])[resource].result(30).items()}
+
+
+def test_records_are_kept_and_transactions_work_with_few_partitions(kafka: EmbeddedKafka, unique: Callable[[str], str]) -> None:
+    admin = AdminClient(kafka.connection_extra())
+    config = config_of(admin, ResourceType.BROKER, "1")
+    assert config["log.retention.ms"] == "-1"
+    assert config["offsets.topic.num.partitions"] == config["transaction.state.log.num.partitions"] == "4"
+    topic = unique("transactional")
+    kafka.create_topic(topic)
+    producer = Producer(kafka.connection_extra(transactional_id=unique("id")))
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, "kept")
+    producer.commit_transaction(30)
+    assert consume(kafka, topic, 1) == ["kept"]
+
+
+def test_properties_are_over_those_of_the_class(tmp_path: Path) -> None:
+    with EmbeddedKafka(properties={"auto.create.topics.enable": "true", "log.retention.ms": 12345}) as kafka:
+        config = config_of(AdminClient(kafka.connection_extra()), ResourceType.BROKER, "1")
+    assert (config["auto.create.topics.enable"], config["log.retention.ms"]) == ("true", "12345")
+
+
+# --- faults ---
+
+
+def test_after_kill_and_restart_ports_and_acknowledged_records_are_the_same(
+    broken_often: EmbeddedKafka, unique: Callable[[str], str]
+) -> None:
+    topic, before = unique("killed"), broken_often.bootstrap_servers
+    broken_often.create_topic(topic, partitions=2)
+    produce(broken_often, topic, ["a", "b", "c"])
+    old = broken_often.broker().pid
+    broken_often.kill()
+    assert old is not None and gone(old)
+    assert not broken_often.broker().running and not reachable(broken_often.connection_extra(), 1)
+    broken_often.restart()
+    assert broken_often.bootstrap_servers == before and broken_often.broker().pid != old
+    produce(broken_often, topic, ["d"])
+    assert consume(broken_often, topic, 4) == ["a", "b", "c", "d"]
+
+
+def test_restart_ends_a_running_broker_first(broken_often: EmbeddedKafka, unique: Callable[[str], str]) -> None:
+    topic, old = unique("restarted"), broken_often.broker().pid
+    broken_often.create_topic(topic)
+    produce(broken_often, topic, ["a"])
+    broken_often.restart()
+    assert old is not None and gone(old)
+    assert consume(broken_often, topic, 1) == ["a"]
+
+
+def test_a_paused_broker_answers_nothing_until_it_is_resumed(broken_often: EmbeddedKafka) -> None:
+    broken_often.pause()
+    try:
+        assert broken_often.broker().running
+        assert not reachable(broken_often.connection_extra(), 1)
+    finally:
+        broken_often.resume()
+    assert reachable(broken_often.connection_extra(), 30)
+
+
+def test_a_paused_broker_can_be_killed_and_restarted(broken_often: EmbeddedKafka) -> None:
+    broken_often.pause()
+    broken_often.kill()
+    with pytest.raises(ServerFailed, match="broker 0 ended with exit code -9"):
+        broken_often.pause()
+    broken_often.restart()
+    assert reachable(broken_often.connection_extra(), 30)
+
+
+@pytest.mark.slow
+def test_three_brokers_survive_the_kill_and_the_pause_of_one(unique: Callable[[str], str]) -> None:
+    with EmbeddedKafka(brokers=3) as kafka:
+        topic = unique("replicated")
+        kafka.create_topic(topic, partitions=3)
+        expected: list[str] = []
+        for number, fault in ((0, kafka.kill), (1, kafka.pause)):
+            fault(number)
+            expected += [f"{number}-{n}" for n in range(100)]
+            produce(kafka, topic, expected[-100:], **IMPATIENT)
+            (kafka.restart if fault == kafka.kill else kafka.resume)(number)
+        assert processes.wait_until(lambda: in_sync(kafka, topic), 30)
+        # All at once, as when the power fails: the first to come back is no cluster yet, and restart does not wait for one.
+        for number in range(3):
+            kafka.kill(number)
+        for number in range(3):
+            kafka.restart(number)
+        assert consume(kafka, topic, 200) == sorted(expected)
+        pids = pids_of(kafka, 3)
+    assert all(map(gone, pids))
+
+
+def in_sync(kafka: EmbeddedKafka, topic: str) -> bool:
+    partitions = AdminClient({**kafka.connection_extra(), **QUIET}).list_topics(topic, timeout=10).topics[topic].partitions
+    return all(len(partition.isrs) == 3 for partition in partitions.values())
+
+
+@pytest.mark.parametrize("brokers", [0, 2, 4])
+def test_only_one_or_three_brokers(brokers: int) -> None:
+    with pytest.raises(ServerInvalid, match="1 or 3"):
+        EmbeddedKafka(brokers=brokers)
+
+
+# --- life and end ---
+
+
+def test_nothing_is_left_after_stop() -> None:
+    kafka = EmbeddedKafka().start()
+    pids, port, directory = pids_of(kafka), kafka.broker().port, kafka.broker().directory.parent
+    assert directory.is_dir()
+    kafka.stop()
+    kafka.stop()
+    assert all(map(gone, pids)) and not directory.exists()
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", port))
+    with pytest.raises(ServerFailed, match="was not started, or was stopped"):
+        _ = kafka.bootstrap_servers
+
+
+def test_nothing_is_left_after_the_parent_is_killed_even_if_a_fork_of_it_lives_on() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        told = json.loads(parent.stdout.readline())
+        try:
+            assert not any(map(gone, told["pids"])) and Path(told["directory"]).is_dir()
+            parent.send_signal(signal.SIGKILL)
+            assert processes.wait_until(lambda: all(map(gone, told["pids"])), 20)
+            assert not gone(told["fork"])
+            assert not Path(told["directory"]).exists()
+        finally:
+            os.kill(told["fork"], signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+def test_the_broker_ends_when_its_keeper_is_killed() -> None:
+    kafka = EmbeddedKafka().start()
+    keeper, broker = pids_of(kafka)
+    directory = kafka.broker().directory.parent
+    os.kill(keeper, signal.SIGKILL)
+    assert processes.wait_until(lambda: gone(broker), 20)
+    kafka.stop()
+    assert not directory.exists()
+
+
+def test_it_lives_on_when_the_thread_that_started_it_ends() -> None:
+    kafka = EmbeddedKafka()
+    thread = threading.Thread(target=kafka.start)
+    thread.start()
+    thread.join()
+    with kafka:
+        assert kafka.broker().running and reachable(kafka.connection_extra())
+
+
+def test_the_end_of_a_fork_does_not_stop_it(broken_often: EmbeddedKafka) -> None:
+    child = os.fork()
+    if child == 0:
+        # What a fork does that runs the handlers it inherited.
+        broken_often.stop()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert broken_often.broker().running and reachable(broken_often.connection_extra())
+
+
+def test_it_ends_at_exit_of_a_process_that_never_stopped_it() -> None:
+    code = (
+        "from airflow_kafka_spark.testing import EmbeddedKafka; k = EmbeddedKafka().start();"
+        "print(k.broker().pid, k.broker().directory.parent)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    pid, directory = ran.stdout.split()
+    assert gone(int(pid)) and not Path(directory).exists()
+
+
+def test_a_given_data_directory_is_kept_and_a_later_instance_finds_the_records(tmp_path: Path) -> None:
+    with EmbeddedKafka(data_dir=tmp_path / "kafka") as kafka:
+        kafka.create_topic("kept")
+        produce(kafka, "kept", ["a", "b"])
+    with EmbeddedKafka(data_dir=tmp_path / "kafka") as kafka:
+        assert consume(kafka, "kept", 2) == ["a", "b"]
+        assert kafka.broker().log.is_relative_to(tmp_path)
+
+
+def test_another_port_is_taken_when_somebody_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        chosen = processes.free_ports
+        answers = iter([[port, *chosen(2)]])
+        monkeypatch.setattr(processes, "free_ports", lambda count: next(answers, None) or chosen(count))
+        with EmbeddedKafka() as kafka:
+            assert kafka.broker().port != port and reachable(kafka.connection_extra())
+
+
+def test_a_broker_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with EmbeddedKafka(data_dir=tmp_path) as kafka:
+        meta = kafka.broker().directory / "data" / "meta.properties"
+    meta.write_text(meta.read_text().replace("node.id=1", "node.id=7"))
+    with pytest.raises(ServerFailed, match=r"(?s)broker 0 ended with exit code 1; its log .*server\.log ends with:.*7"):
+        EmbeddedKafka(data_dir=tmp_path).start()
+
+
+def test_a_setting_that_kafka_refuses_is_told_and_nothing_is_left() -> None:
+    kafka = EmbeddedKafka(properties={"num.io.threads": 0})
+    with pytest.raises(ServerFailed, match=r"num\.io\.threads"):
+        kafka.start()
+    assert kafka._directory is not None and not kafka._directory.exists()
+
+
+def test_without_java_there_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JavaMissing, match="Java was not found"):
+        EmbeddedKafka().start()
+
+
+# --- connections and security ---
+
+
+def test_the_airflow_connection_is_what_connection_extra_says(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.models.connection import Connection
+
+    expected = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "orders"}
+    assert kafka.connection_extra(group_id="orders") == expected
+    by_json = Connection.from_json(kafka.connection_json(group_id="orders"))
+    by_uri = Connection(uri=kafka.connection_uri(group_id="orders"))
+    assert by_json.conn_type == by_uri.conn_type == "kafka"
+    assert by_json.extra_dejson == by_uri.extra_dejson == expected
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(security=KafkaSecurity("SASL_SSL", PASSWORDS)) as kafka:
+        kafka.create_topic("secret")
+        yield kafka
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("user", PASSWORDS)
+def test_over_tls_the_right_password_connects_and_a_wrong_one_is_refused(
+    secured: EmbeddedKafka, mechanism: str, user: str
+) -> None:
+    right = secured.connection_extra(user, mechanism)
+    assert right["sasl.password"] == PASSWORDS[user] and right["sasl.mechanism"] == mechanism
+    assert reachable(right, 10)
+    refusals: list[Any] = []
+    wrong = AdminClient({**QUIET, **right, "sasl.password": "wrong", "error_cb": refusals.append})
+    with pytest.raises(KafkaException):
+        wrong.list_topics(timeout=2)
+    wrong.poll(1)
+    assert any(error.name() == "_AUTHENTICATION" for error in refusals)
+
+
+def test_a_secured_broker_takes_and_gives_records(secured: EmbeddedKafka) -> None:
+    produce(secured, "secret", ["a", "b"])
+    assert consume(secured, "secret", 2) == ["a", "b"]
+
+
+def test_a_secured_broker_is_not_reached_in_plain_text_nor_by_who_does_not_trust_it(secured: EmbeddedKafka) -> None:
+    assert not reachable({"bootstrap.servers": secured.bootstrap_servers}, 2)
+    untrusting = {key: value for key, value in secured.connection_extra().items() if key != "ssl.ca.location"}
+    assert not reachable(untrusting, 2)
+
+
+def test_passwords_are_in_no_repr_no_command_line_and_no_readable_file(secured: EmbeddedKafka) -> None:
+    assert secured.security is not None
+    broker = secured.broker()
+    assert broker.pid is not None
+    told = repr(secured) + repr(secured.security) + repr(broker) + " ".join(secured.security.scram_records())
+    told += " ".join(psutil.Process(broker.pid).cmdline()) + broker.log.read_text()
+    assert not any(password in told for password in PASSWORDS.values())
+    files = [path for path in broker.directory.parent.rglob("*") if path.suffix in (".properties", ".pem", ".key")]
+    holding = [path for path in files if "another" in path.read_text() or "PRIVATE KEY" in path.read_text()]
+    assert len(holding) == 3
+    assert [path for path in holding if path.stat().st_mode & 0o077] == []
+
+
+def test_a_secured_broker_restarts(secured: EmbeddedKafka) -> None:
+    secured.kill()
+    secured.restart()
+    assert reachable(secured.connection_extra("bob", "SCRAM-SHA-256"), 10)
+
+
+def test_sasl_without_tls() -> None:
+    with EmbeddedKafka(security=KafkaSecurity("SASL_PLAINTEXT", {"alice": "secret"}, ("SCRAM-SHA-256",))) as kafka:
+        right = kafka.connection_extra()
+        assert right == {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.username": "alice",
+            "sasl.password": "secret",
+        }
+        assert reachable(right, 10) and not reachable({**right, "sasl.password": "wrong"}, 2)
+        assert not reachable({**right, "sasl.mechanism": "PLAIN"}, 2)
+
+
+def test_mutual_tls_refuses_a_client_without_a_certificate() -> None:
+    with EmbeddedKafka(security=KafkaSecurity("SSL", client_certificates=True)) as kafka:
+        right = kafka.connection_extra()
+        assert reachable(right, 10)
+        assert not reachable({key: value for key, value in right.items() if "certificate" not in key and ".key." not in key}, 2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"protocol": "PLAINTEXT"},
+        {"protocol": "SASL_SSL"},
+        {"users": {"a": "b"}, "mechanisms": ("GSSAPI",)},
+        {"users": {"a": "b"}, "mechanisms": ()},
+        {"protocol": "SASL_PLAINTEXT", "users": {"a": "b"}, "client_certificates": True},
+    ],
+)
+def test_security_that_contradicts_itself_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ServerInvalid):
+        KafkaSecurity(**arguments)
+
+
+def test_a_connection_of_an_unknown_user_is_refused(secured: EmbeddedKafka) -> None:
+    with pytest.raises(ServerInvalid, match="mallory"):
+        secured.connection_extra("mallory")
