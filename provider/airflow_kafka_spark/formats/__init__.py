@@ -1,0 +1,10 @@
+"""Formats (converters): what the bytes of a key or a value mean. Cheap to import."""
+
+from __future__ import annotations
+
+from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.formats.json import Json
+from airflow_kafka_spark.formats.raw import Raw
+from airflow_kafka_spark.formats.string import String
+
+__all__ = ["Format", "Json", "Raw", "String"]

@@ -1,0 +1,90 @@
+"""Bytes to columns, and columns to bytes: the contract every format keeps (Connect calls it a converter)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.errors import Problem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A batch of decoded values.
+
+    :param batch: one row per value, in the order given; a row that is bad, or whose value is None, has nulls.
+    :param bad: position and reason of each value that could not be decoded, ascending; empty when all is well.
+    """
+
+    batch: pa.RecordBatch
+    bad: tuple[tuple[int, str], ...] = ()
+
+
+class Decoder(ABC):
+    """Decodes inside a Spark task: picklable, made by :meth:`Format.decoder`."""
+
+    @abstractmethod
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """Decode many values at once.
+
+        A None (a tombstone) is a row of nulls and never bad. Never raises for what a value holds.
+        """
+
+
+class Format(ABC):
+    """How the bytes of a key or a value become columns. A frozen dataclass of options."""
+
+    decodes_null: bool = False
+    """True when a record without a value is an ordinary row of this format (a null column), not a tombstone."""
+
+    @abstractmethod
+    def validate(self, where: str) -> list[Problem]:
+        """What is wrong with the options; ``where`` names the operator's argument (``value``, ``key``)."""
+
+    @abstractmethod
+    def arrow_schema(self) -> pa.Schema:
+        """The columns this format yields."""
+
+    @abstractmethod
+    def decoder(self) -> Decoder:
+        """What a task uses to decode."""
+
+    # --- writing ---
+
+    def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+        """What keeps rows from being written in this format.
+
+        :param where: the operator's argument (``value``, ``key``).
+        :param columns: the names of the columns to write, in order.
+        """
+        return [Problem(where, f"{type(self).__name__} does not write", "Use Json, String or Raw")]
+
+    def encode(self, columns: Sequence[str]) -> Column:
+        """A Spark expression of type binary that makes one key or value of a row.
+
+        What it writes, :meth:`decoder` reads again as the same values. A null where nothing is to be written.
+
+        :param columns: the names of the columns to write, in order.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not write")
+
+
+def spark_column(name: str) -> Column:
+    """A column by exactly this name, whatever it holds."""
+    from pyspark.sql import functions as F
+
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def single_column_problems(where: str, columns: Sequence[str], format: Format) -> list[Problem]:
+    """What is wrong with the columns of a format that holds one."""
+    if len(columns) == 1:
+        return []
+    listed = ", ".join(f"`{c}`" for c in columns) or "none"
+    return [Problem(where, f"{type(format).__name__} holds one column, found {listed}", "Name one column, or use Json")]

@@ -1,0 +1,415 @@
+"""Decodes JSON records inside a Spark task: whole batches by Arrow, what does not fit there record by record.
+
+Why a batch that Arrow reads holds one row per record. The records are joined by newlines, and two things are checked on the
+bytes: the only newlines are those between records, and each stands between ``}`` and ``{``. A string cannot hold a raw newline,
+and inside a JSON document ``}`` is never followed by ``{``; so every newline is outside of all documents, and no record can end
+in another one. Hence each record is one or more whole documents, and when there are as many rows as records it is exactly one.
+This needs no guard column or key that a record might forge.
+
+What Arrow takes beyond JSON (NUL, bytes that are not UTF-8, ``Inf``, endless nesting) is looked for before it reads; where it
+may mean something else than :mod:`.json_reference`, its answer is checked, or the column is read as text or as a wider type. On
+any doubt the batch is divided, until the doubtful records stand nearly alone, and the reference decides.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from airflow_kafka_spark.formats.base import Decoded, Decoder
+from airflow_kafka_spark.formats.ddl import (
+    Array,
+    Column,
+    DataType,
+    Decimal,
+    Map,
+    Primitive,
+    Struct,
+    Text,
+    arrow_schema,
+    arrow_type,
+)
+from airflow_kafka_spark.formats.json_reference import Reference
+from airflow_kafka_spark.formats.json_values import (
+    MAX_MICRO,
+    MAX_NESTING,
+    MAX_SECOND,
+    MIN_DATE,
+    MIN_MICRO,
+    MIN_SECOND,
+    BadValue,
+    from_base64,
+    too_deep,
+)
+
+_CHUNK_RECORDS = 2048
+_CHUNK_BYTES = 32 << 20
+_BLOCK_LIMIT = (1 << 31) - 16
+_FEW_RECORDS, _FEW_BYTES = 8, 64 << 10
+_PARTS = 8
+
+_escaped_number = re.compile(rb"\\u00(?:3[0-9]|2[dDeE]|[46]5)").search
+_number_begins = re.compile(rb'(?:[:,\[" \t\n\r][-+]?|\A[-+]?)[0-9.]+\Z').search
+_exponent_ends = re.compile(rb"-[0-9]+(\"?)[ \t\n\r]*[,\]}]").match
+_odd_infinity = re.compile(rb"Inf[ \t\n\r,\]}]").search
+
+Restore = Callable[[pa.Array], pa.Array]
+"""From what Arrow's JSON reader gave to the column's own type; raises :class:`_Doubt` when the meaning might be another one."""
+
+
+class _Doubt(Exception):
+    """The fast path cannot answer for these records."""
+
+
+class JsonDecoder(Decoder):
+    """See :class:`airflow_kafka_spark.formats.json.Json`.
+
+    :param columns: the schema.
+    :param few: up to this many records (and 64 KiB) the reference is faster than starting Arrow's reader.
+    """
+
+    def __init__(self, columns: Sequence[Column], few: int = _FEW_RECORDS) -> None:
+        self._columns = tuple(columns)
+        self._few = few
+        self._schema = arrow_schema(self._columns)
+        self._reference = Reference(self._columns)
+        self._plans: dict[tuple[bool, ...], _Plan] = {}
+        self._has_map = any(_has(Map, c.type) for c in self._columns)
+        self._has_decimal = any(_has(Decimal, c.type) for c in self._columns)
+        self.by_reference = 0
+        """How many records the reference decoded so far."""
+
+    def __reduce__(self) -> tuple[type[JsonDecoder], tuple[tuple[Column, ...], int]]:
+        return type(self), (self._columns, self._few)
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """Decode many values at once; see :class:`.Json` for what they mean.
+
+        :param values: less than 2 GiB of text per string column, which is what an Arrow column holds.
+        """
+        records = [v for v in values if v is not None]
+        pieces: list[pa.RecordBatch] = []
+        bad: list[tuple[int, str]] = []
+        for piece, wrong in self._chunks(records):
+            pieces.append(piece)
+            bad.extend(wrong)
+        return self._assemble(pieces, values, bad)
+
+    def decode_by_reference(self, values: Sequence[bytes | None]) -> Decoded:
+        """The same by the reference alone: what :meth:`decode` has to equal."""
+        piece, bad = self._by_reference([v for v in values if v is not None], 0)
+        return self._assemble([piece], values, bad)
+
+    def _assemble(self, pieces: list[pa.RecordBatch], values: Sequence[bytes | None], bad: list[tuple[int, str]]) -> Decoded:
+        """One row per value again: the pieces hold the good records only."""
+        if len(pieces) == 1:
+            good = pieces[0]
+        else:
+            columns = [pa.concat_arrays([p.column(i) for p in pieces]) for i in range(len(self._schema))] if pieces else []
+            good = pa.RecordBatch.from_arrays(columns or [pa.array([], f.type) for f in self._schema], schema=self._schema)
+        if good.num_rows == len(values):
+            return Decoded(good)
+        present = np.fromiter((v is not None for v in values), bool, len(values))
+        places = np.flatnonzero(present)
+        wrong = [int(places[at]) for at, _ in bad]
+        present[wrong] = False
+        rows = pa.array(np.cumsum(present) - 1, mask=~present)
+        taken = [column.take(rows) for column in good.columns]
+        return Decoded(
+            pa.RecordBatch.from_arrays(taken, schema=self._schema), tuple(zip(wrong, (reason for _, reason in bad), strict=True))
+        )
+
+    def _chunks(self, records: Sequence[bytes]) -> Iterator[tuple[pa.RecordBatch, list[tuple[int, str]]]]:
+        # In even chunks: small enough that a bad record spoils little, large enough that starting Arrow's reader costs little.
+        step = math.ceil(len(records) / math.ceil(len(records) / _CHUNK_RECORDS)) if records else 1
+        for at in range(0, len(records), step):
+            yield from self._divide(records[at : at + step], at)
+
+    def _divide(self, records: Sequence[bytes], start: int) -> Iterator[tuple[pa.RecordBatch, list[tuple[int, str]]]]:
+        """The records by Arrow; on doubt in eight parts, so that a bad record costs little more than its chunk a second time."""
+        count, size = len(records), sum(map(len, records))
+        if self._has_map or (count <= self._few and size <= _FEW_BYTES) or (count == 1 and size > _BLOCK_LIMIT):
+            yield self._by_reference(records, start)
+            return
+        if size <= _CHUNK_BYTES or count == 1:
+            batch = self._by_arrow(records)
+            if batch is not None:
+                yield batch, []
+                return
+        if count == 1:
+            yield self._by_reference(records, start)
+            return
+        step = math.ceil(count / _PARTS)
+        for at in range(0, count, step):
+            yield from self._divide(records[at : at + step], start + at)
+
+    def _by_reference(self, records: Sequence[bytes], start: int) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+        rows: list[list[Any]] = []
+        bad: list[tuple[int, str]] = []
+        self.by_reference += len(records)
+        for at, record in enumerate(records, start):
+            try:
+                rows.append(self._reference.read(record))
+            except BadValue as e:
+                bad.append((at, e.reason))
+        columns = list(zip(*rows, strict=True)) or [()] * len(self._schema)
+        arrays = [pa.array(values, f.type) for f, values in zip(self._schema, columns, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad
+
+    def _by_arrow(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
+        try:
+            buffer = _join(records, self._has_decimal)
+        except _Doubt:
+            return None
+        epochs = tuple(self._reference.epochs)
+        batch = self._read(buffer, len(records), epochs)
+        if batch is None and epochs:
+            # Timestamps may come as numbers here: the first record tells.
+            self._by_reference(records[:1], 0)
+            if tuple(self._reference.epochs) != epochs:
+                batch = self._read(buffer, len(records), tuple(self._reference.epochs))
+        return batch
+
+    def _read(self, buffer: bytes, count: int, epochs: tuple[bool, ...]) -> pa.RecordBatch | None:
+        if epochs not in self._plans:
+            self._plans[epochs] = _Plan(self._columns, epochs)
+        try:
+            return self._plans[epochs].read(buffer, count, self._schema)
+        except (_Doubt, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
+            return None
+
+
+def _has(kind: type, data_type: DataType) -> bool:
+    """Whether a type is of this kind, or holds one that is."""
+    if isinstance(data_type, Array):
+        return _has(kind, data_type.element)
+    return isinstance(data_type, kind) or (isinstance(data_type, Struct) and any(_has(kind, f.type) for f in data_type.fields))
+
+
+# --- before Arrow reads --------------------------------------------------------------------------------------------------
+
+
+def _join(records: Sequence[bytes], decimals: bool) -> bytes:
+    """The records as one buffer, in which each newline separates two of them and nothing stands that Arrow takes beyond JSON.
+
+    :param decimals: whether the schema has some.
+    """
+    buffer = b"\n".join(records)
+    ends = _separators(buffer, len(records))
+    if ends is None:
+        # Newlines of their own: to JSON a carriage return means the same, also where it is forbidden.
+        records = [r.replace(b"\n", b"\r").strip(b" \t\r") for r in records]
+        buffer = b"\n".join(records)
+        ends = _separators(buffer, len(records))
+    if ends is None or b"\0" in buffer:
+        raise _Doubt
+    if not buffer.isascii():
+        try:
+            buffer.decode("utf-8")
+        except UnicodeDecodeError:
+            raise _Doubt from None
+    if (b"I" in buffer and b"Inf" in buffer and _odd_infinity(buffer)) or (b"N" in buffer and b"-NaN" in buffer):
+        raise _Doubt
+    if decimals and _has_negative_exponent(buffer):
+        raise _Doubt
+    long = np.flatnonzero(np.diff(ends, prepend=-1) > 2 * MAX_NESTING)
+    if any(too_deep(records[at]) for at in long.tolist()):
+        raise _Doubt
+    return buffer
+
+
+def _has_negative_exponent(buffer: bytes) -> bool:
+    """Whether there may be a number like ``1e-400``, as a string too: for a decimal, Arrow then reads memory not its own."""
+    if b"\\" in buffer and _escaped_number(buffer):
+        return True
+    if b"e-" not in buffer and b"E-" not in buffer:
+        return False
+    view = np.frombuffer(buffer, np.uint8)
+    minus = np.flatnonzero(view == ord("-"))
+    for at in minus[(view[minus - 1] | 0x20) == ord("e")].tolist():
+        begins, ends = _number_begins(buffer[max(0, at - 64) : at - 1]), _exponent_ends(buffer, at)
+        # Quotes stand on both sides or on none; when there are more digits than looked at, that is not known.
+        if begins and ends and (len(begins[0]) > 60 or (begins[0][:1] == b'"') == (ends[1] == b'"')):
+            return True
+    return False
+
+
+def _separators(buffer: bytes, count: int) -> np.ndarray | None:
+    """Where each record ends, when every newline stands between ``}`` and ``{`` and there are as many as there must be."""
+    view = np.frombuffer(buffer, np.uint8)
+    if len(view) < 2 or view[0] != ord("{") or view[-1] != ord("}"):
+        return None
+    newlines = np.flatnonzero(view == ord("\n"))
+    if len(newlines) != count - 1 or (view[newlines - 1] != ord("}")).any() or (view[newlines + 1] != ord("{")).any():
+        return None
+    return np.append(newlines, len(view))
+
+
+# --- reading, and what is checked afterwards -----------------------------------------------------------------------------
+
+
+class _Plan:
+    """How Arrow reads a schema: a column as its own type where Arrow means the same, else as text or as a wider type.
+
+    :param columns: the schema, without maps.
+    :param epochs: for each timestamp, in order, whether it comes as a number.
+    """
+
+    def __init__(self, columns: Sequence[Column], epochs: Sequence[bool]) -> None:
+        self._epochs = iter(epochs)
+        compiled = [self._column(c.type, c.nullable) for c in columns]
+        self._restore = [(c.name, restore) for c, (_, restore) in zip(columns, compiled, strict=True)]
+        read_schema = pa.schema([pa.field(c.name, read_type) for c, (read_type, _) in zip(columns, compiled, strict=True)])
+        self._parse = pj.ParseOptions(explicit_schema=read_schema, unexpected_field_behavior="ignore")
+
+    def read(self, buffer: bytes, count: int, schema: pa.Schema) -> pa.RecordBatch:
+        options = pj.ReadOptions(use_threads=False, block_size=len(buffer) + 1)
+        table = pj.read_json(pa.BufferReader(buffer), read_options=options, parse_options=self._parse)
+        if table.num_rows != count:
+            raise _Doubt
+        arrays = []
+        for name, restore in self._restore:
+            column = table.column(name)
+            arrays.append(restore(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _column(self, data_type: DataType, nullable: bool) -> tuple[pa.DataType, Restore]:
+        read_type, restore = self._typed(data_type)
+        return read_type, restore if nullable else _required(restore)
+
+    def _typed(self, data_type: DataType) -> tuple[pa.DataType, Restore]:
+        if isinstance(data_type, Struct):
+            return self._struct(data_type)
+        if isinstance(data_type, Array):
+            return self._array(data_type)
+        if isinstance(data_type, Decimal):
+            return _decimal(data_type)
+        if isinstance(data_type, Text):
+            return pa.string(), _same if data_type.max_length is None else _at_most(data_type.max_length)
+        assert isinstance(data_type, Primitive)
+        if data_type.name == "timestamp":
+            return (pa.int64(), _from_seconds) if next(self._epochs) else (arrow_type(data_type), _in_years)
+        return _READ_AS.get(data_type.name) or (arrow_type(data_type), _same)
+
+    def _struct(self, data_type: Struct) -> tuple[pa.DataType, Restore]:
+        compiled = [self._column(f.type, True) for f in data_type.fields]
+        wanted = arrow_type(data_type)
+        read_type = pa.struct([pa.field(f.name, t) for f, (t, _) in zip(data_type.fields, compiled, strict=True)])
+
+        def restore(array: pa.Array) -> pa.Array:
+            valid = array.is_valid()
+            children = []
+            for index, (field, (_, restore_child)) in enumerate(zip(data_type.fields, compiled, strict=True)):
+                child = restore_child(array.field(index))
+                if not field.nullable and pc.any(pc.and_(child.is_null(), valid)).as_py():
+                    raise _Doubt
+                children.append(child)
+            return pa.StructArray.from_arrays(children, fields=list(wanted), mask=array.is_null())
+
+        return read_type, restore
+
+    def _array(self, data_type: Array) -> tuple[pa.DataType, Restore]:
+        element, restore_element = self._column(data_type.element, data_type.contains_null)
+        wanted = arrow_type(data_type)
+
+        def restore(array: pa.Array) -> pa.Array:
+            if array.offset:
+                raise _Doubt
+            values = restore_element(array.values)
+            return pa.ListArray.from_arrays(
+                array.offsets, values, type=wanted, mask=array.is_null() if array.null_count else None
+            )
+
+        return pa.list_(pa.field("item", element)), restore
+
+
+def _same(array: pa.Array) -> pa.Array:
+    return array
+
+
+def _required(restore: Restore) -> Restore:
+    def checked(array: pa.Array) -> pa.Array:
+        if array.null_count:
+            raise _Doubt
+        return restore(array)
+
+    return checked
+
+
+def _within(array: pa.Array, low: int, high: int) -> None:
+    """Raises unless all values, as their integers, lie in the range."""
+    kind = {32: pa.int32(), 64: pa.int64()}[array.type.bit_width]
+    ends = pc.min_max(array.view(kind))
+    smallest, largest = ends["min"].as_py(), ends["max"].as_py()
+    if smallest is not None and not low <= smallest <= largest <= high:
+        raise _Doubt
+
+
+def _decimal(data_type: Decimal) -> tuple[pa.DataType, Restore]:
+    wanted = arrow_type(data_type)
+    if data_type.precision + data_type.scale <= 38:
+        return wanted, _fitting
+    # Arrow rescales what was written without looking whether the product overflows: in 256 bits it does not.
+    return pa.decimal256(data_type.precision, data_type.scale), lambda array: _fitting(array).cast(wanted)
+
+
+def _fitting(array: pa.Array) -> pa.Array:
+    # Arrow has counted the digits that were written, not those of the rescaled number.
+    array.validate(full=True)
+    return array
+
+
+def _at_most(length: int) -> Restore:
+    def checked(array: pa.Array) -> pa.Array:
+        longest = pc.max(pc.utf8_length(array)).as_py()
+        if longest is not None and longest > length:
+            raise _Doubt
+        return array
+
+    return checked
+
+
+def _in_years(array: pa.Array) -> pa.Array:
+    _within(array, MIN_MICRO, MAX_MICRO)
+    return array
+
+
+def _from_seconds(array: pa.Array) -> pa.Array:
+    _within(array, MIN_SECOND, MAX_SECOND)
+    return pc.multiply(array, 1_000_000).cast(pa.timestamp("us", "UTC"))
+
+
+def _from_wall_clock(array: pa.Array) -> pa.Array:
+    return _in_years(array.cast(pa.timestamp("us")))
+
+
+def _from_date(array: pa.Array) -> pa.Array:
+    dates = array.cast(pa.date32())
+    _within(dates, MIN_DATE, 1 << 30)
+    return dates
+
+
+def _from_double(array: pa.Array) -> pa.Array:
+    floats = array.cast(pa.float32(), safe=False)
+    if pc.any(pc.and_(pc.is_inf(floats), pc.is_finite(array))).as_py():
+        raise _Doubt
+    return floats
+
+
+def _from_base64_text(array: pa.Array) -> pa.Array:
+    return pa.array([None if v is None else from_base64(v) for v in array.to_pylist()], pa.binary())
+
+
+_READ_AS: dict[str, tuple[pa.DataType, Restore]] = {
+    "float": (pa.float64(), _from_double),
+    "date": (pa.string(), _from_date),
+    "timestamp_ntz": (pa.string(), _from_wall_clock),
+    "binary": (pa.string(), _from_base64_text),
+}

@@ -1,0 +1,74 @@
+"""Bytes as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.formats.base import Decoded, Decoder, Format, single_column_problems, spark_column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column
+
+
+@dataclass(frozen=True)
+class Raw(Format):
+    """The record's bytes as one binary column; no record is ever bad, and one without a value is a null.
+
+    :param column: the column's name.
+    """
+
+    column: str = "value"
+
+    decodes_null = True
+
+    def validate(self, where: str) -> list[Problem]:
+        """What is wrong with the options; an empty list when nothing is."""
+        return column_problems(self.column, where)
+
+    def arrow_schema(self) -> pa.Schema:
+        """One nullable binary column."""
+        import pyarrow as pa
+
+        return pa.schema([pa.field(self.column, pa.binary())])
+
+    def decoder(self) -> Decoder:
+        """A picklable decoder."""
+        return RawDecoder(self)
+
+    def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+        """It holds one column, of type binary or string."""
+        return single_column_problems(where, columns, self)
+
+    def encode(self, columns: Sequence[str]) -> Column:
+        """The column's bytes."""
+        return spark_column(columns[0]).cast("binary")
+
+
+@dataclass(frozen=True)
+class RawDecoder(Decoder):
+    """See :class:`Raw`."""
+
+    format: Raw
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """The values themselves."""
+        import pyarrow as pa
+
+        return Decoded(pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=self.format.arrow_schema()))
+
+
+def column_problems(column: str, where: str) -> list[Problem]:
+    """What is wrong with the name of a column."""
+    if isinstance(column, str) and column:
+        return []
+    return [
+        Problem(
+            f"{where}.column",
+            f"found {column!r}; expected a column's name",
+            "Give it a name, or leave it out: it is `value` then",
+        )
+    ]
