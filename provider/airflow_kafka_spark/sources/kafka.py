@@ -1,0 +1,82 @@
+"""Kafka as a source: what a subscription means now, and what its log looks like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.windows.plan import Log, PartitionLog
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+_LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """Which topics a pipeline reads: exactly one of names and pattern, as for a Connect sink.
+
+    :param topics: a topic's name, or several.
+    :param pattern: a regular expression that the whole name has to match (``topics.regex``). Kafka's internal topics and the
+        ledger never match.
+    """
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+
+    @classmethod
+    def of(cls, topics: str | Sequence[str] | None, pattern: str | None) -> Subscription:
+        names = [topics] if isinstance(topics, str) else list(topics or ())
+        # A comma separated list is what Connect's `topics` takes.
+        return cls(tuple(name.strip() for item in names for name in str(item).split(",") if name.strip()), pattern or None)
+
+    def validate(self) -> list[Problem]:
+        """What is wrong with it, without asking Kafka."""
+        if self.topics and self.pattern:
+            return [Problem("topics", "both `topics` and `topics_pattern` are given", "Give exactly one of them")]
+        if not self.topics and not self.pattern:
+            return [Problem("topics", "neither `topics` nor `topics_pattern` is given", "Give exactly one of them")]
+        problems = [
+            Problem("topics", f"`{t}` cannot be a topic's name", "Use letters, digits, `.`, `_` and `-`, at most 249 of them")
+            for t in self.topics
+            if not _LEGAL_TOPIC.fullmatch(t) or t in (".", "..")
+        ]
+        if len(set(self.topics)) < len(self.topics):
+            problems.append(Problem("topics", "a topic is named twice", "Name each topic once"))
+        if self.pattern:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                problems.append(Problem("topics_pattern", f"`{self.pattern}` is not a regular expression: {error}"))
+        return problems
+
+    def resolve(self, hook: KafkaHook, *, without: Sequence[str] = ()) -> tuple[str, ...]:
+        """The names it stands for now, sorted.
+
+        :param without: topics a pattern never matches.
+        """
+        if not self.pattern:
+            return tuple(sorted(self.topics))
+        matches = re.compile(self.pattern).fullmatch
+        return tuple(sorted(t for t in hook.list_topics() if matches(t) and t not in without))
+
+    def __str__(self) -> str:
+        return f"topics matching `{self.pattern}`" if self.pattern else ", ".join(self.topics)
+
+
+def read_log(hook: KafkaHook, topics: Sequence[str]) -> Log:
+    """What Kafka holds of these topics now: ids, and low watermark, last stable offset and high watermark of every partition.
+
+    :param topics: names; those that do not exist are left out of the answer.
+    """
+    described = hook.describe_topics(topics, missing="omit")
+    offsets = hook.offsets([tp for topic in described.values() for tp in topic.topic_partitions])
+    return Log(
+        cluster_id=hook.cluster_id(),
+        topic_ids={name: topic.topic_id for name, topic in described.items()},
+        partitions={tp: PartitionLog(o.low, o.lso, o.high) for tp, o in offsets.items()},
+    )

@@ -1,0 +1,256 @@
+"""Reading one split of a Kafka window inside a Spark task. Runs on executors: imports neither Airflow nor pyspark."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import methodcaller
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, OffsetsWentBack
+from airflow_kafka_spark.windows.model import Gap, OffsetRange
+
+BATCH_RECORDS = 20_000
+BATCH_BYTES = 32 << 20
+POLL_SECONDS = 0.05
+
+TUNING: Mapping[str, Any] = {
+    "fetch.message.max.bytes": 8 << 20,
+    "fetch.wait.max.ms": 50,
+    "fetch.queue.backoff.ms": 5,
+    "queued.min.messages": 100_000,
+    "queued.max.messages.kbytes": 65_536,
+}
+"""Consumer settings under the connection's own: measured in benchmarks/."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """Consecutive records of one partition, column by column.
+
+    :param offsets: int64, ascending, with gaps where control records, aborted or compacted records lie.
+    :param timestamps: int64, milliseconds since the epoch; -1 where the record has none.
+    :param timestamp_type: 0 = the producer's time, 1 = the broker's.
+    :param keys: None as a whole when nobody asked for them.
+    :param value_bytes: of all values, where that is known.
+    :param headers: per record a list of (name, value), or None; None as a whole when nobody asked for them.
+    """
+
+    topic: str
+    partition: int
+    offsets: pa.Int64Array
+    timestamps: pa.Int64Array
+    timestamp_type: int
+    keys: Sequence[bytes | None] | None
+    values: Sequence[bytes | None]
+    headers: Sequence[list[tuple[str, bytes | None]] | None] | None = None
+    value_bytes: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of values, and of keys that were asked for."""
+        of_values = _size(self.values) if self.value_bytes is None else self.value_bytes
+        return of_values + (_size(self.keys) if self.keys is not None else 0)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass
+class Reader:
+    """Reads exactly the committed records of ``[start, end)``, in offset order.
+
+    Done when a record or the end of the partition is seen at or past ``end``: the last offsets of a range may be control records,
+    which no consumer is ever handed.
+
+    :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka_config.consumer_config`).
+    :param range: the offsets to read.
+    :param skip_lost: pass over records that were deleted meanwhile, and note them in ``gaps``; else they are an error.
+    :param with_headers: whether headers are wanted.
+    :param with_keys: whether keys are wanted.
+    :param patience: seconds without any progress after which the broker is given up.
+    """
+
+    config: Mapping[str, Any] = field(repr=False)
+    range: OffsetRange
+    skip_lost: bool = False
+    with_headers: bool = False
+    patience: float = 300.0
+    with_keys: bool = True
+    gaps: list[Gap] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Records]:
+        if self.range.span == 0:
+            return
+        events = _Events()
+        consumer = Consumer({**TUNING, **self.config, "error_cb": events.on_error}, logger=events)
+        try:
+            with _seldom_collected():
+                yield from self._read(consumer, events)
+        finally:
+            consumer.close()
+
+    def _read(self, consumer: Consumer, events: _Events) -> Iterator[Records]:
+        topic, partition, end = self.range.topic, self.range.partition, self.range.end
+        position = self.range.start
+        consumer.assign([KafkaTopicPartition(topic, partition, position)])
+        pending: list[Any] = []
+        size, average = 0, 1
+        deadline = time.monotonic() + self.patience
+        done = False
+        while not done:
+            wanted = max(1, min(BATCH_RECORDS - len(pending), (BATCH_BYTES - size) // average))
+            messages: list[Any] = consumer.consume(wanted, POLL_SECONDS)
+            if not messages:
+                if time.monotonic() > deadline:
+                    raise KafkaUnavailable(
+                        str(self.config.get("bootstrap.servers")), f"reading {self.range}",
+                        f"nothing came for {self.patience:.0f} s at offset {position}; {events.last}",
+                    )  # fmt: skip
+                continue
+            deadline = time.monotonic() + self.patience
+            # Per record only what is needed: at a million records a second each call in here counts.
+            if any(map(_ERROR, messages)):
+                position, done = self._handle_events(consumer, messages, position)
+                messages = [m for m in messages if m.error() is None]
+            if messages:
+                last = messages[-1].offset()
+                position = max(position, last + 1)
+                if last >= end - 1:
+                    done = True
+                    messages = [m for m in messages if m.offset() < end] if last >= end else messages
+            pending += messages
+            size += sum(map(len, messages))
+            average = max(1, size // max(1, len(pending)))
+            if pending and (done or len(pending) >= BATCH_RECORDS or size >= BATCH_BYTES):
+                records = self._columns(pending, size)
+                pending, messages, size = [], [], 0
+                yield records
+
+    def _handle_events(self, consumer: Consumer, messages: Sequence[Any], position: int) -> tuple[int, bool]:
+        """What came instead of records: the end of the partition, deleted offsets, errors. Returns (position, done)."""
+        for message in messages:
+            error = message.error()
+            if error is None:
+                position = max(position, message.offset() + 1)
+                continue
+            if error.code() == KafkaError._PARTITION_EOF:
+                if message.offset() >= self.range.end:
+                    return position, True
+            elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                position = self._pass_lost(consumer, position)
+                return position, position >= self.range.end
+            elif error.fatal() or not error.retriable() and error.code() in _FATAL:
+                raise KafkaException(error)
+        return position, False
+
+    def _pass_lost(self, consumer: Consumer, position: int) -> int:
+        topic, partition, end = self.range.topic, self.range.partition, self.range.end
+        low, high = consumer.get_watermark_offsets(KafkaTopicPartition(topic, partition), timeout=30)
+        if high < end:
+            raise OffsetsWentBack(topic, partition, end, high)
+        if low <= position:
+            # The broker has it after all (a stale leader answered): ask again.
+            consumer.assign([KafkaTopicPartition(topic, partition, position)])
+            return position
+        if not self.skip_lost:
+            raise DataLoss(topic, partition, position, low)
+        self.gaps.append(Gap(topic, partition, position, min(low, end)))
+        if low < end:
+            consumer.assign([KafkaTopicPartition(topic, partition, low)])
+        return low
+
+    def _columns(self, messages: Sequence[Any], size: int) -> Records:
+        first, last = messages[0], messages[-1]
+        contiguous = last.offset() - first.offset() == len(messages) - 1
+        offsets = range(first.offset(), last.offset() + 1) if contiguous else [m.offset() for m in messages]
+        return Records(
+            topic=self.range.topic,
+            partition=self.range.partition,
+            offsets=pa.array(offsets, pa.int64()),
+            timestamps=pa.array([stamp for _, stamp in map(_TIMESTAMP, messages)], pa.int64()),
+            timestamp_type=int(first.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME),
+            keys=list(map(_KEY, messages)) if self.with_keys else None,
+            values=list(map(_VALUE, messages)),
+            headers=list(map(_HEADERS, messages)) if self.with_headers else None,
+            value_bytes=size,
+        )
+
+
+_ERROR, _TIMESTAMP, _KEY, _VALUE, _HEADERS = map(methodcaller, ("error", "timestamp", "key", "value", "headers"))
+
+
+def _size(values: Iterable[bytes | None]) -> int:
+    return sum(map(len, filter(None, values)))
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Messages come by the thousand and go by themselves; looking for garbage among them took an eighth of all time."""
+    threshold = gc.get_threshold()
+    gc.set_threshold(1_000_000, *threshold[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+
+
+_FATAL = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError._AUTHENTICATION,
+        KafkaError._BAD_MSG,
+        KafkaError.UNSUPPORTED_VERSION,
+    }
+)
+
+
+class _Events:
+    """Keeps the last thing librdkafka complained of, for the error message; nothing goes to stderr."""
+
+    def __init__(self) -> None:
+        self.last = "librdkafka reports nothing"
+
+    def on_error(self, error: KafkaError) -> None:
+        self.last = error.str()
+
+    def log(self, level: int, message: str, *args: Any) -> None:
+        """As a logger: librdkafka's lines are its own retries."""
+
+
+def from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[Records]:
+    """The rows of Spark's own Kafka source, one task's partition, as :class:`Records`."""
+    for batch in chain.from_iterable(_slices(b) for b in batches):
+        column = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+        headers = column.get("headers")
+        yield Records(
+            topic=column["topic"][0].as_py(),
+            partition=column["partition"][0].as_py(),
+            offsets=column["offset"].cast(pa.int64()),
+            timestamps=column["timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()),
+            timestamp_type=column["timestampType"][0].as_py(),
+            keys=column["key"].to_pylist(),
+            values=column["value"].to_pylist(),
+            headers=_pairs(headers) if headers is not None else None,
+        )
+
+
+def _pairs(headers: pa.ListArray) -> list[list[tuple[str, bytes | None]] | None]:
+    return [None if one is None else [(h["key"], h["value"]) for h in one] for one in headers.to_pylist()]
+
+
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for start in range(0, batch.num_rows, BATCH_RECORDS):
+        yield batch.slice(start, BATCH_RECORDS)

@@ -1,0 +1,217 @@
+"""What every source of rows has to keep: subclass :class:`RowSourceContract` and give it a ``case``.
+
+::
+
+    class TestJdbcSource(RowSourceContract):
+        @pytest.fixture(params=["incrementing", "bulk"])
+        def case(self, request, postgres): return JdbcCase(...)      # a RowSourceCase, with an empty source
+        @pytest.fixture
+        def spark(self): return spark_session(packages=...)          # only where Spark needs more than it has
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_kafka_spark.sources.base import MAX_SPLITS, Frozen, RowSource
+
+ROWS = 400
+_PARTITION = "__partition"
+
+
+class RowSourceCase(ABC):
+    """A source under test, and the hand that fills it.
+
+    :ivar source: takes everything there is into one window, in splits of at most a hundred rows or so.
+    :ivar limited: the same source, with windows of at most half of :data:`ROWS`.
+    :ivar incremental: whether a second window holds new rows only (``bulk`` modes do not: set False).
+    """
+
+    source: RowSource
+    limited: RowSource
+    incremental: bool = True
+
+    @abstractmethod
+    def add(self, rows: int) -> list[Any]:
+        """Add so many rows, which no source of this case has seen, and say how :meth:`identity` will name each."""
+
+    @abstractmethod
+    def identity(self, row: Row) -> Any:
+        """What tells a row from all others; hashable, and changes with every value of the row that matters."""
+
+
+def spark_session(packages: Sequence[str] = ()) -> SparkSession:
+    """The process's Spark. ``packages`` has an effect for the first caller only."""
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder: Any = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    for key, value in {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
+    }.items():
+        builder = builder.config(key, value)
+    if packages:
+        builder = builder.config("spark.jars.packages", ",".join(packages))
+    session: SparkSession = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+@contextlib.contextmanager
+def applied(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """A session with these settings, for as long as it lasts."""
+    before = {key: spark.conf.get(key, None) for key in settings}
+    for key, value in settings.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            spark.conf.unset(key) if value is None else spark.conf.set(key, value)
+
+
+def by_partition(frame: DataFrame) -> list[list[Row]]:
+    """The rows of each partition, in its order; empty partitions too."""
+    found: list[list[Row]] = [[] for _ in range(frame.rdd.getNumPartitions())]
+    for row in frame.withColumn(_PARTITION, F.spark_partition_id()).collect():
+        found[row[_PARTITION]].append(row)
+    return found
+
+
+def read(spark: SparkSession, source: RowSource, splits: Sequence[Mapping[str, Any]]) -> list[list[Row]]:
+    """What one attempt reads: the rows per split, after splits have travelled through JSON."""
+    with applied(spark, source.settings):
+        return by_partition(source.frame(spark, json.loads(json.dumps(splits))))
+
+
+def windows(source: RowSource, position: Mapping[str, Any] | None, most: int = 100) -> Iterator[Frozen]:
+    """Window after window until there is nothing new."""
+    for _ in range(most):
+        window = source.freeze(position)
+        if not window.splits:
+            assert not window.remaining
+            return
+        yield window
+        position = json.loads(json.dumps(window.position))
+    raise AssertionError(f"still new rows after {most} windows")
+
+
+class RowSourceContract:
+    """See the module."""
+
+    @pytest.fixture
+    def spark(self) -> SparkSession:
+        return spark_session()
+
+    def names(self, case: RowSourceCase, partitions: Sequence[Sequence[Row]]) -> list[list[Any]]:
+        return [[case.identity(row) for row in rows] for rows in partitions]
+
+    def names_of(self, spark: SparkSession, case: RowSourceCase, splits: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+        return self.names(case, read(spark, case.source, splits))
+
+    def flat(self, partitions: Sequence[Sequence[Any]]) -> Counter[Any]:
+        return Counter(name for names in partitions for name in names)
+
+    def test_partition_i_is_split_i_and_the_splits_tile_the_window(self, spark, case):
+        added = case.add(ROWS)
+        assert case.source.validate() == []
+        window = case.source.freeze(None)
+        assert 3 <= len(window.splits) <= MAX_SPLITS
+        assert not window.remaining
+        found = self.names_of(spark, case, window.splits)
+        assert len(found) == len(window.splits)
+        assert sum(1 for names in found if names) >= 3
+        assert self.flat(found) == Counter(added)
+        assert window.rows in (None, ROWS)
+        for index in (0, len(window.splits) // 2, len(window.splits) - 1):
+            [alone] = self.names_of(spark, case, window.splits[index : index + 1])
+            assert Counter(alone) == Counter(found[index])
+
+    def test_splits_are_read_in_the_order_given(self, spark, case):
+        case.add(ROWS)
+        splits = case.source.freeze(None).splits
+        found = self.names_of(spark, case, splits)
+        some = [len(splits) - 1, 0, len(splits) // 2]
+        again = self.names_of(spark, case, [splits[index] for index in some])
+        assert [Counter(names) for names in again] == [Counter(found[index]) for index in some]
+
+    def test_every_attempt_reads_the_same_rows_per_split(self, spark, case):
+        case.add(ROWS)
+        splits = case.source.freeze(None).splits
+        first = self.names_of(spark, case, splits)
+        assert sum(map(len, first)) == ROWS
+        case.add(ROWS)
+        assert [Counter(names) for names in self.names_of(spark, case, splits)] == [Counter(names) for names in first]
+
+    def test_freezing_decides_and_changes_nothing(self, spark, case):
+        added = case.add(ROWS)
+        one, other = case.source.freeze(None), case.source.freeze(None)
+        assert self.flat(self.names_of(spark, case, one.splits)) == Counter(added)
+        assert self.flat(self.names_of(spark, case, other.splits)) == Counter(added)
+
+    def test_an_empty_source_gives_no_splits(self, case):
+        window = case.source.freeze(None)
+        assert (window.splits, window.remaining) == ((), False)
+        json.dumps(window.position)
+
+    def test_nothing_new_gives_no_splits(self, case):
+        if not case.incremental:
+            pytest.skip("every window of this case is the whole source")
+        case.add(ROWS)
+        position = json.loads(json.dumps(case.source.freeze(None).position))
+        for _ in range(2):
+            window = case.source.freeze(position)
+            assert (window.splits, window.remaining) == ((), False)
+            position = json.loads(json.dumps(window.position))
+
+    def test_windows_that_follow_each_other_give_each_row_once(self, spark, case):
+        if not case.incremental:
+            pytest.skip("every window of this case is the whole source")
+        added, found, position = Counter(case.add(ROWS)), Counter(), None
+        for _ in range(3):
+            window = case.source.freeze(position)
+            before = Counter(added)
+            added += Counter(case.add(ROWS // 4))
+            found += self.flat(self.names_of(spark, case, window.splits))
+            assert found == before
+            position = json.loads(json.dumps(window.position))
+        for window in windows(case.source, position):
+            found += self.flat(self.names_of(spark, case, window.splits))
+        assert found == added
+
+    def test_limited_windows_give_each_row_once_and_say_what_remains(self, spark, case):
+        if not case.incremental:
+            pytest.skip("every window of this case is the whole source")
+        added, found, remaining = case.add(ROWS), Counter(), []
+        for window in windows(case.limited, None):
+            found += self.flat(self.names(case, read(spark, case.limited, window.splits)))
+            remaining.append(window.remaining)
+        assert found == Counter(added)
+        assert len(remaining) >= 2
+        assert all(remaining[:-1])
+
+    def test_columns_are_those_of_the_frame(self, spark, case):
+        case.add(ROWS)
+        columns = case.source.columns()
+        with applied(spark, case.source.settings):
+            frame = case.source.frame(spark, case.source.freeze(None).splits)
+        assert columns is None or columns == tuple(frame.columns)
+
+    def test_a_plan_holds_json_only_and_fits_into_a_record(self, case):
+        case.add(ROWS)
+        window = case.source.freeze(None)
+        assert json.loads(json.dumps(window.splits)) == [dict(split) for split in window.splits]
+        assert json.loads(json.dumps(window.position)) == dict(window.position)
+        assert len(json.dumps([*window.splits, window.position])) < 800_000
+        assert all(isinstance(value, str) for value in case.source.settings.values())
