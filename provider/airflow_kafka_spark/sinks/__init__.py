@@ -1,0 +1,28 @@
+"""Where windows go: each sink takes a window whole, or not at all, and remembers that it did.
+
+Importing a sink loads no driver and no Arrow: DAG files import from here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.sinks.base import Guarantee, Sink
+    from airflow_kafka_spark.sinks.files import FilesSink
+    from airflow_kafka_spark.sinks.postgres import PostgresSink
+
+__all__ = ["FilesSink", "Guarantee", "PostgresSink", "Sink"]
+
+_MODULES = {"FilesSink": "files", "Guarantee": "base", "PostgresSink": "postgres", "Sink": "base"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,313 @@
+"""Windows as directories of Parquet, JSON, CSV or ORC files, each published by one rename."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import Fenced, Problem, SinkUnavailable, WindowConflict
+from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
+from airflow_kafka_spark.sinks.files_layout import (
+    PUBLISH,
+    RECORD,
+    TASKS,
+    Record,
+    Staging,
+    escape,
+    flush,
+    make_below,
+    pipeline_slug,
+    window_directory,
+)
+from airflow_kafka_spark.windows.continuity import continues, same_ranges, without_recreated
+from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from airflow_kafka_spark.sinks.files_formats_worker import FileSpec
+
+log = logging.getLogger(__name__)
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+@dataclass(frozen=True)
+class FilesSink(Sink):
+    """Writes each window as a directory of files below ``path``; whoever lists ``path`` sees complete windows only.
+
+    Guarantee: exactly-once. A window's directory is written elsewhere, on the same file system, and becomes visible by one
+    ``rename(2)``, which is atomic and fails when the window is already there (POSIX). Readers are Spark, DuckDB, pandas and
+    Arrow, reading ``path`` as an ordinary partitioned table; the window is a partition column of it. Needs a file system
+    that the Airflow worker and all of Spark's executors share: a local disk for ``local[*]``, else NFS or another mount.
+
+    :param path: the table's directory: an absolute path or a ``file://`` URI. Made when it does not exist. Templated.
+    :param format: ``parquet`` (default), ``json`` (one object per line), ``csv`` or ``orc``.
+    :param partition_by: columns that become directories ``column=value`` within the window, as Spark writes them; they are
+        left out of the files. Booleans, integers, decimals, dates and strings can be.
+    :param compression: parquet: ``none``, ``snappy`` (default), ``gzip``, ``zstd``, ``lz4``; orc: ``none``, ``zlib``,
+        ``snappy``, ``lz4``, ``zstd`` (default); json and csv: ``none`` (default), ``gzip``.
+    :param options: ``max_open_files`` per task when partitioned (default 64), ``max_rows_per_group`` (default 500 000) and
+        ``max_bytes_per_group`` (default 64 MiB) of a row group; csv: ``delimiter`` (default ``,``), ``header`` (default True);
+        orc: ``timestamps``, ``utc`` (default) or ``instant``, see docs/sinks.md; everything else goes to pyarrow's
+        ``ParquetWriter`` or ``ORCWriter`` as it is, for instance ``compression_level``.
+    :param window_column: the partition column that holds the window's name.
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("path",)
+
+    path: str
+    format: str = "parquet"
+    partition_by: Sequence[str] = ()
+    compression: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    window_column: str = "window"
+
+    def __post_init__(self) -> None:
+        names = self.partition_by
+        object.__setattr__(self, "partition_by", (names,) if isinstance(names, str) else tuple(names))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Exactly-once: see the class."""
+        return Guarantee.EXACTLY_ONCE
+
+    @property
+    def uri(self) -> str:
+        """``file:///abs/path``; a path that :meth:`validate` refuses, or that is not rendered yet, is returned as it is."""
+        try:
+            return self.directory.as_uri() if "{{" not in self.path else self.path
+        except ValueError:
+            return str(self.path)
+
+    @property
+    def asset_uri(self) -> str:
+        """The same."""
+        return self.uri
+
+    @property
+    def directory(self) -> Path:
+        """The table's directory.
+
+        :raises ValueError: ``path`` is not an absolute local path or ``file://`` URI.
+        """
+        text = str(self.path)
+        if text.startswith("file:"):
+            parts = urllib.parse.urlsplit(text)
+            if parts.netloc not in ("", "localhost"):
+                raise ValueError(f"`{self.path}` names the host {parts.netloc}")
+            text = urllib.parse.unquote(parts.path)
+        elif found := _SCHEME.match(text):
+            raise ValueError(f"`{self.path}` is not on a file system: {found.group()} is not supported")
+        if not os.path.isabs(text):
+            raise ValueError(f"`{self.path}` is not an absolute path")
+        path = Path(os.path.normpath(text))
+        if path == path.parent:
+            raise ValueError("the root directory cannot be a table")
+        return path
+
+    @property
+    def spec(self) -> FileSpec:
+        """How tasks write files."""
+        from airflow_kafka_spark.sinks.files_formats_worker import FileSpec
+
+        return FileSpec(self.format, self.compression, bool(self.partition_by), dict(self.options))
+
+    def validate(self, shape: Shape) -> list[Problem]:
+        """Options, types, place and rights, all at once. Writes nothing: a right to write is looked up, not tried."""
+        from airflow_kafka_spark.sinks.files_check import problems
+
+        return problems(self, shape)
+
+    def last_applied(self, pipeline: str) -> Applied | None:
+        """The newest window by number among the directories of ``path``, which are listed.
+
+        :raises WindowConflict: that directory has no record, or another pipeline's.
+        """
+        newest = self.newest_record(pipeline)
+        return newest.applied if newest else None
+
+    def applied(self, window: Window) -> Applied | None:
+        """What the window's directory says.
+
+        :raises WindowConflict: a window of this number is there, but of other offsets.
+        """
+        record = self.record(window)
+        return record.applied if record else None
+
+    def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> FilesWindowWriter:
+        """Takes the directories of earlier attempts away, by a rename first: one that still lives then finds nothing of its
+        own, can neither write nor publish, and fails with :class:`~airflow_kafka_spark.errors.Fenced`."""
+        staging = Staging.beside(self.directory)
+        try:
+            staging.sweep(window)
+            attempt = staging.create(window)
+        except OSError as error:
+            raise SinkUnavailable(self.uri, f"beginning window {window}", str(error)) from error
+        if self.format == "orc" and self.options.get("timestamps", "utc") == "utc":
+            log.info("ORC timestamps are written as UTC: Spark reads them right where its JVMs' time zone is UTC")
+        return FilesWindowWriter(self, window, tuple(splits), shape, staging, attempt)
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def window_path(self, window: Window) -> Path:
+        """The window's directory, once it is published."""
+        return self.directory / window_directory(self.window_column, window)
+
+    def record(self, window: Window) -> Record | None:
+        """The whole record of a window, None when it is not published.
+
+        :raises WindowConflict: a window of this number is there, but of other offsets.
+        """
+        record = self._read_record(self.window_path(window), window.pipeline)
+        if record and not same_ranges(record.applied.ranges, window.ranges):
+            there = ", ".join(map(str, record.applied.ranges))
+            raise WindowConflict(str(window), f"{self.window_path(window)} holds {there}", ", ".join(map(str, window.ranges)))
+        return record
+
+    def newest_record(self, pipeline: str) -> Record | None:
+        """The record of the newest window of a pipeline."""
+        named = re.compile(re.escape(f"{escape(self.window_column)}={pipeline_slug(pipeline)}") + r"-(\d{10,})")
+        try:
+            with os.scandir(self.directory) as entries:
+                found = [(int(name[1]), entry.path) for entry in entries if (name := named.fullmatch(entry.name))]
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SinkUnavailable(self.uri, "looking for the last window", str(error)) from error
+        return self._read_record(Path(max(found)[1]), pipeline) if found else None
+
+    def flush(self) -> None:
+        """Make the names of published windows survive a power cut."""
+        try:
+            for directory in (self.directory, self.directory.parent):
+                flush(directory)
+        except OSError as error:
+            raise SinkUnavailable(self.uri, "making published windows durable", str(error)) from error
+
+    def _read_record(self, directory: Path, pipeline: str) -> Record | None:
+        try:
+            record = Record.load((directory / RECORD).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            if not os.path.lexists(directory):
+                return None
+            raise WindowConflict(directory.name, f"{directory} has no {RECORD}", "the record every window has") from None
+        except ValueError as error:
+            raise WindowConflict(directory.name, f"{directory / RECORD} cannot be understood: {error}", "a record") from error
+        except OSError as error:
+            raise SinkUnavailable(self.uri, "reading the record of a window", str(error)) from error
+        # Whoever published it may have died before it was durable, and the caller will move Kafka's offsets past it.
+        self.flush()
+        if record.applied.pipeline != pipeline:
+            raise WindowConflict(directory.name, f"{directory} belongs to pipeline `{record.applied.pipeline}`", f"`{pipeline}`")
+        return record
+
+
+class FilesWindowWriter(WindowWriter):
+    """One attempt: a directory that tasks write into, and the rename at its end. Made by :meth:`FilesSink.begin`."""
+
+    def __init__(
+        self, sink: FilesSink, window: Window, splits: Sequence[Split], shape: Shape, staging: Staging, attempt: Path
+    ) -> None:
+        self.sink = sink
+        self.window = window
+        self.splits = splits
+        self.shape = shape
+        self.staging = staging
+        self.attempt = attempt
+
+    def split_writer(self) -> SplitWriter:
+        from airflow_kafka_spark.sinks.files_worker import FilesSplitWriter, Target
+
+        sink, window = self.sink, self.window
+        target = Target(
+            sink=sink.uri,
+            attempt=str(self.attempt),
+            pipeline=window.pipeline,
+            window=str(window),
+            schema=self.shape.schema,
+            partition_by=tuple(sink.partition_by),
+            spec=sink.spec,
+        )
+        return FilesSplitWriter(target)
+
+    def commit(self, results: Sequence[SplitResult]) -> Applied:
+        """See :meth:`WindowWriter.commit`. Only the files that ``results`` name are published: what other attempts at a split
+        have written, or are still writing, stays behind.
+
+        :raises Fenced: a newer attempt took over and has not published yet.
+        """
+        faults.reached("sink.staged")
+        if (done := self.sink.applied(self.window)) is not None:
+            return done
+        self._refuse_conflict()
+        try:
+            record = self._gather(results)
+            faults.reached("sink.in_transaction")
+            self._publish()
+        except OSError as error:
+            return self._after(error)
+        faults.reached("sink.committed")
+        return record.applied
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.staging.discard(self.attempt)
+
+    def _refuse_conflict(self) -> None:
+        newest = self.sink.newest_record(self.window.pipeline)
+        if newest is None:
+            return
+        previous = without_recreated(newest.applied, newest.topic_ids, self.window)
+        if reasons := continues(previous, self.window):
+            expected = f"a window that follows number {previous.number}, the newest in {self.sink.directory}"
+            raise WindowConflict(str(self.window), "; ".join(reasons), expected)
+
+    def _gather(self, results: Sequence[SplitResult]) -> Record:
+        """Move the files of all splits and the record into one directory, and make it durable."""
+        publish = self.attempt / PUBLISH
+        os.mkdir(publish)
+        directories = {publish}
+        files: list[Mapping[str, Any]] = []
+        for token in (result.token for result in results):
+            for file in token.get("files", ()):
+                *parents, name = file["path"].split("/")
+                directory = make_below(publish, parents)
+                directories.update(publish.joinpath(*parents[:depth]) for depth in range(1, len(parents) + 1))
+                os.rename(self.attempt / TASKS / token["token"] / file["path"], directory / name)
+                files.append(file)
+        record = self._record(sum(int(result.token.get("rows", 0)) for result in results), files)
+        (publish / RECORD).write_text(record.dump(), encoding="utf-8")
+        for path in (publish / RECORD, *directories):
+            flush(path)
+        return record
+
+    def _record(self, rows: int, files: Sequence[Mapping[str, Any]]) -> Record:
+        window = self.window
+        facts = {"run": window.run, "cluster_id": window.cluster_id, "committed_at": datetime.now(timezone.utc).isoformat()}
+        applied = Applied(window.pipeline, window.number, window.ranges, rows)
+        return Record(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), window.topic_ids, facts)
+
+    def _publish(self) -> None:
+        self.sink.directory.mkdir(parents=True, exist_ok=True)
+        os.rename(self.attempt / PUBLISH, self.sink.window_path(self.window))
+        self.sink.flush()
+
+    def _after(self, error: OSError) -> Applied:
+        """What a failed step means: another attempt was faster, has taken over, or the file system refused."""
+        if (done := self.sink.applied(self.window)) is not None:
+            return done
+        if isinstance(error, FileNotFoundError) and not self.attempt.exists():
+            raise Fenced(self.window.pipeline, f"publishing window {self.window.number}") from error
+        raise SinkUnavailable(self.sink.uri, f"publishing window {self.window}", str(error)) from error

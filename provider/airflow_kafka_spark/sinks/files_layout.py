@@ -1,0 +1,226 @@
+"""Names and places of a files sink: what a window's directory is called, where attempts write, what is left on disk when.
+
+::
+
+    <path>/<window column>=<pipeline>-<number>/[column=value/]<topic>-<partition>-<start>-<end>.<format>
+    <path>/<window column>=<pipeline>-<number>/_window                    the sink's record of the window
+    <parent>/.<name>.airflow-staging/<pipeline>-<number>-<attempt>/       an attempt, out of every reader's sight
+        tasks/<task>/...                                                  what one task attempt wrote
+        publish/...                                                       the window, complete; renamed into <path> in one step
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from airflow_kafka_spark.windows.model import Applied, OffsetRange, Window
+
+log = logging.getLogger(__name__)
+
+RECORD = "_window"
+"""The record's file name: hidden by its underscore from Spark and Arrow, and without an extension from ``**/*.json``."""
+
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+LONGEST_NAME = 255
+"""Bytes a file system takes for one name."""
+
+TASKS = "tasks"
+PUBLISH = "publish"
+
+# What Spark escapes (ExternalCatalogUtils.escapePathName), and NUL, which no file system takes.
+_ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
+_REMOVED = ".removed"
+
+
+def slug(name: str, longest: int) -> str:
+    """``name`` where it is a safe file name, else a safe one like it with a hash: different names have different slugs.
+
+    :param name: a pipeline or a topic.
+    :param longest: characters a name may have before it is shortened.
+    """
+    # A leading underscore or dot would hide the file from Spark and Arrow: `_orders` is a legal topic.
+    if len(name) <= longest and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        return name
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:longest]
+    # `~` is in no safe name, so that no other name can be taken for this one.
+    return f"{safe}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def pipeline_slug(pipeline: str) -> str:
+    return slug(pipeline, 120)
+
+
+def window_directory(column: str, window: Window) -> str:
+    """The directory of a window below the sink's path."""
+    return f"{escape(column)}={pipeline_slug(window.pipeline)}-{window.id}"
+
+
+def file_stem(split: OffsetRange, part: int = 0) -> str:
+    """A file's name without its suffix: topic, partition and offsets, and a number from the second part on."""
+    stem = f"{slug(split.topic, 140)}-{split.partition}-{split.start:020d}-{split.end:020d}"
+    return f"{stem}-part{part:05d}" if part else stem
+
+
+def escape(text: str) -> str:
+    """A partition column's name or value as Spark writes it into a path."""
+    return _ESCAPED.sub(lambda found: f"%{ord(found.group()):02X}", text)
+
+
+def partition_directory(column: str, value: str | None) -> str:
+    """``column=value``; null, and as in Spark the empty string too, is ``__HIVE_DEFAULT_PARTITION__``."""
+    return f"{escape(column)}={escape(value) if value else NULL_PARTITION}"
+
+
+# --- durable steps --------------------------------------------------------------------------------------------------
+
+
+def flush(path: str | Path) -> None:
+    """Make a closed file, or the names in a directory, survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_below(base: Path, names: Sequence[str]) -> Path:
+    """Make nested directories in ``base``, never ``base`` itself: when a newer attempt took it away, this one has to notice.
+
+    :raises FileNotFoundError: ``base`` does not exist any more.
+    """
+    here = base
+    for name in names:
+        here = here / name
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(here)
+    return here
+
+
+# --- the sink's record of a window ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """What ``_window`` holds.
+
+    :param applied: what was written.
+    :param files: path below the window's directory, rows and bytes of each file.
+    :param format: the files' format.
+    :param partition_by: their partition columns.
+    :param topic_ids: each topic's id: offsets of another topic of that name mean other records.
+    :param facts: who wrote it and when, for people.
+    """
+
+    applied: Applied
+    files: tuple[Mapping[str, Any], ...] = ()
+    format: str = ""
+    partition_by: tuple[str, ...] = ()
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def dump(self) -> str:
+        applied = self.applied
+        return json.dumps(
+            {
+                "version": 1,
+                "pipeline": applied.pipeline,
+                "number": applied.number,
+                "ranges": [[r.topic, r.partition, r.start, r.end] for r in applied.ranges],
+                "rows": applied.written,
+                "format": self.format,
+                "partition_by": list(self.partition_by),
+                "topic_ids": dict(self.topic_ids),
+                **self.facts,
+                "files": [dict(f) for f in self.files],
+            },
+            ensure_ascii=False,
+            indent=1,
+        )
+
+    @classmethod
+    def load(cls, text: str) -> Record:
+        """:raises ValueError: not a record of a window."""
+        found = json.loads(text)
+        try:
+            return cls(
+                Applied(found["pipeline"], found["number"], tuple(OffsetRange(*r) for r in found["ranges"]), found["rows"]),
+                tuple(found["files"]),
+                found["format"],
+                tuple(found["partition_by"]),
+                found["topic_ids"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the record of a window: {error!r}") from error
+
+
+# --- staging --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Where attempts write: a hidden directory beside the sink's, on the same file system, so that a rename publishes.
+
+    :param root: ``<parent>/.<name>.airflow-staging``.
+    """
+
+    root: Path
+
+    @classmethod
+    def beside(cls, path: Path) -> Staging:
+        return cls(path.parent / f".{path.name}.airflow-staging")
+
+    def create(self, window: Window) -> Path:
+        """A directory for a new attempt at a window."""
+        for _ in range(10):
+            attempt = self.root / f"{pipeline_slug(window.pipeline)}-{window.id}-{uuid.uuid4().hex}"
+            # An attempt that ends at this moment removes the root when it is empty: then once more.
+            with contextlib.suppress(FileNotFoundError):
+                self.root.mkdir(parents=True, exist_ok=True)
+                os.mkdir(attempt)
+                os.mkdir(attempt / TASKS)
+                return attempt
+        raise FileNotFoundError(f"{self.root} is removed as fast as it is made")
+
+    def attempts(self, pipeline: str, up_to: int) -> Iterator[Path]:
+        """Directories of attempts at windows of a pipeline, those being removed included.
+
+        :param up_to: the last window's number to look for.
+        """
+        named = re.compile(re.escape(pipeline_slug(pipeline)) + r"-(\d{10,})-[0-9a-f]{32}(?:\.removed)?")
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
+            for entry in entries:
+                found = named.fullmatch(entry.name)
+                if found and int(found[1]) <= up_to:
+                    yield Path(entry.path)
+
+    def sweep(self, window: Window) -> None:
+        """Remove what is left of attempts at this window, and at those before it."""
+        for attempt in list(self.attempts(window.pipeline, window.number)):
+            self.discard(attempt)
+
+    def discard(self, attempt: Path) -> None:
+        """Remove an attempt. Never raises: what stays is litter, and the next attempt tries again."""
+        removed = attempt if attempt.name.endswith(_REMOVED) else attempt.with_name(attempt.name + _REMOVED)
+        try:
+            # Renamed before anything in it is deleted: an attempt that still lives must find all of its files or none,
+            # or it could publish what is left.
+            os.rename(attempt, removed)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("The leftover %s of an earlier attempt cannot be removed: %s", attempt, error)
+            return
+        shutil.rmtree(removed, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rmdir(self.root)

@@ -1,0 +1,204 @@
+"""Kafka as a sink: rows become records of a topic, each split in one transaction with a marker in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.formats.base import Format, spark_column
+from airflow_kafka_spark.sinks.base import Guarantee
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+OWN_SETTINGS = frozenset(
+    {"transactional.id", "transaction.timeout.ms", "message.timeout.ms", "enable.idempotence", "partitioner"}
+)
+"""Producer settings that exactly-once stands on."""
+
+
+@dataclass(frozen=True)
+class KafkaSink:
+    """Where and how rows become records.
+
+    Guarantee: exactly-once, split by split. A ``read_committed`` reader sees each row of a window once, whatever is killed,
+    retried or paused: the records of a split and the marker that says so are one Kafka transaction (KIP-98), and a split is
+    looked for before it is written. While a window is published such a reader may see some of its splits; the ledger's COMPLETE
+    record says that all of them are there.
+
+    :param topic: the topic; or give ``topic_column``.
+    :param topic_column: a column that names each row's topic; these topics have to exist.
+    :param value: how rows become values.
+    :param value_columns: the columns of the value, in order; None (default) is all that the source has.
+    :param key: the column of the key, or several; empty for records without a key.
+    :param key_format: how they become keys; default String for one column, Json for several.
+    :param headers: header name -> column (text or binary; a null leaves the header out).
+    :param partition: a column (integer) that says each record's partition; where it is null, and without it, keys are placed as
+        the Java client places them (murmur2), and records without a key go round in turn.
+    :param timestamp: a column (timestamp, or bigint milliseconds since the epoch) of the record's time; default: when it is
+        written.
+    :param auto_create: create the topic when it is missing.
+    :param partitions: of a topic that is created; -1 is the brokers' default.
+    :param replication_factor: of a topic that is created; -1 is the brokers' default.
+    :param topic_config: settings of a topic that is created.
+    :param producer_config: producer settings, in librdkafka's names (Connect's ``producer.override.*``).
+    :param transaction_timeout: seconds that a split may take before the broker aborts it, at most the brokers'
+        ``transaction.max.timeout.ms``.
+    :param allow_new_partitions: go on with a window after its topic was given more partitions: keys then move.
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("topic", "topic_config", "producer_config")
+
+    topic: str | None
+    value: Format
+    topic_column: str | None = None
+    value_columns: Sequence[str] | None = None
+    key: Sequence[str] = ()
+    key_format: Format | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    partition: str | None = None
+    timestamp: str | None = None
+    auto_create: bool = False
+    partitions: int = -1
+    replication_factor: int = -1
+    topic_config: Mapping[str, str] = field(default_factory=dict)
+    producer_config: Mapping[str, Any] = field(default_factory=dict)
+    transaction_timeout: float = 300.0
+    allow_new_partitions: bool = False
+    conn_id: str = "kafka_default"
+
+    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE_PER_SPLIT
+
+    @property
+    def uri(self) -> str:
+        """``kafka://conn_id/topic``."""
+        return f"kafka://{self.conn_id}/{self.topic or '*'}"
+
+    # --- validate ---
+
+    def problems(self, columns: Sequence[str] | None) -> list[Problem]:
+        """What is wrong with the options, asking nobody.
+
+        :param columns: the source's, None where only Spark can tell.
+        """
+        problems = [*self._topic_problems(), *self._producer_problems()]
+        used: dict[str, Sequence[str | None]] = {
+            "key": self.key,
+            "value_columns": self.value_columns or (),
+            "headers": tuple(self.headers.values()),
+            "topic_column": (self.topic_column,),
+            "partition": (self.partition,),
+            "timestamp": (self.timestamp,),
+        }
+        for where, names in used.items():
+            missing = [n for n in names if n is not None and columns is not None and n not in columns]
+            for name in missing:
+                problems.append(Problem(where, f"the source has no column `{name}`", f"It has {', '.join(columns or ())}"))
+        if columns is not None or self.value_columns:
+            problems += self.value.encoding_problems("value", tuple(self.value_columns or columns or ()))
+        if self.key:
+            problems += self.key_writer.encoding_problems("key", self.key)
+        return problems
+
+    def _topic_problems(self) -> list[Problem]:
+        problems = []
+        if bool(self.topic) == bool(self.topic_column):
+            given = "both are given" if self.topic else "none is given"
+            problems.append(Problem("topic", f"either `topic` or `topic_column`: {given}", "Give one of them"))
+        if self.topic_column and self.auto_create:
+            problems.append(Problem("auto_create", "it creates `topic`, not the topics of a column", "Create those beforehand"))
+        return problems
+
+    def _producer_problems(self) -> list[Problem]:
+        taken = sorted(OWN_SETTINGS & set(self.producer_config))
+        problems = [Problem("producer_config", f"`{name}` is this operator's own affair", "Leave it out") for name in taken]
+        acks = str(self.producer_config.get("acks", "all"))
+        if acks not in ("all", "-1"):
+            problems.append(Problem("producer_config", f"`acks={acks}` loses records", "Leave it out: a transaction needs `all`"))
+        timeout = self.transaction_timeout
+        if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout < 1:
+            problems.append(Problem("transaction_timeout", f"`{timeout}` is not a number of seconds, at least 1"))
+        return problems
+
+    def server_problems(self, hook: KafkaHook) -> list[Problem]:
+        """What the brokers say: the topic, and how long a transaction may take. Changes nothing."""
+        problems = []
+        try:
+            if self.topic and not self.auto_create and not hook.describe_topics([self.topic], missing="omit"):
+                action = "Create it, or set `auto_create=True`"
+                problems.append(Problem("topic", f"topic `{self.topic}` does not exist", action))
+            longest = hook.broker_config().get("transaction.max.timeout.ms")
+        except KafkaSparkError as error:
+            return [Problem("kafka_conn_id", error.found, error.action)]
+        if longest and self.transaction_timeout * 1000 > int(longest):
+            seconds = int(longest) / 1000
+            found = f"{self.transaction_timeout:g} s is more than the brokers allow, {seconds:g} s (transaction.max.timeout.ms)"
+            problems.append(Problem("transaction_timeout", found, f"At most {seconds:g}, with splits that take less"))
+        return problems
+
+    # --- what the parts are made of ---
+
+    @property
+    def key_writer(self) -> Format:
+        from airflow_kafka_spark.formats import Json, String
+
+        return self.key_format or (String() if len(self.key) == 1 else Json())
+
+    def ensure_topic(self, hook: KafkaHook) -> None:
+        """Create the topic if that is wanted and needed."""
+        if self.topic and self.auto_create:
+            hook.create_topic(self.topic, self.partitions, self.replication_factor, self.topic_config)
+
+    def producer(self, hook: KafkaHook) -> dict[str, Any]:
+        """The configuration of the tasks' producers."""
+        config = dict(self.producer_config)
+        if self.topic:
+            largest = hook.topic_config([self.topic])[self.topic].get("max.message.bytes")
+            # The broker's own limit, so that it is known which row is too large.
+            config.setdefault("message.max.bytes", int(largest) if largest else 1_048_588)
+        return hook.producer_config(**config)
+
+    def records(self, frame: DataFrame) -> DataFrame:
+        """The source's rows as records: ``key`` and ``value`` in binary, and what else was asked for."""
+        from pyspark.sql import functions as F
+
+        names = [*(self.value_columns or frame.columns)]
+        columns = [
+            (self.key_writer.encode(self.key) if self.key else F.lit(None).cast("binary")).alias("key"),
+            self.value.encode(names).alias("value"),
+        ]
+        if self.topic_column:
+            columns.append(spark_column(self.topic_column).cast("string").alias("topic"))
+        if self.partition:
+            columns.append(spark_column(self.partition).cast("int").alias("partition"))
+        if self.timestamp:
+            columns.append(self._milliseconds(frame).alias("timestamp"))
+        if self.headers:
+            columns.append(self._headers().alias("headers"))
+        return frame.select(*columns)
+
+    def _milliseconds(self, frame: DataFrame) -> Any:
+        from pyspark.sql import functions as F
+
+        assert self.timestamp
+        column = spark_column(self.timestamp)
+        kind = frame.schema[self.timestamp].dataType.typeName()
+        if kind.startswith("timestamp"):
+            return F.unix_millis(column.cast("timestamp"))
+        return column.cast("bigint")
+
+    def _headers(self) -> Any:
+        from pyspark.sql import functions as F
+
+        pairs = [
+            F.when(
+                spark_column(column).isNotNull(),
+                F.struct(F.lit(name).alias("key"), spark_column(column).cast("string").cast("binary").alias("value")),
+            )
+            for name, column in self.headers.items()
+        ]
+        return F.filter(F.array(*pairs), lambda pair: pair.isNotNull())

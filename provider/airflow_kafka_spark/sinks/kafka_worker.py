@@ -1,0 +1,218 @@
+"""Publishing one split in one Kafka transaction. Runs in Spark's tasks: imports neither Airflow nor pyspark.
+
+Fence, look, write, and in no other order:
+
+1. **fence**: ``init_transactions()`` on the split's own transactional id. Whoever published this split before is done, or
+   refused.
+2. **look** for the split's marker in the ledger. If it is there, so are the records.
+3. **write**: one transaction of all records and, last, the marker.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import Fenced, KafkaSparkError, KafkaUnavailable
+from airflow_kafka_spark.hooks.kafka_client import ClientEvents
+from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced
+from airflow_kafka_spark.hooks.ledger_topic import PROMPT, LedgerPlace, read_to
+from airflow_kafka_spark.sinks.kafka_send_worker import Sender
+from airflow_kafka_spark.windows.codec import encode_error, marker_to_json
+from airflow_kafka_spark.windows.memory import Memory, marker_key, marker_record, remember, window_key
+from airflow_kafka_spark.windows.model import Marker, TopicPartition
+
+PRODUCER: Mapping[str, Any] = {
+    "compression.type": "lz4",
+    "linger.ms": 5,
+    "batch.size": 1 << 20,
+    "batch.num.messages": 10_000,
+    "queue.buffering.max.messages": 500_000,
+    "queue.buffering.max.kbytes": 131_072,
+    "allow.auto.create.topics": False,
+    # As the Java client places keys, so that other producers' records of a key lie in the same partition.
+    "partitioner": "murmur2_random",
+}
+"""Producer settings under the connection's own: measured in benchmarks/."""
+
+FENCE_SECONDS = 60.0
+YIELD_SECONDS = 30.0
+"""How long a task waits for the marker of the one that has fenced it: usually its own copy, started by speculation."""
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """Publishes splits of one window.
+
+    :param config: the producer's configuration. Travels to the executors inside the pickled task only.
+    :param reading: a consumer's, for the look into the ledger.
+    :param ledger: where markers go, and whose window this is.
+    :param prefix: what the splits' transactional ids begin with.
+    :param topic: where records go that name no topic of their own.
+    :param partitions: partitions per known topic: what places keys.
+    :param transaction_timeout: seconds after which the broker aborts a transaction that nobody ends.
+    """
+
+    config: Mapping[str, Any] = field(repr=False)
+    reading: Mapping[str, Any] = field(repr=False)
+    ledger: LedgerPlace
+    prefix: str
+    topic: str | None
+    partitions: Mapping[str, int]
+    transaction_timeout: float
+
+    def publish(self, split: int, batches: Iterator[pa.RecordBatch]) -> Marker:
+        """Publish a split, or find that it is published.
+
+        :raises Fenced: a newer attempt owns the window, or another task works on this very split.
+        :raises KafkaUnavailable: the brokers do not answer; the split is not published, or its marker says that it is.
+        """
+        events = ClientEvents()
+        try:
+            producer = self._fence(split, events)
+            if (there := self.look(split)) is not None:
+                _drain(batches)
+                return there
+            faults.reached("publish.begin")
+            return self._write(producer, events, split, batches)
+        except (KafkaException, SystemError) as error:
+            # A fatal error that is raised while callbacks run comes out of the client as a SystemError.
+            return self._resolve(error, events, split, batches)
+
+    def _fence(self, split: int, events: ClientEvents) -> Producer:
+        milliseconds = round(self.transaction_timeout * 1000)
+        timeouts = {"transaction.timeout.ms": milliseconds, "message.timeout.ms": milliseconds}
+        config = {**PRODUCER, **self.config, **timeouts}
+        return fencing_producer(config, f"{self.prefix}{split}", self.ledger.topic, FENCE_SECONDS, events)
+
+    def look(self, split: int) -> Marker | None:
+        """The split's marker, if it is published.
+
+        :raises Fenced: a newer attempt has claimed the window, or it is complete: whoever runs here is a zombie.
+        """
+        memory = self._memory(split)
+        entry = memory.entries.get(self.ledger.number)
+        if entry is None or entry.attempt.token != self.ledger.token or entry.state.value != "PLANNED":
+            raise Fenced(self.ledger.pipeline, f"publishing split {split} of window {self.ledger.number}")
+        return memory.markers.get((self.ledger.number, split))
+
+    def _memory(self, split: int) -> Memory:
+        tp = TopicPartition(self.ledger.topic, self.ledger.partition)
+        config = {**self.reading, **PROMPT}
+        consumer = Consumer({**config, "isolation.level": "read_uncommitted"}, logger=ClientEvents())
+        try:
+            _, high = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), timeout=FENCE_SECONDS)
+        except KafkaException as error:
+            raise self._unavailable(error, f"looking into {tp}") from None
+        finally:
+            consumer.close()
+        # Not what other splits are about to write: a task that died with its marker sent would hold up all the others.
+        mine = (
+            window_key(self.ledger.pipeline, self.ledger.number),
+            marker_key(self.ledger.pipeline, self.ledger.number, split),
+        )
+        return remember(self.ledger.pipeline, read_to(config, tp, self.ledger.offset, high, mine))
+
+    def _write(self, producer: Producer, events: ClientEvents, split: int, batches: Iterator[pa.RecordBatch]) -> Marker:
+        producer.begin_transaction()
+        sender = Sender(producer, self.topic, dict(self.partitions), turn=split, patience=self.transaction_timeout)
+        try:
+            for batch in batches:
+                sender.send(batch)
+                faults.reached("publish.mid")
+            landed = sender.flush()
+            faults.reached("publish.flushed")
+            marker = Marker(self.ledger.number, split, landed, sender.bytes)
+            self._mark(producer, marker)
+            faults.reached("publish.marked")
+            producer.commit_transaction(self.transaction_timeout)
+        except KafkaSparkError:
+            self._abort(producer)
+            raise
+        faults.reached("publish.committed")
+        return marker
+
+    def _mark(self, producer: Producer, marker: Marker) -> None:
+        # Last: until the transaction ends, nobody can read the ledger's partition past this record.
+        record = marker_record(self.ledger.pipeline, marker)
+        producer.produce(self.ledger.topic, record.value, record.key, self.ledger.partition)
+        if producer.flush(self.transaction_timeout):
+            raise KafkaUnavailable(
+                str(self.config.get("bootstrap.servers")), f"publishing split {marker.split}", "its marker was not acknowledged"
+            )
+
+    def _abort(self, producer: Producer) -> None:
+        """So that readers need not wait for the timeout. What cannot be aborted now, the next attempt's fence aborts."""
+        try:
+            producer.purge()
+            producer.abort_transaction(10)
+        except (KafkaException, SystemError):
+            return
+
+    def _resolve(self, error: Exception, events: ClientEvents, split: int, batches: Iterator[pa.RecordBatch]) -> Marker:
+        """The outcome is unknown, or another task has taken over. The ledger says what happened, never the exception."""
+        if not is_fenced(error, events):
+            # Fencing oneself ends a transaction in doubt: after that it is published, or never will be.
+            try:
+                self._fence(split, ClientEvents())
+            except KafkaException:
+                raise self._unavailable(error, f"publishing split {split} of window {self.ledger.number}") from None
+            there = self.look(split)
+        else:
+            there = self._wait_for_other(split)
+        if there is None:
+            if is_fenced(error, events):
+                raise Fenced(self.ledger.pipeline, f"publishing split {split} of window {self.ledger.number}") from None
+            raise self._unavailable(error, f"publishing split {split} of window {self.ledger.number}") from None
+        _drain(batches)
+        return there
+
+    def _wait_for_other(self, split: int) -> Marker | None:
+        deadline = time.monotonic() + YIELD_SECONDS
+        while (there := self.look(split)) is None and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return there
+
+    def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:
+        return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe(error))
+
+
+def _drain(batches: Iterator[pa.RecordBatch]) -> None:
+    """Spark wants its rows taken."""
+    for _ in batches:
+        pass
+
+
+@dataclass(frozen=True)
+class PublishTask:
+    """The function that Spark maps over the partitions of a source (``mapInArrow``): partition ``i`` is split ``splits[i]``.
+
+    :param publisher: publishes them.
+    :param splits: the indexes of the splits that are left to publish.
+    """
+
+    publisher: Publisher
+    splits: tuple[int, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            result = json.dumps({"marker": marker_to_json(self.publisher.publish(self.splits[_partition()], batches))})
+        except KafkaSparkError as error:
+            result = encode_error(error)
+        yield pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
+
+
+def _partition() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()

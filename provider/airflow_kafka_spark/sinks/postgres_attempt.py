@@ -1,0 +1,264 @@
+"""One attempt at a window, prepared on the driver: earlier attempts ended, their leftovers gone, the target looked up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from airflow_kafka_spark.errors import SinkRejected
+from airflow_kafka_spark.sinks import postgres_sql as sql
+from airflow_kafka_spark.sinks.postgres_catalog import Table, read_table, resolve
+from airflow_kafka_spark.sinks.postgres_connection import APPLICATION, Server, lock_key, pipeline_key, rows, run
+from airflow_kafka_spark.sinks.postgres_merge import Merge, Stage
+from airflow_kafka_spark.sinks.postgres_types import StageColumn, copies_directly, created_type, merge_column, stage_column
+from airflow_kafka_spark.sinks.postgres_windows import exists, recorded, refuse_conflict
+from airflow_kafka_spark.windows.model import Split, Window
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from airflow_kafka_spark.sinks.base import Shape
+    from airflow_kafka_spark.sinks.postgres import PostgresSink
+    from airflow_kafka_spark.sinks.postgres_worker import Load
+
+OFFSET, TOMBSTONE = "__airflow_offset", "__airflow_tombstone"
+KEEP_SPLITS = "Set back what decides the size of splits until this window is complete"
+_POLL = 0.02
+_DROPPED_AT_ONCE = 50
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What driver and tasks of one attempt need to know.
+
+    :param key: names the pipeline in names of tables and sessions.
+    :param token: names this attempt.
+    :param columns: the rows' columns.
+    :param merge: how they get into the target.
+    :param direct: whether COPY may write the target itself.
+    """
+
+    server: Server
+    window: Window
+    splits: tuple[Split, ...]
+    target: sql.Name
+    windows: sql.Name
+    markers: sql.Name
+    stage_schema: str
+    key: str
+    token: str
+    columns: tuple[StageColumn, ...]
+    merge: Merge
+    direct: bool
+
+    @property
+    def application_name(self) -> str:
+        return application_name(self.key)
+
+    @property
+    def prefix(self) -> str:
+        """Begins the names of all tables of this attempt: at most 63 bytes with what follows."""
+        return f"{stage_prefix(self.key)}{self.window.number:x}_{self.token}"
+
+    @property
+    def registry(self) -> sql.Name:
+        return sql.Name(self.stage_schema, f"{self.prefix}_r")
+
+    @property
+    def lock(self) -> int:
+        """Held by whoever applies a window of this pipeline."""
+        return lock_key("window", str(self.windows), self.window.pipeline)
+
+    def load(self) -> Load:
+        from airflow_kafka_spark.sinks.postgres_worker import Load
+
+        return Load(
+            server=self.server,
+            application_name=self.application_name,
+            pipeline=self.window.pipeline,
+            number=self.window.number,
+            window=str(self.window),
+            target=str(self.target),
+            columns=self.columns,
+            key=self.merge.key,
+            offset=self.merge.offset,
+            tombstone=self.merge.tombstone,
+        )
+
+    def stage(self, split: int, table: str) -> Stage:
+        """A registered stage, with the place of its partition among the window's."""
+        r = next(s.range for s in self.splits if s.index == split)
+        partitions = sorted({s.range.topic_partition for s in self.splits})
+        return Stage(str(sql.Name(self.stage_schema, table)), r.topic, r.partition, partitions.index(r.topic_partition))
+
+
+def application_name(key: str) -> str:
+    return f"{APPLICATION} {key}"
+
+
+def stage_prefix(key: str) -> str:
+    return f"airflow_stage_{key}_"
+
+
+def prepare(sink: PostgresSink, window: Window, splits: Sequence[Split], shape: Shape) -> Attempt:
+    """End earlier attempts, clear what they left, make the tables that are missing, and look up the target.
+
+    :raises WindowConflict: the window cannot follow the sink's last one.
+    :raises SinkRejected: the target does not take these rows.
+    :raises SinkUnavailable: the server cannot be reached, or an earlier attempt cannot be ended.
+    """
+    server = sink.server()
+    with server.session("beginning window", str(window)) as connection:
+        schema, table = sql.parse_name(sink.table)
+        name = resolve(connection, schema, table)
+        windows, markers = sql.Name(name.schema, sink.windows_table), sql.Name(name.schema, sink.splits_table)
+        key = pipeline_key(windows, window.pipeline)
+        stage_schema = sink.stage_schema or name.schema
+        _clear(connection, key, stage_schema, server.lock_timeout)
+        _create_missing(connection, sink, name, windows, markers, shape)
+        if recorded(connection, windows, window) is None:
+            refuse_conflict(connection, windows, window)
+            _compare_markers(connection, sink, markers, window, splits)
+        target = read_table(connection, name)
+        if target is None:
+            raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")
+        columns, merge, direct = _plan(sink, target, shape, window)
+        attempt = Attempt(
+            server, window, tuple(splits), name, windows, markers, stage_schema, key, uuid4().hex[:8], columns, merge, direct
+        )
+        if sink.atomic == "window":
+            run(connection, sql.create_registry(attempt.registry))
+        return attempt
+
+
+# --- earlier attempts ----------------------------------------------------------------------------------------------------
+
+
+def _clear(connection: psycopg.Connection, key: str, schema: str, patience: float) -> None:
+    """End the sessions of earlier attempts, whatever they are doing, and drop their tables.
+
+    A paused attempt that wakes up finds its session closed; a task of it that opens a new one finds its registry gone.
+    """
+    from psycopg import errors
+
+    deadline = time.monotonic() + patience
+    while True:
+        _end_sessions(connection, key, deadline)
+        try:
+            with connection.transaction():
+                # Short: a session that began after the last look holds the lock for as long as it lives.
+                run(connection, sql.set_lock_timeout(min(patience, 1.0)))
+                left = [sql.Name(schema, row[0]) for row in rows(connection, sql.tables_like(schema, stage_prefix(key)))]
+                if left:
+                    run(connection, sql.drop(left[:_DROPPED_AT_ONCE]))
+            if len(left) <= _DROPPED_AT_ONCE:
+                return
+        except errors.LockNotAvailable:
+            if time.monotonic() > deadline:
+                raise
+
+
+def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> None:
+    from psycopg import errors
+
+    asked: set[int] = set()
+    not_ours: set[int] = set()
+    while others := {pid for (pid,) in rows(connection, sql.sessions_named(application_name(key)))} - not_ours:
+        for pid in others - asked:
+            asked.add(pid)
+            try:
+                run(connection, sql.terminate(pid))
+            except errors.InsufficientPrivilege:
+                # Another role's. If it holds what is needed here, the lock timeout says so.
+                not_ours.add(pid)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_POLL)
+
+
+def drop_tables(connection: psycopg.Connection, attempt: Attempt) -> None:
+    """Everything of one attempt."""
+    while left := rows(connection, sql.tables_like(attempt.stage_schema, f"{attempt.prefix}_")):
+        run(connection, sql.drop(sql.Name(attempt.stage_schema, row[0]) for row in left[:_DROPPED_AT_ONCE]))
+
+
+# --- the tables that have to be there ------------------------------------------------------------------------------------
+
+
+def _create_missing(
+    connection: psycopg.Connection, sink: PostgresSink, name: sql.Name, windows: sql.Name, markers: sql.Name, shape: Shape
+) -> None:
+    statements = {windows: sql.create_windows(windows)}
+    if sink.atomic == "split":
+        statements[markers] = sql.create_splits(markers)
+    if sink.auto_create:
+        statements[name] = creation(sink, name, shape)
+    for table, statement in statements.items():
+        # IF NOT EXISTS asks for the right to create before it looks, and two of them at once can still collide.
+        if exists(connection, table):
+            continue
+        with connection.transaction():
+            run(connection, sql.lock(lock_key("create", str(table))))
+            run(connection, statement)
+
+
+def creation(sink: PostgresSink, name: sql.Name, shape: Shape) -> str:
+    """The statement of `auto_create`."""
+    columns = [(f.name, created_type(stage_column(f.name, f.type))) for f in shape.schema]
+    if sink.offset_columns:
+        given = {column for column, _ in columns}
+        columns += [c for c in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True) if c[0] not in given]
+    return sql.create_target(name, columns, sink.key)
+
+
+# --- from the rows' columns to the target's ------------------------------------------------------------------------------
+
+
+def _plan(sink: PostgresSink, target: Table, shape: Shape, window: Window) -> tuple[tuple[StageColumn, ...], Merge, bool]:
+    columns = tuple(stage_column(f.name, f.type) for f in shape.schema)
+    if missing := [c.name for c in columns if c.name not in target.columns]:
+        raise SinkRejected(str(target.name), str(window), f"it has no column {', '.join(f'`{m}`' for m in missing)}")
+    given = {c.name for c in columns}
+    filled = tuple(name for name in sql.OFFSET_COLUMNS if name in target.columns and name not in given)
+    upserts = sink.mode == "upsert"
+    merge = Merge(
+        target=target.name,
+        columns=tuple(merge_column(c, target.columns[c.name]) for c in columns),
+        key=tuple(sink.key) if upserts else (),
+        offset=OFFSET if upserts or sql.OFFSET_COLUMNS[2] in filled else None,
+        tombstone=TOMBSTONE if upserts and sink.delete_enabled and shape.has_tombstones else None,
+        filled=filled,
+        guarded=upserts and all(name in target.columns for name in sql.OFFSET_COLUMNS),
+    )
+    direct = (
+        not upserts
+        and sink.atomic == "split"
+        and target.kind == "r"
+        and not target.filters
+        and all(copies_directly(c, target.columns[c.name]) for c in columns)
+        and all(target.columns[n].type == sql.OFFSET_TYPES[sql.OFFSET_COLUMNS.index(n)] for n in filled)
+    )
+    return columns, merge, direct
+
+
+def _compare_markers(
+    connection: psycopg.Connection, sink: PostgresSink, markers: sql.Name, window: Window, splits: Sequence[Split]
+) -> None:
+    """An earlier attempt may have written splits of this window already: then this one has to go on as that one began.
+
+    :raises SinkRejected: it would not.
+    """
+    if not exists(connection, markers):
+        return
+    known = [sql.Marker(*row) for row in rows(connection, sql.markers(markers, window.pipeline, window.number))]
+    there = f"{len(known)} of its splits are in the table already, each committed on its own by an earlier attempt"
+    if known and sink.atomic != "split":
+        raise SinkRejected(sink.table, str(window), there, 'Keep `atomic="split"` until this window is complete')
+    cut = {(s.range.topic, s.range.partition, s.range.start, s.range.end) for s in splits}
+    topics = {s.range.topic for s in splits}
+    other = [m for m in known if m.topic in topics and m[:4] not in cut]
+    if other:
+        raise SinkRejected(sink.table, str(window), f"{there}; {other[0].text} is none of this attempt's splits", KEEP_SPLITS)

@@ -1,0 +1,145 @@
+"""The task's side of ``atomic="split"``: a split goes into the target itself, in one transaction with its marker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_kafka_spark.errors import SinkRejected
+from airflow_kafka_spark.sinks import postgres_sql as sql
+from airflow_kafka_spark.sinks.base import Rows
+from airflow_kafka_spark.sinks.postgres_connection import lock_key
+from airflow_kafka_spark.sinks.postgres_load_worker import Session, Stream
+from airflow_kafka_spark.sinks.postgres_merge import Merge, Stage
+from airflow_kafka_spark.sinks.postgres_worker import CopyWriter
+
+_TEMPORARY = "airflow_split"
+_POLL_SECONDS = 0.05
+
+
+@dataclass
+class SplitAtomicWriter(CopyWriter):
+    """Loads a split into the target, in one transaction with its marker: a split is there once, or not at all.
+
+    Whoever holds the split's lock may write its marker. The first task to come takes it, writes the marker and loads. Another
+    one loads a temporary table meanwhile and, once that is complete, waits for the lock; a holder that is still not done after
+    the lock timeout, perhaps paused for good, is ended.
+
+    :param windows: the sink's record of windows.
+    :param splits: the markers.
+    :param merge: how rows get from a temporary table into the target.
+    :param direct: whether COPY may write the target itself.
+    """
+
+    windows: sql.Name
+    splits: sql.Name
+    merge: Merge
+    direct: bool
+    _claimed: bool = field(default=False, init=False, repr=False)
+
+    def _begin(self, session: Session) -> Mapping[str, Any] | None:
+        self._claimed = session.rows(sql.try_lock(self._lock))[0][0]
+        return self._claim(session) if self._claimed else None
+
+    def _claim(self, session: Session) -> Mapping[str, Any] | None:
+        """With the lock held: write the marker, or tell what is there."""
+        if (there := self._known(session)) is not None:
+            return there
+        # Its markers go when the next window is applied: a task that comes later still must not find the way free.
+        if session.rows(sql.applied_since(self.windows, self.load.pipeline, self.load.number)):
+            return {}
+        session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))
+        return None
+
+    def _known(self, session: Session) -> Mapping[str, Any] | None:
+        found = (sql.Marker(*row) for row in session.rows(sql.markers(self.splits, self.load.pipeline, self.load.number)))
+        there = next((marker for marker in found if marker[:3] == self._marker[:3]), None)
+        if there is None:
+            return None
+        if there.end != self.split.range.end:
+            detail = f"an earlier attempt wrote {there.text} as one split, this one has {self.split.range}"
+            raise SinkRejected(self.load.target, self.load.window, detail, "Keep the splits of a window until it is complete")
+        return _token(there)
+
+    def _start(self, session: Session) -> Stream:
+        if self._copies:
+            filled = [sql.OFFSET_TYPES[sql.OFFSET_COLUMNS.index(name)] for name in self.merge.filled]
+            return Stream(session, self.merge.target, self._schema, [*(c.sql for c in self.load.columns), *filled])
+        session.run(sql.create_temporary(self.load.definitions, _TEMPORARY))
+        return Stream(session, _TEMPORARY, self._schema, [kind for _, kind in self.load.definitions])
+
+    def _end(self, session: Session, rows: int) -> Mapping[str, Any]:
+        copied = self._copies
+        if not self._claimed:
+            self._wait(session)
+            self._claimed = True
+            if (there := self._claim(session)) is not None:
+                return {"rows": rows, **there}
+        written, deleted = (rows, 0) if copied or not rows else self._merge(session)
+        if rows != self.progress.seen or (not self.merge.key and written != rows):
+            detail = f"{self.progress.seen} rows of {self.split.range} became {written}"
+            raise SinkRejected(self.load.target, self.load.window, detail, "See the table's triggers")
+        marker = self._marker._replace(rows=rows, written=written, deleted=deleted)
+        session.run(sql.count_split(self.splits, self.load.pipeline, self.load.number, marker))
+        session.commit()
+        return _token(marker)
+
+    def _wait(self, session: Session) -> None:
+        """Take the split's lock, if need be from a task that is slower than this one."""
+        deadline = time.monotonic() + self.load.server.lock_timeout
+        # Asked, not waited for: an error would cost the transaction, and what is loaded with it.
+        while not session.rows(sql.try_lock(self._lock))[0][0]:
+            if time.monotonic() > deadline:
+                session.rows(sql.end_holder(self._lock))
+            time.sleep(_POLL_SECONDS)
+
+    def _merge(self, session: Session) -> tuple[int, int]:
+        stage = Stage(sql.quote(_TEMPORARY), self.split.range.topic, self.split.range.partition)
+        if not self.merge.key:
+            return session.run(self.merge.insert(stage)), 0
+        if not self.progress.tombstones:
+            return session.run(self.merge.upsert([stage])), 0
+        written, deleted = session.rows(self.merge.upsert_and_delete([stage]))[0]
+        return written, deleted
+
+    @property
+    def _copies(self) -> bool:
+        """Whether the rows go straight into the target."""
+        return self.direct and self._claimed
+
+    @property
+    def _marker(self) -> sql.Marker:
+        r = self.split.range
+        return sql.Marker(r.topic, r.partition, r.start, r.end)
+
+    @property
+    def _lock(self) -> int:
+        r = self.split.range
+        return lock_key(
+            "split", str(self.windows), self.load.pipeline, str(self.load.number), r.topic, str(r.partition), str(r.start)
+        )
+
+    @property
+    def _schema(self) -> pa.Schema:
+        if not self._copies:
+            return self.load.schema
+        kinds = dict(zip(sql.OFFSET_COLUMNS, (pa.string(), pa.int32(), pa.int64()), strict=True))
+        own = [(c.name, c.arrow) for c in self.load.columns]
+        return pa.schema([*own, *((name, kinds[name]) for name in self.merge.filled)])
+
+    def _encode(self, rows: Rows) -> pa.RecordBatch:
+        batch, n, r = self.load.encode(rows), rows.batch.num_rows, self.split.range
+        if not self._copies:
+            return batch
+        known = (pa.repeat(pa.scalar(r.topic), n), pa.repeat(pa.scalar(r.partition, pa.int32()), n), rows.offsets)
+        origin = dict(zip(sql.OFFSET_COLUMNS, known, strict=True))
+        own = batch.columns[: len(self.load.columns)]
+        return pa.RecordBatch.from_arrays([*own, *(origin[name] for name in self.merge.filled)], schema=self._schema)
+
+
+def _token(marker: sql.Marker) -> Mapping[str, Any]:
+    return {"rows": marker.rows, "written": marker.written, "deleted": marker.deleted}

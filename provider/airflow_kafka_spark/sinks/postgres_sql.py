@@ -1,0 +1,313 @@
+"""Every statement the PostgreSQL sink runs, as pure functions of names and values.
+
+Names are taken exactly as they are and always quoted, values are always literals: what looks like SQL in either is just a name or
+just a value. The same text runs through psycopg on the driver and through ADBC in the tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+NAME_BYTES = 63
+"""The longest name PostgreSQL keeps whole."""
+
+OFFSET_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
+"""Where a row came from; the names of the JDBC sink's ``pk.mode=kafka``."""
+OFFSET_TYPES = ("text", "integer", "bigint")
+
+
+# --- names and values ---------------------------------------------------------------------------------------------------
+
+
+def quote(name: str) -> str:
+    """``name`` as an identifier, whatever it holds.
+
+    :raises ValueError: it is empty or holds a NUL, which no name in PostgreSQL can.
+    """
+    if not name or "\x00" in name:
+        raise ValueError(f"Not a name in PostgreSQL: {name!r}")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: str | int | bool | None) -> str:
+    """``value`` as a literal, read the same with ``standard_conforming_strings`` on and off."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if "\x00" in value:
+        raise ValueError("A text in PostgreSQL cannot hold a NUL")
+    escaped = value.replace("'", "''")
+    return f" E'{escaped.replace(chr(92), chr(92) * 2)}'" if "\\" in escaped else f"'{escaped}'"
+
+
+def jsonb(value: Any) -> str:
+    return f"{literal(json.dumps(value))}::jsonb"
+
+
+class Name(NamedTuple):
+    """A table: ``str()`` is what stands in a statement."""
+
+    schema: str
+    table: str
+
+    def __str__(self) -> str:
+        return f"{quote(self.schema)}.{quote(self.table)}"
+
+
+def parse_name(text: str) -> tuple[str | None, str]:
+    """``table`` or ``schema.table``, each part as it is written (no folding to lower case) or in double quotes.
+
+    :return: schema, None where none is given, and table.
+    :raises ValueError: it is neither.
+    """
+    part = r'"(?:[^"\x00]|"")+"|[^".\x00]+'
+    found = re.fullmatch(rf"\s*(?:({part})\s*\.\s*)?({part})\s*", text)
+    if not found:
+        raise ValueError(f"`{text}` is not the name of a table")
+    schema, table = (_unquote(p) if p else None for p in found.groups())
+    if not table or schema == "":
+        raise ValueError(f"`{text}` is not the name of a table")
+    return schema, table
+
+
+def _unquote(part: str) -> str:
+    part = part.strip()
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
+
+
+# --- sessions -----------------------------------------------------------------------------------------------------------
+
+
+def session_settings(lock_timeout: float, *, durable: bool = True) -> str:
+    """Make a session mean the same whatever server, database and role set, and notice a client that is gone.
+
+    :param lock_timeout: seconds to wait for another session's lock.
+    :param durable: False where losing the commit in a crash of the server is noticed and repaired.
+    """
+    settings = {
+        "client_encoding": "UTF8",
+        "client_min_messages": "warning",
+        "TimeZone": "UTC",
+        "extra_float_digits": "1",
+        "default_transaction_isolation": "read committed",
+        # A policy that hides rows would make counts and deletes silently wrong: it becomes an error.
+        "row_security": "off",
+        "lock_timeout": str(round(lock_timeout * 1000)),
+        # The statements are simple, and long: compiling them only costs.
+        "jit": "off",
+        "statement_timeout": "0",
+        "transaction_timeout": "0",
+        "idle_in_transaction_session_timeout": "0",
+        "idle_session_timeout": "0",
+        "tcp_keepalives_idle": "30",
+        "tcp_keepalives_interval": "10",
+        "tcp_keepalives_count": "3",
+    }
+    values = ", ".join(f"({literal(name)}, {literal(value)})" for name, value in settings.items())
+    # An acknowledged commit has to be one, and a server that waits for its standbys goes on doing so.
+    commit = "CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END" if durable else "'off'"
+    return (
+        "SELECT set_config(s.name, CASE s.name WHEN 'synchronous_commit' THEN "
+        f"{commit} ELSE v.value END, false) FROM pg_catalog.pg_settings s "
+        f"JOIN (VALUES {values}, ('synchronous_commit', '')) v(name, value) ON v.name = s.name"
+    )
+
+
+def set_lock_timeout(seconds: float) -> str:
+    """For the rest of the transaction."""
+    return f"SET LOCAL lock_timeout = {round(seconds * 1000)}"
+
+
+def sessions_named(application_name: str) -> str:
+    """Other sessions of that name in this database."""
+    return (
+        "SELECT pid FROM pg_catalog.pg_stat_activity WHERE datname = current_database() "
+        f"AND application_name = {literal(application_name)} AND pid <> pg_backend_pid()"
+    )
+
+
+def terminate(pid: int) -> str:
+    return f"SELECT pg_terminate_backend({int(pid)})"
+
+
+def lock(key: int) -> str:
+    """Wait for, and hold until the transaction ends, a lock that is only a number."""
+    return f"SELECT pg_advisory_xact_lock({int(key)})"
+
+
+def try_lock(key: int) -> str:
+    """The same without waiting."""
+    return f"SELECT pg_try_advisory_xact_lock({int(key)})"
+
+
+def end_holder(key: int) -> str:
+    """End the session that holds such a lock."""
+    high, low = (int(key) >> 32) & 0xFFFFFFFF, int(key) & 0xFFFFFFFF
+    return (
+        "SELECT pg_terminate_backend(pid) FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+        f"AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()) "
+        f"AND classid::bigint = {high} AND objid::bigint = {low}"
+    )
+
+
+# --- the sink's own tables ----------------------------------------------------------------------------------------------
+
+
+def create_windows(windows: Name) -> str:
+    return (
+        f"CREATE TABLE IF NOT EXISTS {windows} (pipeline text NOT NULL, number bigint NOT NULL, ranges jsonb NOT NULL, "
+        "written bigint NOT NULL DEFAULT 0, deleted bigint NOT NULL DEFAULT 0, target text NOT NULL, run text NOT NULL, "
+        "cluster_id text NOT NULL, topic_ids jsonb NOT NULL, applied_at timestamptz NOT NULL DEFAULT now(), "
+        "PRIMARY KEY (pipeline, number))"
+    )
+
+
+def claim_window(windows: Name, facts: Mapping[str, Any], target: str) -> str:
+    """Insert the window's row. No row comes back when it is there already; waits for whoever is about to insert it."""
+    return (
+        f"INSERT INTO {windows} (pipeline, number, ranges, target, run, cluster_id, topic_ids) VALUES ("
+        f"{literal(facts['pipeline'])}, {literal(facts['number'])}, {jsonb(facts['ranges'])}, {literal(target)}, "
+        f"{literal(facts['run'])}, {literal(facts['cluster_id'])}, {jsonb(facts['topic_ids'])}) "
+        "ON CONFLICT (pipeline, number) DO NOTHING RETURNING 1"
+    )
+
+
+def count_window(windows: Name, pipeline: str, number: int, written: int, deleted: int) -> str:
+    """Complete the row with what was written, and with the time of its commit rather than of its claim."""
+    return (
+        f"UPDATE {windows} SET written = {literal(written)}, deleted = {literal(deleted)}, applied_at = clock_timestamp() "
+        f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
+    )
+
+
+def window_row(windows: Name, pipeline: str, number: int) -> str:
+    return (
+        f"SELECT number, ranges, written, deleted, topic_ids FROM {windows} "
+        f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
+    )
+
+
+def last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
+    """The row with the highest number, ``but`` left aside."""
+    others = "" if but is None else f"AND number <> {literal(but)} "
+    return (
+        f"SELECT number, ranges, written, deleted, topic_ids FROM {windows} WHERE pipeline = {literal(pipeline)} "
+        f"{others}ORDER BY number DESC LIMIT 1"
+    )
+
+
+def create_splits(splits: Name) -> str:
+    return (
+        f"CREATE TABLE IF NOT EXISTS {splits} (pipeline text NOT NULL, number bigint NOT NULL, topic text NOT NULL, "
+        "partition integer NOT NULL, start_offset bigint NOT NULL, end_offset bigint NOT NULL, rows bigint NOT NULL DEFAULT 0, "
+        "written bigint NOT NULL DEFAULT 0, deleted bigint NOT NULL DEFAULT 0, PRIMARY KEY (pipeline, number, topic, partition, "
+        "start_offset))"
+    )
+
+
+class Marker(NamedTuple):
+    """A split's row in the splits table: present when, and only when, its rows are in the target."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    rows: int = 0
+    written: int = 0
+    deleted: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"{self.topic}-{self.partition}[{self.start},{self.end})"
+
+
+def claim_split(splits: Name, pipeline: str, number: int, marker: Marker) -> str:
+    """Insert the split's marker."""
+    values = ", ".join(literal(value) for value in (pipeline, number, *marker[:4]))
+    return f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values})"
+
+
+def count_split(splits: Name, pipeline: str, number: int, marker: Marker) -> str:
+    return (
+        f"UPDATE {splits} SET rows = {marker.rows}, written = {marker.written}, deleted = {marker.deleted} WHERE "
+        f"pipeline = {literal(pipeline)} AND number = {literal(number)} AND topic = {literal(marker.topic)} "
+        f"AND partition = {literal(marker.partition)} AND start_offset = {literal(marker.start)}"
+    )
+
+
+def markers(splits: Name, pipeline: str, number: int) -> str:
+    return (
+        f"SELECT topic, partition, start_offset, end_offset, rows, written, deleted FROM {splits} "
+        f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
+    )
+
+
+def drop_old_markers(splits: Name, pipeline: str, number: int) -> str:
+    return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND number < {literal(number)}"
+
+
+def applied_since(windows: Name, pipeline: str, number: int) -> str:
+    """Whether the window, or one that follows it, is applied."""
+    return f"SELECT 1 FROM {windows} WHERE pipeline = {literal(pipeline)} AND number >= {literal(number)} LIMIT 1"
+
+
+# --- stages -------------------------------------------------------------------------------------------------------------
+
+
+def create_registry(registry: Name) -> str:
+    """One attempt's list of stages: a split has at most one."""
+    return (
+        f"CREATE UNLOGGED TABLE {registry} (split integer PRIMARY KEY, stage text, rows bigint NOT NULL, "
+        "tombstones bigint NOT NULL) WITH (autovacuum_enabled = off)"
+    )
+
+
+def register(registry: Name, split: int, stage: str | None, rows: int, tombstones: int) -> str:
+    """Writes no row when another task attempt of this split was faster."""
+    values = ", ".join(literal(value) for value in (split, stage, rows, tombstones))
+    return f"INSERT INTO {registry} (split, stage, rows, tombstones) VALUES ({values}) ON CONFLICT (split) DO NOTHING"
+
+
+def registered(registry: Name, split: int | None = None) -> str:
+    return f"SELECT split, stage, rows, tombstones FROM {registry}" + (
+        "" if split is None else f" WHERE split = {literal(split)}"
+    )
+
+
+def create_stage(columns: Iterable[tuple[str, str]], stage: Name) -> str:
+    # Autovacuum on a table that is about to be dropped would make the drop wait for it.
+    return (
+        f"CREATE UNLOGGED TABLE {stage} ({_definitions(columns)}) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)"
+    )
+
+
+def create_temporary(columns: Iterable[tuple[str, str]], name: str) -> str:
+    return f"CREATE TEMP TABLE {quote(name)} ({_definitions(columns)}) ON COMMIT DROP"
+
+
+def tables_like(schema: str, prefix: str) -> str:
+    """Tables whose names begin so, as far as this role may drop them."""
+    return (
+        "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        f"WHERE n.nspname = {literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {literal(prefix)}) "
+        "AND pg_has_role(c.relowner, 'USAGE')"
+    )
+
+
+def drop(tables: Iterable[Name]) -> str:
+    return f"DROP TABLE IF EXISTS {', '.join(map(str, tables))}"
+
+
+def create_target(target: Name, columns: Sequence[tuple[str, str]], key: Sequence[str]) -> str:
+    primary = f", PRIMARY KEY ({', '.join(map(quote, key))})" if key else ""
+    return f"CREATE TABLE IF NOT EXISTS {target} ({_definitions(columns)}{primary})"
+
+
+def _definitions(columns: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{quote(name)} {kind}" for name, kind in columns)

@@ -1,0 +1,89 @@
+"""The sink's own record of windows: a table beside the target, one row per window, written in the window's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import WindowConflict
+from airflow_kafka_spark.sinks import postgres_sql as sql
+from airflow_kafka_spark.sinks.postgres_connection import rows, run
+from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
+from airflow_kafka_spark.windows.continuity import continues, same_ranges, without_recreated
+from airflow_kafka_spark.windows.model import Applied, Window
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A row of the table.
+
+    :param topic_ids: the ids of the window's topics, which tell whether its offsets still mean the same records.
+    """
+
+    applied: Applied
+    topic_ids: Mapping[str, str]
+
+
+def exists(connection: psycopg.Connection, table: sql.Name) -> bool:
+    return rows(connection, f"SELECT to_regclass({sql.literal(str(table))}) IS NOT NULL")[0][0]
+
+
+def last_recorded(connection: psycopg.Connection, windows: sql.Name, pipeline: str, *, but: int | None = None) -> Recorded | None:
+    """The pipeline's window with the highest number, ``but`` left aside."""
+    return _recorded(pipeline, rows(connection, sql.last_window(windows, pipeline, but=but)))
+
+
+def recorded(connection: psycopg.Connection, windows: sql.Name, window: Window) -> Applied | None:
+    """The row of exactly this window.
+
+    :raises WindowConflict: a window of this number is there, but of other offsets.
+    """
+    found = _recorded(window.pipeline, rows(connection, sql.window_row(windows, window.pipeline, window.number)))
+    if found is None:
+        return None
+    if not same_ranges(found.applied.ranges, window.ranges):
+        there = ", ".join(map(str, found.applied.ranges))
+        raise WindowConflict(str(window), f"{windows} has {there} under this number", ", ".join(map(str, window.ranges)))
+    return found.applied
+
+
+def claim(connection: psycopg.Connection, windows: sql.Name, window: Window, target: str) -> bool:
+    """Insert the window's row, which only one transaction can. False: it is there."""
+    facts: dict[str, Any] = {
+        "pipeline": window.pipeline,
+        "number": window.number,
+        "ranges": ranges_to_json(window.ranges),
+        "run": window.run,
+        "cluster_id": window.cluster_id,
+        "topic_ids": dict(window.topic_ids),
+    }
+    return bool(rows(connection, sql.claim_window(windows, facts, target)))
+
+
+def refuse_conflict(connection: psycopg.Connection, windows: sql.Name, window: Window) -> None:
+    """:raises WindowConflict: the sink's last window of this pipeline is not the one this window follows."""
+    last = last_recorded(connection, windows, window.pipeline, but=window.number)
+    if last is None:
+        return
+    previous = without_recreated(last.applied, last.topic_ids, window)
+    if reasons := continues(previous, window):
+        raise WindowConflict(
+            str(window), "; ".join(reasons), f"a window that follows #{previous.number}, the newest in {windows}"
+        )
+
+
+def count(connection: psycopg.Connection, windows: sql.Name, window: Window, written: int, deleted: int) -> Applied:
+    """Complete the row in the transaction that claimed it."""
+    run(connection, sql.count_window(windows, window.pipeline, window.number, written, deleted))
+    return Applied(window.pipeline, window.number, window.ranges, written, deleted)
+
+
+def _recorded(pipeline: str, found: list[tuple]) -> Recorded | None:
+    if not found:
+        return None
+    number, ranges, written, deleted, topic_ids = found[0]
+    return Recorded(Applied(pipeline, number, ranges_from_json(ranges), written, deleted), topic_ids)

@@ -1,0 +1,123 @@
+"""One attempt at a window, as the operator and its tasks make it; here, or in a process of its own which may be killed:
+
+``python -m tests.sinks.attempt <file with the pickled (sink, job)>``
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.sinks.base import Rows, Sink, SplitWriter, WindowWriter
+from airflow_kafka_spark.windows.model import Applied, Split, SplitResult
+from tests.sinks.feed import Job
+
+ROOT = Path(__file__).parents[2]
+
+
+def apply(sink: Sink, job: Job) -> Applied:
+    """The life of a window, as far as the sink is concerned."""
+    if (done := sink.applied(job.window)) is not None:
+        return done
+    with sink.begin(job.window, job.splits, job.shape) as writer:
+        results = write_all(writer, job)
+        faults.reached("job.done")
+        return writer.commit(results)
+
+
+def write_all(writer: WindowWriter, job: Job) -> list[SplitResult]:
+    """What Spark's tasks do, one after the other."""
+    return [write_split(travelled(writer.split_writer()), split, job.rows[split.index]) for split in job.splits]
+
+
+def travelled(writer: SplitWriter) -> SplitWriter:
+    """The writer as a task gets it."""
+    return pickle.loads(pickle.dumps(writer))
+
+
+def write_split(writer: SplitWriter, split: Split, batches: Iterable[Rows]) -> SplitResult:
+    """What one task does."""
+    writer.open(split)
+    count = 0
+    try:
+        for rows in batches:
+            writer.write(rows)
+            count += rows.batch.num_rows
+            faults.reached("split.mid")
+        token = writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    faults.reached("split.flushed")
+    return result_of(split, count, token)
+
+
+def result_of(split: Split, records: int, token: Any) -> SplitResult:
+    """The result as the driver gets it: the token is JSON."""
+    return SplitResult(split.index, records=records, token=json.loads(json.dumps(token)))
+
+
+class Victim:
+    """An attempt in a process of its own, which dies or stops at a named point.
+
+    :param fault: ``<point>`` or ``<point>:stop``; None runs through.
+    :param scratch: a directory for the files of this class.
+    """
+
+    def __init__(self, sink: Sink, job: Job, fault: str | None, scratch: Path) -> None:
+        scratch.mkdir(parents=True, exist_ok=True)
+        payload, self.once, self.log = scratch / "attempt.pickle", scratch / "fired", scratch / "log"
+        payload.write_bytes(pickle.dumps((sink, job)))
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+        if fault:
+            env |= {faults.FAULT: fault, faults.ONCE: str(self.once)}
+        command = [sys.executable, "-m", "tests.sinks.attempt", str(payload)]
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
+
+    def __enter__(self) -> Victim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+
+    @property
+    def fired(self) -> bool:
+        return self.once.exists()
+
+    def died(self) -> bool:
+        """True when the fault has killed it, once it is gone."""
+        code = self.process.wait(120)
+        assert code == -signal.SIGKILL or not self.fired, self.log.read_text()[-3000:]
+        return code == -signal.SIGKILL
+
+    def stopped(self) -> bool:
+        """True once it has stopped itself; False when it ended before."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                return False
+            if Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                return True
+            time.sleep(0.01)
+        raise AssertionError(f"it neither stopped nor ended:\n{self.log.read_text()[-3000:]}")
+
+    def wake(self) -> int:
+        """Let a stopped one go on to its end; its return code."""
+        self.process.send_signal(signal.SIGCONT)
+        return self.process.wait(120)
+
+
+if __name__ == "__main__":
+    print("APPLIED", apply(*pickle.loads(Path(sys.argv[1]).read_bytes())), flush=True)

@@ -1,0 +1,192 @@
+"""A sink under test: how a reader reads it, and everything there is of it on disk or in a catalog."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import gzip
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+import pyarrow.types as t
+
+from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink
+from airflow_kafka_spark.sinks.files import FilesSink
+from tests.sinks.feed import SCHEMA
+
+
+class Case(ABC):
+    """What the contract suite must know of a sink. Reading is done without the sink's own code.
+
+    :ivar sink: the sink.
+    :ivar schema: columns of all types it takes.
+    :ivar secrets: what must never show up in a repr.
+    """
+
+    sink: Sink
+    schema: pa.Schema
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def whole_windows(self) -> bool:
+        """True when a reader sees a window whole or not at all."""
+        return self.sink.guarantee is Guarantee.EXACTLY_ONCE
+
+    @abstractmethod
+    def read(self) -> list[dict[str, Any]]:
+        """Every row that a reader sees, as Python's values."""
+
+    @abstractmethod
+    def everything(self) -> Any:
+        """All there is, records and leftovers included, to compare with ``==``."""
+
+    @abstractmethod
+    def published(self) -> Any:
+        """The same without leftovers: what is visible, and the sink's records of it."""
+
+    @abstractmethod
+    def leftovers(self) -> list[str]:
+        """What attempts have left behind besides published windows and their records."""
+
+    @abstractmethod
+    def broken(self) -> tuple[Sink, Shape, set[str]]:
+        """A sink like this one with several mistakes, and the ``where`` of each problem that must be reported."""
+
+    def in_order(self) -> list[list[int]] | None:
+        """The ids of each stored run of rows, in stored order; None when the sink keeps no order."""
+        return None
+
+    def ids(self) -> list[int]:
+        return [line["id"] for line in self.read()]
+
+
+class FilesCase(Case):
+    """A files sink, read by Arrow (JSON by Python's own parser), hidden files passed over as readers do."""
+
+    def __init__(self, path: Path, format: str, **options: Any) -> None:
+        path.parent.mkdir(parents=True)
+        self.path = path
+        self.sink = FilesSink(str(path), format=format, **options)
+        self.schema = SCHEMA
+        if format == "csv":
+            nested = {"raw", "tags", "place", "counts"}
+            self.schema = pa.schema([f for f in SCHEMA if f.name not in nested])
+        if "partition_by" in options:
+            self.schema = self.schema.append(pa.field("day_of_week", pa.string()))
+
+    def read(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        if self.sink.format == "json":
+            return [line for path in self.files() for line in read_json(path, self.schema)]
+        return read_arrow(self.path, self.sink, self.schema)
+
+    def files(self) -> list[Path]:
+        """Data files, found as readers find them."""
+        found = (p for p in self.path.rglob("*") if p.is_file())
+        return sorted(p for p in found if not any(part[0] in "._" for part in p.relative_to(self.path).parts))
+
+    def everything(self) -> Any:
+        return tree(self.path.parent)
+
+    def published(self) -> Any:
+        return tree(self.path)
+
+    def leftovers(self) -> list[str]:
+        published = {".", "orders"}
+        beside = [name for name in tree(self.path.parent) if name.split("/")[0] not in published]
+        return beside + [name for name in tree(self.path) if name != "." and not name.startswith("window=")]
+
+    def broken(self) -> tuple[Sink, Shape, set[str]]:
+        file = self.path.parent / "a file"
+        file.write_text("in the way")
+        shape = Shape("broken", pa.schema([("id", pa.int64()), ("window", pa.string()), ("gap", pa.duration("us"))]))
+        options = {"compression": "rar", "options": {"max_open_files": 0}}
+        sink = FilesSink(str(file / "orders"), self.sink.format, partition_by=("nobody", "gap"), **options)
+        where = {"sink.path", "sink.partition_by", "sink.compression", "sink.options", "sink.window_column"}
+        return sink, shape, where
+
+    def in_order(self) -> list[list[int]]:
+        if self.sink.format == "json":
+            return [[line["id"] for line in read_json(path, self.schema)] for path in self.files()]
+        return [[line["id"] for line in read_arrow(path, self.sink, self.schema)] for path in self.files()]
+
+
+def tree(path: Path) -> dict[str, str]:
+    """Every directory and file below, with a digest of its content."""
+    return dict(sorted(_walk(path)))
+
+
+def _walk(path: Path) -> Iterator[tuple[str, str]]:
+    for here, _, files in os.walk(path):
+        yield os.path.relpath(here, path), "directory"
+        for name in files:
+            file = os.path.join(here, name)
+            yield os.path.relpath(file, path), hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+# --- reading ------------------------------------------------------------------------------------------------------------
+
+
+def read_arrow(path: Path, sink: FilesSink, schema: pa.Schema) -> list[dict[str, Any]]:
+    """What ``pyarrow.dataset`` reads of a directory or of one file."""
+    in_path = pa.schema([(sink.window_column, pa.string()), *(schema.field(n) for n in sink.partition_by)])
+    options = {"partitioning": pa.dataset.partitioning(in_path, flavor="hive")} if path.is_dir() else {}
+    table = pa.dataset.dataset(path, format=arrow_format(sink.format, schema), **options).to_table()
+    if not table.num_columns:
+        return []
+    columns = [n for n in schema.names if n in table.schema.names]
+    types = pa.schema([schema.field(n) for n in columns])
+    # ORC has its instants without a zone and in nanoseconds: the same points in time.
+    return table.select(columns).cast(types).to_pylist()
+
+
+def arrow_format(name: str, schema: pa.Schema) -> pa.dataset.FileFormat | str:
+    """A format with the options a reader needs; only CSV needs some."""
+    if name != "csv":
+        return name
+    nulls = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
+    convert = pa.csv.ConvertOptions(column_types=schema, **nulls)
+    return pa.dataset.CsvFileFormat(pa.csv.ParseOptions(newlines_in_values=True), convert_options=convert)
+
+
+def read_json(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
+    """JSON lines by Python's own parser; what is missing is null."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", newline="\n") as lines:
+        parsed = [json.loads(line, parse_float=Decimal) for line in lines]
+    return [{f.name: _from_json(line.get(f.name), f.type) for f in schema} for line in parsed]
+
+
+def _from_json(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if t.is_struct(kind):
+        return {f.name: _from_json(value.get(f.name), f.type) for f in kind}
+    if t.is_map(kind):
+        return [(k, _from_json(v, kind.item_type)) for k, v in value.items()]
+    if t.is_list(kind):
+        return [_from_json(v, kind.value_type) for v in value]
+    if t.is_timestamp(kind):
+        parsed = dt.datetime.fromisoformat(value.replace("Z", "+00:00"))
+        assert (parsed.tzinfo is None) == (kind.tz is None)
+        return parsed
+    if t.is_date(kind):
+        return dt.date.fromisoformat(value)
+    if t.is_binary(kind):
+        return base64.b64decode(value, validate=True)
+    if t.is_decimal(kind):
+        assert isinstance(value, (int, Decimal)), "a number, not a text"
+        return Decimal(value)
+    if t.is_float32(kind):
+        return pa.scalar(float(value), pa.float32()).as_py()
+    return float(value) if t.is_floating(kind) else value

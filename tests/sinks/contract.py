@@ -1,0 +1,434 @@
+"""The contract of :mod:`airflow_kafka_spark.sinks.base`, sentence by sentence, for every sink there is.
+
+A new sink gets a :class:`~tests.sinks.cases.Case` and is named in ``conftest.py``; then it passes these tests or it is no sink.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, WindowConflict
+from airflow_kafka_spark.sinks.base import Guarantee, Rows, WindowWriter
+from airflow_kafka_spark.windows.model import Applied, OffsetRange
+from tests.sinks.attempt import Victim, apply, result_of, travelled, write_all, write_split
+from tests.sinks.cases import Case
+from tests.sinks.feed import Feed, Job, rows_of
+from tests.sinks.oracle import same_multiset
+
+POINTS = ("split.mid", "split.flushed", "job.done", "sink.staged", "sink.in_transaction", "sink.committed")
+
+
+def record_of(job: Job) -> Applied:
+    """What a sink must remember of a window."""
+    return Applied(job.window.pipeline, job.window.number, job.window.ranges, written=len(job.expected))
+
+
+class SinkContract:
+    """Everything a sink promises."""
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def test_values_of_all_types_come_back_as_they_were(self, case: Case, feed: Feed) -> None:
+        job = feed.next(200, 150, 3)
+        apply(case.sink, job)
+        assert same_multiset(job.expected, case.read()) == 353
+
+    def test_unicode_in_values_and_in_the_names_of_pipelines(self, case: Case) -> None:
+        names = ["Zürich.日本", "Zürich.日本 ", "a/b"]
+        jobs = [Feed(case.schema, pipeline=name, first_id=n * 1000).next() for n, name in enumerate(names)]
+        for job in jobs:
+            assert apply(case.sink, job) == record_of(job)
+        assert [case.sink.last_applied(job.window.pipeline) for job in jobs] == [record_of(job) for job in jobs]
+        same_multiset([line for job in jobs for line in job.expected], case.read())
+
+    def test_the_rows_of_a_split_stay_in_offset_order(self, case: Case, feed: Feed) -> None:
+        apply(case.sink, feed.next(500, 300, 100))
+        runs = case.in_order()
+        if runs is None:
+            pytest.skip("this sink keeps no order")
+        assert sum(map(len, runs)) == 900
+        assert all(run == sorted(run) for run in runs)
+
+    def test_a_split_of_200_000_rows_in_bounded_memory(self, case: Case, feed: Feed) -> None:
+        size, rows, batch = 1500, 200_000, 2_000
+        job = feed.next(0, 0, 0)
+        split = job.splits[0]
+        fields = {"id", "name", "flag", "day_of_week"} & set(case.schema.names)
+        process, high = psutil.Process(), 0
+        with case.sink.begin(job.window, job.splits, job.shape) as writer:
+            task = travelled(writer.split_writer())
+            task.open(split)
+            task.write(rows_of(case.schema, [{n: None for n in case.schema.names} | {"id": -1, "name": "x"}], [0]))
+            before = process.memory_info().rss
+            for first in range(0, rows - 1, batch):
+                ids = range(first, min(first + batch, rows - 1))
+                arrays = {
+                    "id": pa.array(ids, pa.int64()),
+                    "name": pa.array([f"{i:09d}" * (size // 9) for i in ids]),
+                    "flag": pa.array([i % 2 == 0 for i in ids]),
+                    "day_of_week": pa.array([f"day {i % 7}" for i in ids]),
+                }
+                columns = [arrays[f.name] if f.name in fields else pa.nulls(len(ids), f.type) for f in case.schema]
+                task.write(_rows(pa.RecordBatch.from_arrays(columns, schema=case.schema), ids))
+                high = max(high, process.memory_info().rss)
+            results = [result_of(split, rows, task.close())]
+            results += [write_split(writer.split_writer(), other, []) for other in job.splits[1:]]
+            assert writer.commit(results).written == rows
+        assert Counter(case.ids()) == Counter(range(-1, rows - 1))
+        assert high - before < 200 << 20, f"{rows * size >> 20} MiB of rows took {high - before >> 20} MiB of memory"
+
+    # --- whole or not at all ------------------------------------------------------------------------------------------
+
+    def test_nothing_is_visible_before_commit(self, case: Case, feed: Feed) -> None:
+        first, second = feed.next(), feed.next()
+        apply(case.sink, first)
+        before = case.ids()
+        with case.sink.begin(second.window, second.splits, second.shape) as writer:
+            results = write_all(writer, second)
+            assert case.sink.applied(second.window) is None
+            assert case.sink.last_applied(second.window.pipeline) == record_of(first)
+            if case.whole_windows:
+                assert case.ids() == before
+            writer.commit(results)
+            same_multiset(first.expected + second.expected, case.read())
+        same_multiset(first.expected + second.expected, case.read())
+
+    def test_a_polling_reader_sees_whole_windows_only(self, case: Case, feed: Feed) -> None:
+        if not case.whole_windows:
+            pytest.skip("this sink promises whole splits, not whole windows")
+        jobs = [feed.next(30, 20, 25) for _ in range(8)]
+        of_window = {i: job.window.number for job in jobs for i in job.ids}
+        apply(case.sink, jobs[0])
+        seen: list[Counter[int]] = []
+        failed: list[BaseException] = []
+        written, polled = threading.Event(), threading.Semaphore(0)
+
+        def poll() -> None:
+            try:
+                while not written.is_set():
+                    seen.append(Counter(of_window[i] for i in case.ids()))
+                    polled.release()
+            except BaseException as error:
+                failed.append(error)
+                polled.release(1000)
+
+        reader = threading.Thread(target=poll)
+        reader.start()
+        try:
+            for job in jobs[1:]:
+                apply(case.sink, job)
+                # Two more looks: one of them began after this window was there.
+                polled.acquire()
+                polled.acquire()
+        finally:
+            written.set()
+            reader.join()
+        assert not failed, failed
+        assert {count for look in seen for count in look.values()} == {75}
+        assert len({len(look) for look in seen}) > 3, "the reader has to look in between"
+        assert all(sorted(look) == list(range(1, len(look) + 1)) for look in seen), "a window before the one it follows"
+
+    def test_leaving_without_commit_leaves_nothing(self, case: Case, feed: Feed) -> None:
+        first, second = feed.next(), feed.next()
+        apply(case.sink, first)
+        before = case.everything()
+        with contextlib.suppress(ZeroDivisionError), case.sink.begin(second.window, second.splits, second.shape) as writer:
+            unfinished = travelled(writer.split_writer())
+            unfinished.open(second.splits[0])
+            unfinished.write(second.rows[0][0])
+            if case.whole_windows:
+                write_all(writer, second)
+            unfinished.abort()
+            raise ZeroDivisionError
+        assert case.leftovers() == []
+        assert case.everything() == before
+
+    def test_an_aborted_split_leaves_nothing_and_never_raises(self, case: Case, feed: Feed) -> None:
+        job = feed.next()
+        with case.sink.begin(job.window, job.splits, job.shape) as writer:
+            begun = case.everything()
+            task = travelled(writer.split_writer())
+            task.open(job.splits[0])
+            for rows in job.rows[0]:
+                task.write(rows)
+            task.abort()
+            assert case.everything() == begun
+            task.abort()
+            travelled(writer.split_writer()).abort()
+
+    # --- once ---------------------------------------------------------------------------------------------------------
+
+    def test_a_window_applied_twice_is_written_once(self, case: Case, feed: Feed) -> None:
+        job = feed.next()
+        assert apply(case.sink, job) == record_of(job)
+        before = case.everything()
+        assert apply(case.sink, job) == record_of(job)
+        assert case.everything() == before
+        # Even when nobody asks the sink first.
+        with case.sink.begin(job.window, job.splits, job.shape) as writer:
+            assert writer.commit(write_all(writer, job)) == record_of(job)
+        assert case.everything() == before
+        same_multiset(job.expected, case.read())
+
+    @pytest.mark.parametrize("winner", [0, 1])
+    def test_the_same_split_written_by_two_writers_is_there_once(self, case: Case, feed: Feed, winner: int) -> None:
+        job = feed.next()
+        with case.sink.begin(job.window, job.splits, job.shape) as writer:
+            results = []
+            for split in job.splits:
+                tasks = [travelled(writer.split_writer()) for _ in range(2)]
+                tokens: list[Any] = [None, None]
+                with contextlib.suppress(KafkaSparkError):
+                    for task in tasks:
+                        task.open(split)
+                    for rows in job.rows[split.index]:
+                        for task in tasks:
+                            task.write(rows)
+                    tokens[1 - winner] = tasks[1 - winner].close()
+                if tokens[1 - winner] is None:
+                    tasks[1 - winner].abort()
+                tokens[winner] = tasks[winner].close()
+                results.append(result_of(split, sum(r.batch.num_rows for r in job.rows[split.index]), tokens[winner]))
+            assert writer.commit(results) == record_of(job)
+        same_multiset(job.expected, case.read())
+
+    def test_a_split_still_being_written_by_a_second_writer_at_commit_changes_nothing(self, case: Case, feed: Feed) -> None:
+        job = feed.next()
+        with case.sink.begin(job.window, job.splits, job.shape) as writer:
+            slow = travelled(writer.split_writer())
+            slow.open(job.splits[0])
+            slow.write(job.rows[0][0])
+            writer.commit(write_all(writer, job))
+        after = case.everything()
+        with contextlib.suppress(KafkaSparkError):
+            for rows in job.rows[0][1:]:
+                slow.write(rows)
+            slow.close()
+        slow.abort()
+        assert case.everything() == after
+        same_multiset(job.expected, case.read())
+
+    @pytest.mark.parametrize("order", sorted(set(itertools.permutations("AABB"))), ids="".join)
+    def test_two_attempts_at_once_write_it_once(self, case: Case, feed: Feed, order: tuple[str, ...]) -> None:
+        """Each attempt begins, then takes two more steps, in every order: write, commit."""
+        first, job = feed.next(), feed.next()
+        apply(case.sink, first)
+        with contextlib.ExitStack() as stack:
+            writers = [stack.enter_context(case.sink.begin(job.window, job.splits, job.shape)) for _ in "AB"]
+            attempts = {name: _attempt(writer, job) for name, writer in zip("AB", writers, strict=True)}
+            finished = []
+            for name in order:
+                # The one that was overtaken may fail, in words of ours.
+                with contextlib.suppress(KafkaSparkError, StopIteration):
+                    finished.append(next(attempts[name]))
+        done = [f for f in finished if f is not None]
+        assert done, "one of them must get through"
+        assert all(f == record_of(job) for f in done)
+        assert apply(case.sink, job) == record_of(job)
+        same_multiset(first.expected + job.expected, case.read())
+
+    # --- crashes ------------------------------------------------------------------------------------------------------
+
+    @pytest.mark.faults
+    @pytest.mark.parametrize("point", POINTS)
+    def test_a_crashed_attempt_is_repeated_and_the_window_is_there_once(
+        self, case: Case, feed: Feed, point: str, tmp_path: Path
+    ) -> None:
+        first, job, third = feed.next(), feed.next(), feed.next()
+        apply(case.sink, first)
+        with Victim(case.sink, job, point, tmp_path / "victim") as victim:
+            fired = victim.died()
+        if not fired:
+            pytest.skip(f"this sink has nothing to do at {point}")
+        visible = set(case.ids()) - set(first.ids)
+        if case.whole_windows:
+            assert visible == (set(job.ids) if point == "sink.committed" else set())
+        assert apply(case.sink, job) == record_of(job)
+        same_multiset(first.expected + job.expected, case.read())
+        before = case.everything()
+        assert apply(case.sink, job) == record_of(job)
+        assert case.everything() == before, "a further retry writes nothing"
+        with case.sink.begin(third.window, third.splits, third.shape):
+            pass
+        assert case.leftovers() == [], "leftovers are removed by the next begin"
+        same_multiset(first.expected + job.expected, case.read())
+
+    @pytest.mark.faults
+    @pytest.mark.parametrize("point", POINTS)
+    def test_a_paused_zombie_that_wakes_after_the_retry_changes_nothing(
+        self, case: Case, feed: Feed, point: str, tmp_path: Path
+    ) -> None:
+        first, job = feed.next(), feed.next()
+        apply(case.sink, first)
+        with Victim(case.sink, job, f"{point}:stop", tmp_path / "victim") as zombie:
+            if not zombie.stopped():
+                pytest.skip(f"this sink has nothing to do at {point}")
+            assert apply(case.sink, job) == record_of(job)
+            same_multiset(first.expected + job.expected, case.read())
+            before = case.published()
+            zombie.wake()
+            same_multiset(first.expected + job.expected, case.read())
+            assert case.published() == before
+
+    @pytest.mark.faults
+    def test_a_paused_zombie_that_wakes_two_windows_later_changes_nothing(self, case: Case, feed: Feed, tmp_path: Path) -> None:
+        jobs = [feed.next() for _ in range(3)]
+        with Victim(case.sink, jobs[0], "sink.staged:stop", tmp_path / "victim") as zombie:
+            assert zombie.stopped()
+            for job in jobs:
+                assert apply(case.sink, job) == record_of(job)
+            before = case.published()
+            zombie.wake()
+            assert case.published() == before
+        same_multiset([line for job in jobs for line in job.expected], case.read())
+
+    @pytest.mark.faults
+    def test_leftovers_of_a_crashed_attempt_are_removed_by_the_next_begin(self, case: Case, feed: Feed, tmp_path: Path) -> None:
+        job = feed.next()
+        with Victim(case.sink, job, "sink.staged", tmp_path / "victim") as victim:
+            assert victim.died()
+        if case.whole_windows:
+            assert case.leftovers(), "there must be something to remove"
+        with case.sink.begin(job.window, job.splits, job.shape):
+            pass
+        assert case.leftovers() == []
+
+    # --- what the sink remembers --------------------------------------------------------------------------------------
+
+    def test_applied_and_last_applied_tell_what_was_committed(self, case: Case, feed: Feed) -> None:
+        jobs = [feed.next(), feed.next(), feed.next()]
+        assert case.sink.last_applied(feed.pipeline) is None
+        assert case.sink.applied(jobs[0].window) is None
+        for n, job in enumerate(jobs):
+            apply(case.sink, job)
+            assert [case.sink.applied(j.window) for j in jobs] == [*map(record_of, jobs[: n + 1]), *[None] * (2 - n)]
+            assert case.sink.last_applied(feed.pipeline) == record_of(job)
+        assert case.sink.last_applied("another") is None
+        assert case.sink.last_applied(feed.pipeline[:-1]) is None
+
+    def test_an_empty_window_is_remembered(self, case: Case, feed: Feed) -> None:
+        jobs = [feed.empty(), feed.next(), feed.empty(), feed.next()]
+        for job in jobs:
+            assert apply(case.sink, job) == record_of(job)
+            assert case.sink.last_applied(feed.pipeline) == record_of(job)
+        same_multiset(jobs[1].expected + jobs[3].expected, case.read())
+
+    def test_windows_with_splits_that_hold_no_record(self, case: Case, feed: Feed) -> None:
+        jobs = [feed.next(0, 7, 0), feed.next(0, 0, 0), feed.next(1, 0, 2)]
+        for job in jobs:
+            assert apply(case.sink, job) == record_of(job)
+        same_multiset(jobs[0].expected + jobs[2].expected, case.read())
+
+    def test_a_batch_without_rows_is_written_as_nothing(self, case: Case, feed: Feed) -> None:
+        job = feed.next(3, 0, 0)
+        nothing = rows_of(case.schema, [], [])
+        rows = {0: [nothing, *job.rows[0], nothing], 1: [nothing], 2: []}
+        assert apply(case.sink, Job(job.window, job.splits, job.shape, rows)) == record_of(job)
+        same_multiset(job.expected, case.read())
+
+    def test_fifty_windows_in_a_row(self, case: Case, feed: Feed) -> None:
+        jobs = [feed.next(4, 3, 2) for _ in range(50)]
+        for job in jobs:
+            assert apply(case.sink, job) == record_of(job)
+        assert case.leftovers() == []
+        assert same_multiset([line for job in jobs for line in job.expected], case.read()) == 450
+
+    @pytest.mark.parametrize("what", ["a hole", "an overlap", "an older window", "other offsets of the same window"])
+    def test_a_window_that_does_not_follow_the_last_one_is_a_conflict(self, case: Case, feed: Feed, what: str) -> None:
+        jobs = [feed.next() for _ in range(4)]
+        for job in jobs[1:3] if what == "an older window" else jobs[:2]:
+            apply(case.sink, job)
+        before = case.everything()
+        wrong = {
+            "a hole": jobs[3],
+            "an overlap": _shifted(jobs[2], start=-3),
+            "an older window": jobs[0],
+            "other offsets of the same window": _shifted(jobs[1], end=5),
+        }[what]
+        with pytest.raises(WindowConflict) as caught:
+            apply(case.sink, wrong)
+        assert str(wrong.window) in str(caught.value)
+        if case.whole_windows:
+            assert case.everything() == before
+        assert case.sink.last_applied(feed.pipeline).number == (3 if what == "an older window" else 2)
+
+    def test_two_pipelines_share_a_target(self, case: Case) -> None:
+        names = ["orders", "orders-0000000001", "orders "]
+        feeds = [Feed(case.schema, pipeline=name, first_id=n * 100_000) for n, name in enumerate(names)]
+        jobs = [feed.next() for _ in range(3) for feed in feeds]
+        begun = [feed.next() for feed in feeds]
+        for job in jobs:
+            assert apply(case.sink, job) == record_of(job)
+        # Side by side: none takes the others' attempts for leftovers of its own.
+        with contextlib.ExitStack() as stack:
+            writers = [stack.enter_context(case.sink.begin(j.window, j.splits, j.shape)) for j in begun]
+            results = [write_all(writer, job) for writer, job in zip(writers, begun, strict=True)]
+            for writer, job, result in zip(writers, begun, results, strict=True):
+                assert writer.commit(result) == record_of(job)
+        same_multiset([line for job in jobs + begun for line in job.expected], case.read())
+
+    # --- before it starts ---------------------------------------------------------------------------------------------
+
+    def test_validate_finds_nothing_where_all_is_well_and_changes_nothing(self, case: Case, feed: Feed) -> None:
+        before = case.everything()
+        assert case.sink.validate(feed.shape) == []
+        assert case.everything() == before
+        apply(case.sink, feed.next())
+        before = case.everything()
+        assert case.sink.validate(feed.shape) == []
+        assert case.everything() == before
+
+    def test_validate_reports_several_problems_at_once_and_changes_nothing(self, case: Case) -> None:
+        sink, shape, where = case.broken()
+        before = case.everything()
+        problems = sink.validate(shape)
+        assert case.everything() == before
+        assert {p.where for p in problems} >= where, problems
+        assert len(problems) >= len(where) >= 2
+        assert all(isinstance(p, Problem) and p.what for p in problems)
+
+    def test_a_split_writer_travels_and_tells_no_password(self, case: Case, feed: Feed) -> None:
+        job = feed.next()
+        with case.sink.begin(job.window, job.splits, job.shape) as writer:
+            task = writer.split_writer()
+            told = [repr(x) + str(x) for x in (task, travelled(task), writer, case.sink, case.sink.uri, case.sink.asset_uri)]
+            assert not [secret for secret in case.secrets for text in told if secret in text]
+            assert pickle.dumps(pickle.loads(pickle.dumps(task)))
+
+    def test_a_sink_is_a_frozen_value_that_travels(self, case: Case) -> None:
+        assert pickle.loads(pickle.dumps(case.sink)) == case.sink
+        assert isinstance(case.sink.guarantee, Guarantee)
+        assert hash(case.sink) == hash(case.sink)
+        assert all(hasattr(case.sink, name) for name in case.sink.template_fields)
+        with pytest.raises(AttributeError):
+            case.sink.anything = 1  # type: ignore[attr-defined]
+
+
+def _rows(batch: pa.RecordBatch, ids: range) -> Rows:
+    return Rows(batch, pa.array([i + 1 for i in ids], pa.int64()))
+
+
+def _attempt(writer: WindowWriter, job: Job) -> Iterator[Applied | None]:
+    """The steps of an attempt: write, then commit."""
+    results = write_all(writer, job)
+    yield None
+    yield writer.commit(results)
+
+
+def _shifted(job: Job, start: int = 0, end: int = 0) -> Job:
+    """The same rows, said to be of other offsets."""
+    ranges = tuple(OffsetRange(r.topic, r.partition, r.start + start, r.end + end) for r in job.window.ranges)
+    splits = tuple(replace(s, range=r) for s, r in zip(job.splits, ranges, strict=True))
+    return replace(job, window=replace(job.window, ranges=ranges), splits=splits)

@@ -1,0 +1,31 @@
+"""Comparing rows by value: what a sink was given with what a reader finds."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from tests.support import oracle
+
+
+def same_multiset(expected: Iterable[Mapping[str, Any]], found: Iterable[Mapping[str, Any]]) -> int:
+    """Assert that both hold the same rows the same number of times, and that there were some; how many were compared."""
+    return oracle.same_multiset(map(frozen, expected), map(frozen, found))
+
+
+def frozen(value: Any) -> Any:
+    """A value to count and compare: of its type (1 is not 1.0), NaN equal to NaN, -0.0 different from 0.0, instants in UTC."""
+    if isinstance(value, Mapping):
+        return ("struct", *sorted((k, frozen(v)) for k, v in value.items()))
+    if isinstance(value, (list, tuple)):
+        return ("list", *map(frozen, value))
+    if isinstance(value, float):
+        return "float", repr(value)
+    if isinstance(value, Decimal):
+        return "decimal", value
+    if isinstance(value, dt.datetime):
+        instant = value.astimezone(dt.timezone.utc) if value.tzinfo else value
+        return "instant" if value.tzinfo else "wall clock", instant.replace(tzinfo=None)
+    return type(value).__name__, value
