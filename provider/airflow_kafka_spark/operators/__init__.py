@@ -1,0 +1,8 @@
+"""What a DAG author writes."""
+
+from __future__ import annotations
+
+from airflow_kafka_spark.operators.kafka_to_sink import KafkaToSinkOperator
+from airflow_kafka_spark.operators.source_to_kafka import SourceToKafkaOperator
+
+__all__ = ["KafkaToSinkOperator", "SourceToKafkaOperator"]

@@ -1,0 +1,327 @@
+"""The life of a window, on one page.
+
+1. **Validate** everything at once, before anything is touched.
+2. **Fence and look**: open the ledger, which shuts out every earlier attempt and tells what they left.
+3. **Plan**: an open window is finished first, whoever planned it; else freeze the next one and write it down.
+4. **Move**: one Spark job reads, decodes and writes the window where nobody sees it yet.
+5. **Commit**: the sink takes the window whole, together with its own record of it.
+6. **Close**: one Kafka transaction says COMPLETE and moves the group's offsets. Never before 5.
+7. **Report**.
+
+Killed at any point, the next attempt, be it a retry, a clear or the next scheduled run, finds the same window and goes on from
+there: what is planned is not planned again, what the sink has taken is not written again, what is closed is only reported.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseOperator
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, Problem, ValidationError
+from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
+from airflow_kafka_spark.windows.report import Report, describe, sum_up
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.sinks.base import Sink
+    from airflow_kafka_spark.sinks.kafka import KafkaSink
+    from airflow_kafka_spark.windows.memory import Entry
+
+
+@dataclass(frozen=True)
+class Run:
+    """Who asks for a window: one task of one DAG run. Retries and clears of it are the same run.
+
+    :param dag_id: the DAG.
+    :param run_id: the DAG run.
+    :param task_id: the task.
+    :param map_index: index of a mapped task, -1 without mapping.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+    @classmethod
+    def of(cls, context: Mapping[str, Any]) -> Run:
+        ti = context["ti"]
+        return cls(ti.dag_id, ti.run_id, ti.task_id, getattr(ti, "map_index", -1))
+
+    @property
+    def id(self) -> str:
+        mapped = f"/{self.map_index}" if self.map_index >= 0 else ""
+        return f"{self.dag_id}/{self.run_id}/{self.task_id}{mapped}"
+
+
+class Stopwatch:
+    """Seconds per step of a window's life."""
+
+    def __init__(self) -> None:
+        self.timings: dict[str, float] = {}
+        self._begun = time.monotonic()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timings[name] = self.timings.get(name, 0.0) + time.monotonic() - begun
+
+    def stop(self) -> dict[str, float]:
+        return {**self.timings, "total": time.monotonic() - self._begun}
+
+
+class WindowOperator(BaseOperator):
+    """An operator that moves one window per run, exactly once as far as its sink can promise.
+
+    Guarantee: windows of a pipeline are frozen before any work, applied in order, each once, and the consumer group's offsets
+    move only after the sink has flushed, whatever is killed, retried, cleared or paused on the way.
+
+    :param sink: where the window goes.
+    :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
+        share a name; a mapped task has to be given one per index.
+    :param kafka_conn_id: connection of type ``kafka``.
+    :param spark_conn_id: connection of type ``spark`` or ``spark_connect``.
+    :param spark_conf: Spark settings that win over the connection's.
+    :param ledger_topic: the compacted topic that holds the ledgers; created on first use.
+    :param keep_windows: windows remembered in the ledger, at least 1; older ones are tombstoned.
+    """
+
+    def __init__(
+        self,
+        *,
+        sink: Sink | KafkaSink,
+        pipeline: str | None = None,
+        kafka_conn_id: str = "kafka_default",
+        spark_conn_id: str = "spark_default",
+        spark_conf: Mapping[str, str] | None = None,
+        ledger_topic: str = "airflow-windows",
+        keep_windows: int = 100,
+        **kwargs: Any,
+    ) -> None:
+        # Runs of one pipeline follow each other. Side by side they would be right too, but fence each other out again and again.
+        kwargs.setdefault("max_active_tis_per_dag", 1)
+        super().__init__(**kwargs)
+        self.sink = sink
+        self.pipeline = pipeline
+        self.kafka_conn_id = kafka_conn_id
+        self.spark_conn_id = spark_conn_id
+        self.spark_conf = spark_conf
+        self.ledger_topic = ledger_topic
+        self.keep_windows = keep_windows
+
+    # --- what a concrete operator says ---
+
+    @abstractmethod
+    def problems(self, run: Run) -> list[Problem]:
+        """1. Everything that keeps this task from working. Changes nothing."""
+
+    @abstractmethod
+    def open_ledger(self, run: Run) -> Ledger:
+        """2. The pipeline's ledger: entering it fences and looks."""
+
+    @abstractmethod
+    def plan(self, ledger: Ledger, run: Run) -> Window:
+        """3. Freeze the next window, from where the pipeline stands."""
+
+    @abstractmethod
+    def check(self, window: Window) -> None:
+        """Whether a planned window can still be read: asked before it is read, and again before the sink commits."""
+
+    @abstractmethod
+    def applied(self, window: Window) -> Applied | None:
+        """The sink's own record of a window that an earlier attempt has brought there whole, or None."""
+
+    @abstractmethod
+    def move(self, window: Window, ledger: Ledger) -> Report:
+        """4 and 5. Bring the window into the sink. Returns the account of it."""
+
+    @abstractmethod
+    def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
+        """6. Complete the window in the ledger and move the group's offsets."""
+
+    # --- the life ---
+
+    def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
+        """Finish what is open, then move this run's own window.
+
+        :return: the report of this run's window (:class:`~airflow_kafka_spark.windows.report.Report`), as JSON.
+        :raises ValidationError: all problems at once; nothing was changed.
+        :raises KafkaSparkError: one of its subclasses; the window stays as it was planned, and a retry goes on with it.
+        """
+        run = Run.of(context)
+        self.validate(run)
+        while True:
+            watch = Stopwatch()
+            with ExitStack() as opened:
+                with watch.step("fence"):
+                    ledger = opened.enter_context(self.open_ledger(run))
+                faults.reached("fenced")
+                done = ledger.memory.completed_by(run.id)
+                if done is not None and done.report is not None:
+                    self.log.info("Window %s of this run is complete already: nothing to do", done.window)
+                    return self.publish(dict(done.report), context)
+                with watch.step("plan"):
+                    entry = self._next_window(ledger, run)
+                faults.reached("planned")
+                report = self._complete(ledger, entry, watch)
+            if entry.window.run == run.id:
+                return self.publish(report.to_dict(), context)
+            self.log.info("That was the open window of run %s; this run's own window comes next", entry.window.run)
+
+    def validate(self, run: Run) -> None:
+        """:raises ValidationError: naming every problem."""
+        problems = self.problems(run)
+        if problems:
+            raise ValidationError(problems)
+
+    def _next_window(self, ledger: Ledger, run: Run) -> Entry:
+        """The open window if there is one, whoever planned it; else a new one, frozen and written down."""
+        unfinished = ledger.memory.open_entry
+        if unfinished is None:
+            entry = ledger.plan(self.plan(ledger, run))
+        else:
+            self.log.info(
+                "Window %s was planned by run %s and is not complete: finishing it first",
+                unfinished.window,
+                unfinished.window.run,
+            )
+            entry = ledger.reopen(unfinished)
+        window = entry.window
+        self.log.info("Window %s: %s", window, describe(window))
+        if window.held_back:
+            self.log.info("%s offsets behind an open transaction are left to a later window", f"{window.held_back:,}")
+        for gap in window.gaps:
+            self.log.warning(
+                "Offsets [%d, %d) of %s-%d were deleted before they were read", gap.start, gap.end, gap.topic, gap.partition
+            )
+        return entry
+
+    def _complete(self, ledger: Ledger, entry: Entry, watch: Stopwatch) -> Report:
+        window = entry.window
+        if window.is_empty:
+            report = Report(window)
+        elif (applied := self.applied(window)) is not None:
+            self.log.info("The sink has taken window %s already: only the close is left", window)
+            report = sum_up(window, (), applied, {})
+        else:
+            self.check(window)
+            with watch.step("move"):
+                report = self.move(window, ledger)
+        report = replace(report, sink=self.sink.uri, guarantee=self.sink.guarantee.value, attempts=entry.attempt.number)
+        faults.reached("close.begin")
+        report = self.close(ledger, window, replace(report, timings=watch.stop()))
+        faults.reached("close.committed")
+        self.log.info("%s", report.line)
+        return report
+
+    def check_results(self, window: Window, results: Sequence[SplitResult]) -> None:
+        """Nothing bad among the records, or nothing is committed.
+
+        :raises BadRecords: naming the first few, in the order of topic, partition and offset.
+        """
+        rejected = sum(result.rejected for result in results)
+        if rejected:
+            samples = sorted((s for r in results for s in r.samples), key=lambda s: (s.topic, s.partition, s.offset))
+            raise BadRecords(str(window), rejected, samples[:10])
+
+    def check_counts(self, window: Window, results: Sequence[SplitResult]) -> None:
+        """Counted twice: by the reader and by the sink.
+
+        :raises CountMismatch: when they disagree.
+        """
+        read = sum(result.records - result.ignored for result in results)
+        flushed = sum(int(result.token["rows"]) for result in results if "rows" in result.token)
+        if read != flushed:
+            raise CountMismatch(str(window), read, flushed)
+
+    def publish(self, report: dict[str, Any], context: Mapping[str, Any]) -> dict[str, Any]:
+        """7. The report goes to XCom and onto the events of this task's outlets."""
+        for outlet in self.outlets:
+            context["outlet_events"][outlet].extra = report
+        return report
+
+    # --- what the parts are made of ---
+
+    @cached_property
+    def kafka(self) -> KafkaHook:
+        from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+        return KafkaHook(self.kafka_conn_id)
+
+    @cached_property
+    def spark(self) -> SparkHook:
+        from airflow_kafka_spark.hooks.spark import SparkHook
+
+        return SparkHook(self.spark_conn_id, conf=self.spark_conf, app_name=f"airflow {self.dag_id}.{self.task_id}")
+
+    def spark_problems(self) -> list[Problem]:
+        """What keeps Spark from starting."""
+        from airflow_kafka_spark.hooks.jars import find_java
+
+        try:
+            if not self.spark.is_connect:
+                find_java()
+            elif find_spec("grpc_status") is None:
+                action = "Install `airflow-provider-kafka-spark[spark-connect]`"
+                return [Problem("spark_conn_id", "Spark Connect needs grpcio-status, which is not installed", action)]
+            return []
+        except KafkaSparkError as error:
+            return [problem_from("spark_conn_id", error)]
+
+    def add_assets(self, inlets: Iterable[str], outlets: Iterable[str]) -> None:
+        """Make URIs this task's inlets and outlets, beside those the user gave. What a template makes of one is not known yet:
+        such a topic, source or sink has no asset by itself."""
+        from airflow.sdk import Asset
+
+        for assets, uris in ((self.inlets, inlets), (self.outlets, outlets)):
+            known = {getattr(asset, "uri", None) for asset in assets}
+            assets.extend(Asset(uri=uri) for uri in uris if uri not in known and "{{" not in uri)
+
+    # --- small things ---
+
+    def pipeline_name(self, run: Run) -> str:
+        return self.pipeline or f"{run.dag_id}.{run.task_id}"
+
+    def pipeline_problems(self, run: Run) -> list[Problem]:
+        name = self.pipeline_name(run)
+        if run.map_index >= 0 and not self.pipeline:
+            return [
+                Problem(
+                    "pipeline", "a mapped task has no name of its own for each index", "Give each one a `pipeline=`, in `expand`"
+                )
+            ]
+        if len(name) > 200 or not name.strip() or re.search(r"[\x00-\x1f]", name):
+            return [Problem("pipeline", f"`{name[:60]}` cannot be a pipeline's name", "Use 1 to 200 printable characters")]
+        return []
+
+    def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+        """Renders what Airflow renders, and the fields that sinks and formats declare as templates: those are frozen."""
+        super().render_template_fields(context, jinja_env)
+        env = jinja_env or self.get_template_env()
+        for name in ("sink", "source", "value", "key"):
+            spec = getattr(self, name, None)
+            templated = getattr(spec, "template_fields", ())
+            if is_dataclass(spec) and not isinstance(spec, type) and templated:
+                known = {f.name for f in fields(spec)}
+                rendered = {f: self.render_template(getattr(spec, f), context, env) for f in templated if f in known}
+                setattr(self, name, replace(spec, **rendered))
+
+
+def problem_from(where: str, error: KafkaSparkError) -> Problem:
+    """An error as one of several problems."""
+    return Problem(where, error.found + (f" (expected {error.expected})" if error.expected else ""), error.action)

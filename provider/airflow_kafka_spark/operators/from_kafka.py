@@ -1,0 +1,313 @@
+"""Windows that are read from Kafka: what is subscribed, where the next window begins and ends, and what the group commits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow_kafka_spark.errors import FollowedMismatch, KafkaSparkError, Problem, TopicMissing
+from airflow_kafka_spark.operators.base import Run, WindowOperator, problem_from
+from airflow_kafka_spark.sources.kafka import Subscription, read_log
+from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window
+from airflow_kafka_spark.windows.plan import (
+    DataLossPolicy,
+    Log,
+    Position,
+    StartingOffsets,
+    check_readable,
+    lost_topics,
+    make_splits,
+    plan_ranges,
+)
+from airflow_kafka_spark.windows.report import Report
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.road.job import ReadWith
+    from airflow_kafka_spark.sinks.base import Sink
+
+
+class FromKafkaOperator(WindowOperator):
+    """The Kafka side of an operator: steps 2, 3 and 6 of a window's life.
+
+    :param topics: a topic, or several; or give ``topics_pattern``.
+    :param topics_pattern: a regular expression for whole topic names.
+    :param group_id: the consumer group that mirrors the position. Nobody else may consume with it.
+    :param starting_offsets: where a pipeline begins that neither its ledger, nor the sink, nor the group's committed offsets
+        know: ``earliest`` (default), ``latest``, or ``none``, which refuses.
+    :param max_records: at most so many offsets per window, shared among the partitions; None (default) is everything there is.
+    :param data_loss: ``fail`` (default) when records were deleted before they were read, or ``skip``: a gap in ledger and report.
+    :param read_with: ``task`` (default by ``auto``): Spark's tasks read their ranges with confluent-kafka; ``spark``: Spark's own
+        Kafka source reads, for executors without confluent-kafka. The result is the same.
+    :param split_records: offsets per Spark task, about; at least 1, default what suits the sink. With ``read_with="spark"`` it is
+        one task a partition instead.
+    :param follows: another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger topic: the
+        window ends with what that has published completely, and its count of records has to be the same.
+    :param on_mismatch: ``fail`` (default) or ``warn`` where it is not: somebody else writes to the topic, or records are gone.
+    :param read_timeout: seconds without any progress after which a task gives the broker up; default 300.
+    """
+
+    sink: Sink
+
+    def __init__(
+        self,
+        *,
+        topics: str | Sequence[str] | None = None,
+        topics_pattern: str | None = None,
+        group_id: str,
+        starting_offsets: StartingOffsets = "earliest",
+        max_records: int | None = None,
+        data_loss: DataLossPolicy = "fail",
+        read_with: ReadWith = "auto",
+        split_records: int | None = None,
+        read_timeout: float = 300.0,
+        follows: str | None = None,
+        on_mismatch: Literal["fail", "warn"] = "fail",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.topics = topics
+        self.topics_pattern = topics_pattern
+        self.group_id = group_id
+        self.starting_offsets = starting_offsets
+        self.max_records = max_records
+        self.data_loss = data_loss
+        self.read_with = read_with
+        self.split_records = split_records
+        self.read_timeout = read_timeout
+        self.follows = follows
+        self.on_mismatch = on_mismatch
+
+    # --- 1. validate ---
+
+    def reading_problems(self, run: Run) -> list[Problem]:
+        """What is wrong with the arguments, without asking anybody."""
+        return [*self.pipeline_problems(run), *self.subscription.validate(), *self._option_problems()]
+
+    def server_problems(self) -> list[Problem]:
+        """What Kafka and Spark say."""
+        return [*self._kafka_problems(), *self.spark_problems()]
+
+    def _option_problems(self) -> list[Problem]:
+        choices: list[tuple[str, Any, tuple[Any, ...]]] = [
+            ("starting_offsets", self.starting_offsets, ("earliest", "latest", "none")),
+            ("data_loss", self.data_loss, ("fail", "skip")),
+            ("read_with", self.read_with, ("auto", "task", "spark")),
+            ("on_mismatch", self.on_mismatch, ("fail", "warn")),
+        ]
+        problems = [
+            Problem(where, f"`{value}` is not one of {', '.join(known)}") for where, value, known in choices if value not in known
+        ]
+        if not isinstance(self.group_id, str) or not self.group_id.strip():
+            problems.append(Problem("group_id", f"`{self.group_id}` is not the name of a consumer group"))
+        if self.follows and self.max_records is not None:
+            problems.append(Problem("max_records", "a window that follows another pipeline is as large as what that published"))
+        numbers = (
+            ("max_records", self._max_records()),
+            ("split_records", self.split_records),
+            ("keep_windows", self.keep_windows),
+        )
+        for where, value in numbers:
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                problems.append(Problem(where, f"`{value}` is not a whole number of at least 1"))
+        return problems
+
+    def _max_records(self) -> Any:
+        """Templates render to text."""
+        value = self.max_records
+        return int(value) if isinstance(value, str) and value.strip().isdecimal() else (value or None if value == "" else value)
+
+    def _kafka_problems(self) -> list[Problem]:
+        try:
+            subscription, hook = self.subscription, self.kafka
+            problems = []
+            if subscription.topics:
+                missing = sorted(set(subscription.topics) - set(hook.describe_topics(subscription.topics, missing="omit")))
+                if missing:
+                    problems.append(problem_from("topics", TopicMissing(hook.conn_id, missing)))
+            elif subscription.pattern and not subscription.validate() and not self._resolve():
+                problems.append(
+                    Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", "Create one, or correct the pattern")
+                )
+            if isinstance(self.group_id, str) and self.group_id.strip():
+                members = hook.group_state(self.group_id).members
+                if members:
+                    listed = ", ".join(map(str, members))
+                    problems.append(
+                        Problem(
+                            "group_id",
+                            f"group `{self.group_id}` has live members: {listed}",
+                            "Stop them, or use a group of this pipeline's own",
+                        )
+                    )
+            return problems
+        except KafkaSparkError as error:
+            return [problem_from("kafka_conn_id", error)]
+
+    # --- 2. fence and look ---
+
+    def open_ledger(self, run: Run) -> Ledger:
+        from airflow_kafka_spark.hooks.ledger import Ledger
+
+        return Ledger(
+            self.kafka,
+            self.pipeline_name(run),
+            run.id,
+            group_id=self.group_id,
+            topic=self.ledger_topic,
+            keep_windows=self.keep_windows,
+            hint_topics=self._resolve(),
+        )
+
+    # --- 3. plan ---
+
+    def plan(self, ledger: Ledger, run: Run) -> Window:
+        from airflow_kafka_spark.hooks.ledger import utc_now
+
+        topics = self._resolve()
+        log = read_log(self.kafka, topics)
+        committed = {tp: c.offset for tp, c in self.kafka.committed(self.group_id, log.partitions).items() if c}
+        position, last_number = ledger.memory.position, ledger.memory.last_number
+        if not ledger.memory.exists:
+            position, last_number = self._position_of_sink(ledger.pipeline, log)
+        followed, log = self._follow(log, position, committed, topics)
+        planned = plan_ranges(
+            log,
+            position,
+            topics,
+            committed=committed,
+            starting_offsets=self.starting_offsets,
+            data_loss=self.data_loss,
+            max_records=self._max_records(),
+        )
+        self._compare_group(committed, position)
+        window = Window(
+            pipeline=ledger.pipeline,
+            number=last_number + 1,
+            ranges=planned.ranges,
+            run=run.id,
+            planned_at=utc_now(),
+            cluster_id=log.cluster_id,
+            topic_ids={t: log.topic_ids[t] for t in topics if log.topic_ids.get(t)},
+            gaps=planned.gaps,
+            held_back=planned.held_back,
+            follows=followed,
+        )
+        if followed is not None and window.span < followed.records:
+            # Fewer offsets than records: that will not get better by reading.
+            self.check_followed(window, window.span)
+        return window
+
+    def _follow(
+        self, log: Log, position: Position, committed: dict[TopicPartition, int], topics: Sequence[str]
+    ) -> tuple[Followed | None, Log]:
+        """Where another pipeline is followed: what that has published, and the log up to there."""
+        if not self.follows:
+            return None, log
+        from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
+        from airflow_kafka_spark.windows.follow import follow, log_up_to
+
+        ledgers = LedgerTopic(self.kafka, self.ledger_topic)
+        ledgers.ensure()
+        followed, ends = follow(ledgers.look(self.follows).memory, position.followed.get(self.follows, 0), topics)
+        self.log.info(
+            "Following pipeline %s: windows %d to %d, %s records",
+            followed.pipeline,
+            followed.first,
+            followed.last,
+            f"{followed.records:,}",
+        )
+        return followed, log_up_to(ends, log, position, committed)
+
+    def check_followed(self, window: Window, read: int) -> None:
+        """Published = read, where another pipeline is followed.
+
+        :raises FollowedMismatch: it is not, and ``on_mismatch`` is ``fail``.
+        """
+        followed = window.follows
+        if followed is None or followed.records == read:
+            return
+        error = FollowedMismatch(str(window), followed.pipeline, followed.records, read)
+        if self.on_mismatch == "fail":
+            raise error
+        self.log.warning("%s", error)
+
+    def _position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
+        """A pipeline the ledger has never heard of: new, or its ledger is lost. Then the sink remembers its last window."""
+        last = self.sink.last_applied(pipeline)
+        if last is None:
+            return Position(), 0
+        self.log.warning(
+            "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d", pipeline, last.number
+        )
+        # The sink does not know topic ids: what it remembers is compared with the offsets of the log alone.
+        return Position({r.topic_partition: r.end for r in last.ranges}), last.number
+
+    def _compare_group(self, committed: Mapping[TopicPartition, int], position: Position) -> None:
+        """The group's offsets are a mirror: say so when somebody has moved them."""
+        moved = [
+            f"{tp} at {committed[tp]}, not {known}"
+            for tp, known in sorted(position.offsets.items())
+            if committed.get(tp, known) != known
+        ]
+        if moved:
+            self.log.warning(
+                "Group %s was moved by somebody else (%s): the ledger decides where windows begin",
+                self.group_id,
+                ", ".join(moved[:5]),
+            )
+
+    def check(self, window: Window) -> None:
+        check_readable(window, self._log_of(window), self.data_loss)
+
+    def _log_of(self, window: Window) -> Log:
+        return read_log(self.kafka, sorted({r.topic for r in window.ranges}))
+
+    def splits(self, window: Window) -> tuple[Split, ...]:
+        """What single tasks read."""
+        lost = lost_topics(window, self._log_of(window))
+        return make_splits(
+            window,
+            max(window.span, 1) if self.read_with == "spark" else self.split_records or self.sink.split_records,
+            without=lost,
+        )
+
+    # --- 4. move, 5. commit ---
+
+    def applied(self, window: Window) -> Applied | None:
+        return self.sink.applied(window)
+
+    # --- 6. close ---
+
+    def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
+        from airflow_kafka_spark.hooks.ledger import utc_now
+
+        offsets = self._offsets_to_commit(window)
+        report = replace(
+            report, committed={str(tp): offset for tp, offset in offsets.items()}, group_id=self.group_id, completed_at=utc_now()
+        )
+        ledger.close(report.to_dict(), offsets)
+        return report
+
+    def _offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
+        """The frozen ends, but never lower than what is committed, and nothing for a topic that is another one now."""
+        log = self._log_of(window)
+        lost = set(lost_topics(window, log))
+        ends = {tp: end for tp, end in window.ends.items() if tp.topic not in lost and tp in log.partitions}
+        committed = self.kafka.committed(self.group_id, ends)
+        ahead = {tp: c.offset for tp, c in committed.items() if c and c.offset > ends[tp]}
+        for tp, offset in ahead.items():
+            self.log.warning(
+                "Group %s is at %d of %s already, past this window's end %d: left there", self.group_id, offset, tp, ends[tp]
+            )
+        return {tp: end for tp, end in ends.items() if tp not in ahead}
+
+    # --- what the parts are made of ---
+
+    @property
+    def subscription(self) -> Subscription:
+        return Subscription.of(self.topics, self.topics_pattern)
+
+    def _resolve(self) -> tuple[str, ...]:
+        return self.subscription.resolve(self.kafka, without=(self.ledger_topic,))

@@ -1,0 +1,217 @@
+"""Kafka -> sink: what flows into what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.operators.base import Run
+from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
+from airflow_kafka_spark.road.columns import METADATA, NullValues
+from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.windows.model import Window
+from airflow_kafka_spark.windows.report import Report, sum_up
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.road.columns import Layout
+    from airflow_kafka_spark.road.job import Job
+    from airflow_kafka_spark.sinks.base import Shape
+
+
+class KafkaToSinkOperator(FromKafkaOperator):
+    """Move the next window of one or several topics into a sink, exactly once.
+
+    The window reaches from where the pipeline stands to the last stable offsets found now (``read_committed``), per partition;
+    partitions that appear later are read from their first record. Records are decoded, and written by Spark's tasks; the sink
+    takes the window whole; then, in one Kafka transaction, the ledger says COMPLETE and the group's offsets move (KIP-98).
+
+    Columns: those of ``value``, then those of ``key`` (a column both have is taken from the key), then ``metadata_columns``.
+
+    :param value: how values are decoded.
+    :param key: how keys are decoded; None leaves them.
+    :param metadata_columns: what else of a record becomes a column: names among ``key``, ``value`` (raw bytes), ``topic``,
+        ``partition``, ``offset``, ``timestamp``, ``timestampType``, ``headers``; as a list, or as a mapping name -> column.
+    :param behavior_on_null_values: what a record without a value means: ``delete`` (default where the sink deletes), ``write``
+        (default for formats that have null values), ``ignore`` (counted), or ``fail`` (default otherwise).
+
+    ``topics`` or ``topics_pattern``, ``group_id``, ``starting_offsets``, ``max_records``, ``data_loss``, ``read_with``,
+    ``split_records``, ``follows``, ``on_mismatch`` and ``read_timeout`` are those of
+    :class:`~airflow_kafka_spark.operators.from_kafka.FromKafkaOperator`;
+    ``sink``, ``pipeline``, ``kafka_conn_id``, ``spark_conn_id``, ``spark_conf``, ``ledger_topic`` and ``keep_windows`` those of
+    :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
+    """
+
+    template_fields: Sequence[str] = (
+        "topics",
+        "topics_pattern",
+        "group_id",
+        "pipeline",
+        "max_records",
+        "starting_offsets",
+        "follows",
+    )
+    ui_color = "#e8f1ff"
+
+    def __init__(
+        self,
+        *,
+        sink: Sink,
+        value: Format,
+        key: Format | None = None,
+        metadata_columns: Sequence[str] | Mapping[str, str] = (),
+        behavior_on_null_values: NullValues | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(sink=sink, **kwargs)
+        self.value = value
+        self.key = key
+        self.metadata_columns = metadata_columns
+        self.behavior_on_null_values = behavior_on_null_values
+        self._job: Job | None = None
+        self._add_assets()
+
+    # --- 1. validate ---
+
+    def problems(self, run: Run) -> list[Problem]:
+        flow = self._type_problems() or self._flow_problems()
+        problems = [*self.reading_problems(run), *flow, *self.server_problems()]
+        # A sink is asked about the columns it will get, so those have to be known.
+        return problems if flow else [*problems, *self.sink.validate(self.shape(run))]
+
+    def _type_problems(self) -> list[Problem]:
+        expected = (("value", self.value, Format), ("key", self.key, (Format, type(None))), ("sink", self.sink, Sink))
+        return [
+            Problem(where, f"`{value!r}` is no {getattr(kind, '__name__', 'Format')}")
+            for where, value, kind in expected
+            if not isinstance(value, kind)
+        ]
+
+    def _flow_problems(self) -> list[Problem]:
+        formats = [*self.value.validate("value"), *(self.key.validate("key") if self.key else ())]
+        return formats or [*self._column_problems(), *self._null_value_problems()]
+
+    def _null_value_problems(self) -> list[Problem]:
+        behavior, where = self.behavior_on_null_values, "behavior_on_null_values"
+        if behavior not in (None, "fail", "ignore", "write", "delete"):
+            return [Problem(where, f"`{behavior}` is not one of fail, ignore, write, delete")]
+        if behavior == "delete" and not self.sink.takes_tombstones:
+            return [Problem(where, "this sink does not delete", "Set `delete_enabled=True` on the sink")]
+        if self.null_values == "delete" and self.key is None:
+            return [
+                Problem("key", "a sink that deletes needs the key's columns: a tombstone has no others", "Give `key=` a format")
+            ]
+        return []
+
+    def _column_problems(self) -> list[Problem]:
+        problems = [
+            Problem("metadata_columns", f"`{name}` is not one of {', '.join(METADATA)}")
+            for name, _ in self.metadata
+            if name not in METADATA
+        ]
+        taken = set(self.value.arrow_schema().names) | set(self.key.arrow_schema().names if self.key else ())
+        for name, column in self.metadata:
+            if column in taken:
+                problems.append(
+                    Problem(
+                        "metadata_columns",
+                        f"column `{column}` is there already",
+                        f'Name it otherwise: {{"{name}": "kafka_{name}"}}',
+                    )
+                )
+            taken.add(column)
+        return problems
+
+    # --- 4. move, 5. commit ---
+
+    def move(self, window: Window, ledger: Ledger) -> Report:
+        from airflow_kafka_spark.road.job import Job
+
+        splits, shape = self.splits(window), self._shape(window.pipeline)
+        # A zombie that has been asleep since the plan learns here, cheaply, that it is one; the broker and the sink know anyway.
+        ledger.verify()
+        with self.sink.begin(window, splits, shape) as writer:
+            self._job = Job(
+                self.kafka,
+                self.spark,
+                window,
+                splits,
+                self.layout(),
+                read_with=self.read_with,
+                skip_lost=self.data_loss == "skip",
+                patience=self.read_timeout,
+            )
+            try:
+                results = self._job.run(writer.split_writer()) if splits else []
+            finally:
+                self._job = None
+            faults.reached("job.done")
+            self.check_results(window, results)
+            self.check_counts(window, results)
+            self.check_followed(window, sum(result.records for result in results))
+            # Once more, now that everything is read: a topic recreated meanwhile would have given other records.
+            self.check(window)
+            ledger.verify()
+            applied = writer.commit(results)
+        return sum_up(window, results, applied, {split.index: split.range for split in splits})
+
+    def on_kill(self) -> None:
+        """Makes Spark's job fail: SIGTERM alone raises nothing in a task."""
+        if self._job is not None:
+            self._job.cancel()
+
+    # --- what the parts are made of ---
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        columns = self.metadata_columns
+        return tuple(columns.items()) if isinstance(columns, Mapping) else tuple((name, name) for name in columns)
+
+    @property
+    def null_values(self) -> NullValues:
+        if self.behavior_on_null_values:
+            return self.behavior_on_null_values
+        if self.sink.takes_tombstones:
+            return "delete"
+        return "write" if self.value.decodes_null else "fail"
+
+    def layout(self) -> Layout:
+        import pyarrow as pa
+
+        from airflow_kafka_spark.road.columns import Layout, metadata_type
+
+        value, key = self.value.arrow_schema(), self.key.arrow_schema() if self.key else pa.schema([])
+        by_name: dict[str, pa.Field] = {f.name: f for f in value}
+        by_name |= {f.name: f for f in key}
+        by_name |= {column: pa.field(column, metadata_type(name)) for name, column in self.metadata}
+        if self.null_values in ("write", "delete"):
+            by_name = {name: f.with_nullable(True) for name, f in by_name.items()}
+        return Layout(
+            schema=pa.schema(list(by_name.values())),
+            value=self.value.decoder(),
+            value_names=tuple(value.names),
+            key=self.key.decoder() if self.key else None,
+            key_names=tuple(key.names),
+            metadata=self.metadata,
+            null_values=self.null_values,
+        )
+
+    def shape(self, run: Run) -> Shape:
+        return self._shape(self.pipeline_name(run))
+
+    def _shape(self, pipeline: str) -> Shape:
+        from airflow_kafka_spark.sinks.base import Shape
+
+        return Shape(pipeline, self.layout().schema, has_tombstones=self.null_values == "delete")
+
+    def _add_assets(self) -> None:
+        """Topics are this task's inlets and the sink is its outlet, under names that need no connection to be looked up."""
+        templates = getattr(self.sink, "template_fields", ())
+        is_known = isinstance(self.sink, Sink) and not any("{{" in str(getattr(self.sink, name, "")) for name in templates)
+        self.add_assets(
+            (f"kafka://{self.kafka_conn_id}/{topic}" for topic in self.subscription.topics),
+            [self.sink.asset_uri] if is_known else [],
+        )

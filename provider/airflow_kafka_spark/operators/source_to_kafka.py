@@ -1,0 +1,262 @@
+"""Source -> Kafka: what flows into what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import PartitionsChanged, Problem, SparkJobFailed, TopicRecreated
+from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.operators.base import Run, WindowOperator
+from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
+from airflow_kafka_spark.windows.model import Applied, SourcePlan, TopicPartition, Window
+from airflow_kafka_spark.windows.report import Report, sum_up_published
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.road.publish import PublishJob
+    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+
+
+class SourceToKafkaOperator(WindowOperator):
+    """Publish the next window of a table or of files to Kafka, exactly once.
+
+    The source's end is frozen and cut into splits, both written to the ledger before any work. Spark reads one split per task,
+    and each task publishes its split in one Kafka transaction together with a marker (KIP-98); a split whose marker is there is
+    never published again. When all are, the ledger says COMPLETE and holds counts, and the first and last offset per partition.
+
+    Guarantee: a ``read_committed`` reader sees each row of a window exactly once, whatever is killed, retried, run twice at once
+    or paused on the way, as far as the source keeps its rows (see there). It may see some splits of a window before the others.
+
+    :param source: where rows come from.
+    :param topic: where they go; or give ``topic_column``, a column that names each row's topic.
+    :param value: how rows become values: the columns ``value_columns``, or all of them.
+    :param key: the key's column, or several; None for records without a key.
+    :param key_format: how they become a key; default :class:`~airflow_kafka_spark.formats.String` for one column,
+        :class:`~airflow_kafka_spark.formats.Json` for several.
+    :param headers: header name -> column.
+    :param partition: a column that says each record's partition; without it keys are placed as the Java client places them.
+    :param timestamp: a column of the record's time; default the time of writing.
+    :param auto_create: create the topic when it is missing, with ``partitions``, ``replication_factor`` and ``topic_config``.
+    :param producer_config: producer settings in librdkafka's names, as Connect's ``producer.override.*``.
+    :param transaction_timeout: seconds that one split may take, at most the brokers' ``transaction.max.timeout.ms``; default 300.
+    :param allow_new_partitions: go on with a window whose topic was given more partitions meanwhile: keys then move.
+
+    ``pipeline``, ``kafka_conn_id``, ``spark_conn_id``, ``spark_conf``, ``ledger_topic`` and ``keep_windows`` are those of
+    :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
+    """
+
+    template_fields: Sequence[str] = ("pipeline",)
+    sink: KafkaSink
+    ui_color = "#eaf7e6"
+
+    def __init__(
+        self,
+        *,
+        source: RowSource,
+        topic: str | None = None,
+        value: Format,
+        key: str | Sequence[str] | None = None,
+        key_format: Format | None = None,
+        topic_column: str | None = None,
+        value_columns: Sequence[str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        partition: str | None = None,
+        timestamp: str | None = None,
+        auto_create: bool = False,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        topic_config: Mapping[str, str] | None = None,
+        producer_config: Mapping[str, Any] | None = None,
+        transaction_timeout: float = 300.0,
+        allow_new_partitions: bool = False,
+        kafka_conn_id: str = "kafka_default",
+        **kwargs: Any,
+    ) -> None:
+        sink = KafkaSink(
+            topic=topic,
+            value=value,
+            topic_column=topic_column,
+            value_columns=tuple(value_columns) if value_columns is not None else None,
+            key=(key,) if isinstance(key, str) else tuple(key or ()),
+            key_format=key_format,
+            headers=dict(headers or {}),
+            partition=partition,
+            timestamp=timestamp,
+            auto_create=auto_create,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            topic_config=dict(topic_config or {}),
+            producer_config=dict(producer_config or {}),
+            transaction_timeout=transaction_timeout,
+            allow_new_partitions=allow_new_partitions,
+            conn_id=kafka_conn_id,
+        )
+        super().__init__(sink=sink, kafka_conn_id=kafka_conn_id, **kwargs)
+        self.source = source
+        self._job: PublishJob | None = None
+        self._add_assets()
+
+    # --- 1. validate ---
+
+    def problems(self, run: Run) -> list[Problem]:
+        wrong = [
+            Problem(where, f"`{value!r}` is no {kind.__name__}")
+            for where, value, kind in (("source", self.source, RowSource), ("value", self.sink.value, Format))
+            if not isinstance(value, kind)
+        ]
+        if wrong:
+            return [*self.pipeline_problems(run), *wrong]
+        of_source = self.source.validate()
+        # Without a source nobody knows its columns; what else is wrong is told all the same.
+        columns = None if of_source else self.source.columns()
+        return [
+            *self.pipeline_problems(run),
+            *of_source,
+            *self.sink.problems(columns),
+            *self.sink.server_problems(self.kafka),
+            *self.spark_problems(),
+        ]
+
+    # --- 2. fence and look ---
+
+    def open_ledger(self, run: Run) -> Ledger:
+        from airflow_kafka_spark.hooks.ledger import Ledger
+
+        pipeline = self.pipeline_name(run)
+        # A group of the pipeline's own, which nobody consumes with: its offset carries the short cut into the ledger.
+        return Ledger(
+            self.kafka,
+            pipeline,
+            run.id,
+            group_id=f"{self.ledger_topic}.{pipeline}",
+            topic=self.ledger_topic,
+            keep_windows=self.keep_windows,
+            hint_topics=(self.ledger_topic,),
+        )
+
+    # --- 3. plan ---
+
+    def plan(self, ledger: Ledger, run: Run) -> Window:
+        from airflow_kafka_spark.hooks.ledger import utc_now
+
+        self.sink.ensure_topic(self.kafka)
+        frozen = self.source.freeze(ledger.memory.position.source)
+        if len(frozen.splits) > MAX_SPLITS:
+            raise SparkJobFailed(ledger.pipeline, f"{len(frozen.splits)} splits are more than {MAX_SPLITS}: make them larger")
+        described = self.kafka.describe_topics(self._topics)
+        return Window(
+            pipeline=ledger.pipeline,
+            number=ledger.memory.last_number + 1,
+            ranges=(),
+            run=run.id,
+            planned_at=utc_now(),
+            cluster_id=self.kafka.cluster_id(),
+            topic_ids={name: topic.topic_id for name, topic in described.items()},
+            source=SourcePlan(
+                frozen.splits,
+                frozen.position,
+                frozen.rows,
+                frozen.remaining,
+                {name: len(topic.partitions) for name, topic in described.items()},
+            ),
+        )
+
+    @property
+    def _topics(self) -> list[str]:
+        return [self.sink.topic] if self.sink.topic else []
+
+    def check(self, window: Window) -> None:
+        """The topic is the one the window was planned for, with the partitions it had.
+
+        :raises TopicRecreated: it is another one of this name: what was published to it is gone.
+        :raises PartitionsChanged: it has more partitions now, so that keys would be placed elsewhere.
+        """
+        assert window.source is not None
+        described = self.kafka.describe_topics(window.topic_ids)
+        for name, known in window.topic_ids.items():
+            found = described[name]
+            if known and found.topic_id and found.topic_id != known:
+                raise TopicRecreated(name, known, found.topic_id)
+            before, now = window.source.partitions.get(name, len(found.partitions)), len(found.partitions)
+            if before != now and not self.sink.allow_new_partitions:
+                raise PartitionsChanged(name, before, now)
+
+    # --- 4. move, 5. commit ---
+
+    def applied(self, window: Window) -> Applied | None:
+        """Splits are published one by one, and the ledger remembers each."""
+        return None
+
+    def move(self, window: Window, ledger: Ledger) -> Report:
+        from airflow_kafka_spark.road.publish import PublishJob
+
+        assert window.source is not None
+        count = len(window.source.splits)
+        if ledger.attempts > 1:
+            # Whoever published before is refused from now on, so that what the ledger says next stays true.
+            ledger.fence_splits(count)
+        published = ledger.published()
+        if published:
+            self.log.info("%d of %d splits of window %s are published already", len(published), count, window)
+        left = tuple(index for index in range(count) if index not in published)
+        if left:
+            self._job = PublishJob(self.spark, window, self.source, self.sink, self._publisher(window, ledger), left)
+            try:
+                self._job.run()
+            finally:
+                self._job = None
+        faults.reached("job.done")
+        self.check(window)
+        published = ledger.published()
+        if missing := [index for index in range(count) if index not in published]:
+            raise SparkJobFailed(str(window), f"split {missing[0]} (of {len(missing)}) has no marker in the ledger")
+        report = sum_up_published(window, [published[index] for index in range(count)])
+        if window.source.rows not in (None, report.records_written):
+            self.log.warning(
+                "%s rows were counted when window %s was planned, %s were there when they were read: the source has changed",
+                f"{window.source.rows:,}", window, f"{report.records_written:,}",
+            )  # fmt: skip
+        return report
+
+    def _publisher(self, window: Window, ledger: Ledger) -> Publisher:
+        from airflow_kafka_spark.sinks.kafka_worker import Publisher
+
+        assert window.source is not None
+        described = self.kafka.describe_topics(self._topics)
+        return Publisher(
+            config=self.sink.producer(self.kafka),
+            reading=self.kafka.consumer_config(),
+            ledger=ledger.place,
+            prefix=ledger.split_prefix,
+            topic=self.sink.topic,
+            partitions={name: len(topic.partitions) for name, topic in described.items()},
+            transaction_timeout=self.sink.transaction_timeout,
+        )
+
+    def on_kill(self) -> None:
+        """Makes Spark's job fail: SIGTERM alone raises nothing in a task."""
+        if self._job is not None:
+            self._job.cancel()
+
+    # --- 6. close ---
+
+    def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
+        from airflow_kafka_spark.hooks.ledger import utc_now
+
+        report = replace(report, completed_at=utc_now(), source=self.source.uri)
+        place = ledger.place
+        ledger.close(report.to_dict(), {TopicPartition(place.topic, place.partition): place.offset})
+        return report
+
+    # --- small things ---
+
+    def _add_assets(self) -> None:
+        templates = getattr(self.source, "template_fields", ())
+        known = isinstance(self.source, RowSource) and not any("{{" in str(getattr(self.source, n, "")) for n in templates)
+        self.add_assets(
+            [self.source.asset_uri] if known else [], [f"kafka://{self.kafka_conn_id}/{topic}" for topic in self._topics]
+        )

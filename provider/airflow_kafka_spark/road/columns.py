@@ -1,0 +1,139 @@
+"""From records to the sink's rows: decoded values, decoded keys, and the metadata columns the user asked for.
+
+Runs in Spark's tasks; on the driver only to know the schema. Imports neither Airflow nor pyspark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from airflow_kafka_spark.windows.model import BadRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.formats.base import Decoder
+    from airflow_kafka_spark.sinks.base import Rows
+    from airflow_kafka_spark.sources.kafka_worker import Records
+
+NullValues = Literal["fail", "ignore", "write", "delete"]
+
+METADATA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+"""What a record has beside its decoded value, as Spark's Kafka source names it; ``key`` and ``value`` are the raw bytes."""
+
+
+def metadata_type(name: str) -> pa.DataType:
+    import pyarrow as pa
+
+    return {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "timestampType": pa.int32(),
+        "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    }[name]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a record's parts become the columns of a row.
+
+    :param schema: all columns: the value's, then the key's, then metadata.
+    :param value: decodes values.
+    :param key: decodes keys, or None. A column that key and value both have is taken from the key: that is what an upsert or a
+        delete is keyed by, and the only part a tombstone has.
+    :param key_names: the key's columns.
+    :param metadata: what of :data:`METADATA` goes into which column.
+    :param null_values: what a record without a value means.
+    """
+
+    schema: pa.Schema
+    value: Decoder
+    value_names: tuple[str, ...]
+    key: Decoder | None
+    key_names: tuple[str, ...]
+    metadata: tuple[tuple[str, str], ...]
+    null_values: NullValues
+
+    @property
+    def wants_headers(self) -> bool:
+        return any(name == "headers" for name, _ in self.metadata)
+
+    @property
+    def wants_keys(self) -> bool:
+        return self.key is not None or any(name == "key" for name, _ in self.metadata)
+
+    def rows(self, records: Records) -> Lines:
+        """Decode a batch. Bad and ignored records are left out of the rows."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from airflow_kafka_spark.sinks.base import Rows
+
+        decoded = self.value.decode(records.values)
+        bad = dict(decoded.bad)
+        columns = dict(zip(self.value_names, decoded.batch.columns, strict=True))
+        if self.key is not None:
+            keys = self.key.decode(records.keys or ())
+            for index, reason in keys.bad:
+                bad.setdefault(index, f"key: {reason}")
+            columns |= dict(zip(self.key_names, keys.batch.columns, strict=True))
+        nulls = [i for i, value in enumerate(records.values) if value is None] if None in records.values else []
+        if self.null_values == "fail":
+            bad |= dict.fromkeys(nulls, _NO_VALUE)
+        for name, column in self.metadata:
+            columns[column] = self._metadata(name, records)
+        arrays = [columns[name] for name in self.schema.names]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        offsets, tombstones = records.offsets, None
+        if nulls and self.null_values == "delete":
+            tombstones = pa.array([value is None for value in records.values], pa.bool_())
+        ignored = [i for i in nulls if i not in bad] if self.null_values == "ignore" else []
+        if bad or ignored:
+            left_out = set(bad).union(ignored)
+            kept = pa.array([i not in left_out for i in range(len(records))], pa.bool_())
+            batch, offsets = batch.filter(kept), offsets.filter(kept)
+            tombstones = tombstones.filter(kept) if tombstones is not None else None
+        if tombstones is not None and not pc.any(tombstones).as_py():
+            tombstones = None
+        return Lines(Rows(batch, offsets, tombstones), len(ignored), self._bad_records(records, bad))
+
+    def _bad_records(self, records: Records, bad: Mapping[int, str]) -> tuple[BadRecord, ...]:
+        return tuple(
+            BadRecord(records.topic, records.partition, records.offsets[index].as_py(), bad[index]) for index in sorted(bad)
+        )
+
+    def _metadata(self, name: str, records: Records) -> pa.Array:
+        import pyarrow as pa
+
+        n = len(records)
+        if name in ("key", "value"):
+            return pa.array(records.keys if name == "key" else records.values, pa.binary())
+        if name == "offset":
+            return records.offsets
+        if name == "timestamp":
+            return records.timestamps.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
+        if name == "headers":
+            return pa.array(
+                [None if h is None else [{"key": k, "value": v} for k, v in h] for h in records.headers or [None] * n],
+                metadata_type(name),
+            )
+        constant = {"topic": records.topic, "partition": records.partition, "timestampType": records.timestamp_type}[name]
+        return pa.repeat(pa.scalar(constant, metadata_type(name)), n)
+
+
+_NO_VALUE = 'it has no value (a tombstone); set `behavior_on_null_values` to "ignore" or "write", or let the sink delete'
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A decoded batch: the rows for the sink, how many tombstones were ignored, and what was bad."""
+
+    rows: Rows
+    ignored: int
+    bad: Sequence[BadRecord]

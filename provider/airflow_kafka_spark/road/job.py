@@ -1,0 +1,157 @@
+"""The driver's side of the road: decide how a window is read, run it as one Spark job, watch it.
+
+This is the one place that decides between the two ways of reading: each task reading its own frozen range with confluent-kafka,
+or Spark's Kafka source. Everything behind it is the same code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from airflow_kafka_spark.road.task import SplitTask, decode_result
+from airflow_kafka_spark.road.watch import Watch, collect
+from airflow_kafka_spark.windows.model import Split, SplitResult, Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.road.columns import Layout
+    from airflow_kafka_spark.sinks.base import SplitWriter
+
+log = logging.getLogger(__name__)
+
+ReadWith = Literal["auto", "task", "spark"]
+
+SPARK_SOURCE: Mapping[str, str] = {
+    "kafka.max.poll.records": "10000",
+    "kafka.max.partition.fetch.bytes": str(8 << 20),
+    "kafka.fetch.min.bytes": str(1 << 20),
+    "kafka.fetch.max.wait.ms": "100",
+}
+"""Settings of Spark's Kafka source under the connection's own."""
+
+
+@dataclass
+class Job:
+    """One window on its way through Spark.
+
+    :param kafka: the cluster it is read from.
+    :param spark: makes the session.
+    :param window: the window.
+    :param splits: its splits.
+    :param layout: how records become rows.
+    :param read_with: ``task``: each task reads its range itself (fastest, and needs confluent-kafka on the executors); ``spark``:
+        Spark's Kafka source; ``auto``: ``task``.
+    :param skip_lost: pass over records that were deleted meanwhile.
+    :param patience: seconds without progress after which the broker is given up.
+    """
+
+    kafka: KafkaHook
+    spark: SparkHook
+    window: Window
+    splits: tuple[Split, ...]
+    layout: Layout
+    read_with: ReadWith = "auto"
+    skip_lost: bool = False
+    patience: float = 300.0
+    _watch: Watch = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._watch = Watch(
+            self.spark, self.window, lambda tasks, seconds: progress_line(self.window, self.splits, tasks, seconds)
+        )
+
+    @property
+    def reads_with_spark(self) -> bool:
+        """Whether Spark's Kafka source reads; the only place that decides."""
+        return self.read_with == "spark"
+
+    def run(self, writer: SplitWriter) -> list[SplitResult]:
+        """Read the window and hand it to the sink's writer: one Spark job, one action.
+
+        :return: one result per split, in the order of their indexes.
+        :raises SparkJobFailed: when Spark gave up, or was told to.
+        :raises KafkaSparkError: what a task raised of ours.
+        """
+        task = SplitTask(
+            self.splits,
+            self.layout,
+            writer,
+            self.kafka.consumer_config(),
+            skip_lost=self.skip_lost,
+            patience=self.patience,
+            from_spark=self.reads_with_spark,
+        )
+        with self.spark.session(jars=self._jars()) as session, self._watch.over(session):
+            rows = collect(self._frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
+        return self._complete([decode_result(row) for row in rows], task)
+
+    def cancel(self) -> None:
+        """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
+        self._watch.cancel()
+
+    def _jars(self) -> tuple[str, ...]:
+        if not self.reads_with_spark:
+            return ()
+        from airflow_kafka_spark.hooks import jars
+
+        return tuple(map(str, jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True)))
+
+    def _frame(self, session: SparkSession) -> DataFrame:
+        if self.reads_with_spark:
+            return self._kafka_frame(session)
+        # One row a task: which split it shall read.
+        return session.range(0, len(self.splits), 1, len(self.splits))
+
+    def _kafka_frame(self, session: SparkSession) -> DataFrame:
+        """Spark's Kafka source over exactly the window's offsets: never a subscription, never "latest"."""
+        java = self.kafka.java_config(inline_files=not self.spark.is_local)
+        options = {
+            **SPARK_SOURCE,
+            **{f"kafka.{name}": value for name, value in java.options.items()},
+            "kafka.isolation.level": "read_committed",
+            "assign": _by_topic(self.splits, lambda r: None),
+            "startingOffsets": _by_topic(self.splits, lambda r: r.start),
+            "endingOffsets": _by_topic(self.splits, lambda r: r.end),
+            "failOnDataLoss": "true",
+            "includeHeaders": str(self.layout.wants_headers).lower(),
+            "groupIdPrefix": f"airflow-kafka-spark-{self.window.id}",
+        }
+        return session.read.format("kafka").options(**options).load()
+
+    def _complete(self, results: list[SplitResult], task: SplitTask) -> list[SplitResult]:
+        """One result for each split: Spark's source says nothing of a range without records, so it is written here, empty."""
+        found = {result.index: result for result in results}
+        for split in self.splits:
+            if split.index not in found:
+                copy: SplitTask = pickle.loads(pickle.dumps(task))
+                found[split.index] = decode_result(copy.run(split, (), []))
+        return [found[split.index] for split in self.splits]
+
+
+def progress_line(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
+    """How far a window is, for the log."""
+    share = sum(s.range.span for s in splits) * finished / len(splits)
+    rate = share / seconds if seconds else 0.0
+    remaining = f", about {(window.span - share) / rate:,.0f} s to go" if rate else ""
+    return (
+        f"Window {window}: {finished} of {len(splits)} splits done after {seconds:.0f} s, about {share:,.0f} of at most "
+        f"{window.span:,} records ({rate:,.0f}/s){remaining}"
+    )
+
+
+def _by_topic(splits: Sequence[Split], value: Any) -> str:
+    """The JSON Spark's source takes: ``{"topic": {"0": offset}}``, or ``{"topic": [0]}`` where ``value`` gives nothing."""
+    topics: dict[str, dict[str, Any]] = {}
+    for split in splits:
+        topics.setdefault(split.range.topic, {})[str(split.range.partition)] = value(split.range)
+    if all(v is None for partitions in topics.values() for v in partitions.values()):
+        return json.dumps({topic: sorted(map(int, partitions)) for topic, partitions in topics.items()})
+    return json.dumps(topics)

@@ -1,0 +1,154 @@
+"""What one Spark task does: read its split, decode it, hand it to the sink's writer, and tell the driver how it went.
+
+Runs on executors: imports neither Airflow nor pyspark. The whole of it is one step for Spark, so that rows never travel between
+Python and the JVM only to come back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.windows.codec import decode_facts, encode_error
+from airflow_kafka_spark.windows.model import BadRecord, Gap, Split, SplitResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.road.columns import Layout
+    from airflow_kafka_spark.sinks.base import SplitWriter
+    from airflow_kafka_spark.sources.kafka_worker import Records
+
+SAMPLES = 10
+"""Bad records that are shown, per window."""
+
+
+@dataclass(frozen=True)
+class SplitTask:
+    """The function that Spark maps over a window's splits (``mapInArrow``).
+
+    :param splits: all splits of the window.
+    :param layout: how records become rows.
+    :param writer: the sink's; every call works on a copy of it, since this object is unpickled once per task.
+    :param config: the consumer's configuration. Travels to the executors inside the pickled task only.
+    :param skip_lost: pass over records that were deleted meanwhile.
+    :param patience: seconds without progress after which the broker is given up.
+    :param from_spark: whether the batches are rows of Spark's Kafka source, else they name splits to read here.
+    """
+
+    splits: tuple[Split, ...]
+    layout: Layout
+    writer: SplitWriter
+    config: Mapping[str, Any] = field(repr=False)
+    skip_lost: bool = False
+    patience: float = 300.0
+    from_spark: bool = False
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for result in self._read_by_spark(batches) if self.from_spark else self._read_here(batches):
+            yield pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
+
+    def _read_here(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
+        from airflow_kafka_spark.sources.kafka_worker import Reader
+
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                split = self.splits[index]
+                reader = Reader(
+                    self.config,
+                    split.range,
+                    self.skip_lost,
+                    self.layout.wants_headers,
+                    self.patience,
+                    self.layout.wants_keys,
+                )
+                yield self.run(split, reader, reader.gaps)
+
+    def _read_by_spark(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
+        from airflow_kafka_spark.sources.kafka_worker import from_spark
+
+        records = from_spark(batches)
+        first = next(records, None)
+        if first is None:
+            return  # A range without records: the driver writes the split, empty, since nobody knows here which one it is.
+        split = next(s for s in self.splits if (s.range.topic, s.range.partition) == (first.topic, first.partition))
+        yield self.run(split, _chain(first, records), [])
+
+    def run(self, split: Split, source: Iterable[Records], gaps: list[Gap]) -> str:
+        """Move one split; the result as JSON, errors of ours included: a traceback from a worker is no message for a user."""
+        try:
+            return encode_result(self._move(split, source, gaps))
+        except KafkaSparkError as error:
+            return encode_error(error)
+
+    def _move(self, split: Split, source: Iterable[Records], gaps: list[Gap]) -> SplitResult:
+        writer, result = self.writer, SplitResult(split.index)
+        writer.open(split)
+        writing = True
+        try:
+            for records in source:
+                lines = self.layout.rows(records)
+                result = _add(result, records, lines.ignored, lines.bad)
+                if lines.bad and writing:
+                    # The window cannot be committed any more: the rest of the split is only read to count what is bad.
+                    writer.abort()
+                    writing = False
+                if writing and lines.rows.batch.num_rows:
+                    writer.write(lines.rows)
+                    faults.reached("split.mid")
+            token = writer.close() if writing else {}
+        except BaseException:
+            if writing:
+                writer.abort()
+            raise
+        faults.reached("split.flushed")
+        return replace(result, gaps=tuple(gaps), token=token)
+
+
+def _chain(first: Records, rest: Iterator[Records]) -> Iterator[Records]:
+    yield first
+    yield from rest
+
+
+def _add(result: SplitResult, records: Records, ignored: int, bad: Iterable[BadRecord]) -> SplitResult:
+    import pyarrow.compute as pc
+
+    stamps = pc.min_max(records.timestamps).as_py()
+    bad = tuple(bad)
+    return replace(
+        result,
+        records=result.records + len(records),
+        bytes=result.bytes + records.bytes,
+        ignored=result.ignored + ignored,
+        rejected=result.rejected + len(bad),
+        samples=(result.samples + bad)[:SAMPLES],
+        min_timestamp=stamps["min"] if result.min_timestamp is None else min(result.min_timestamp, stamps["min"]),
+        max_timestamp=stamps["max"] if result.max_timestamp is None else max(result.max_timestamp, stamps["max"]),
+    )
+
+
+def encode_result(result: SplitResult) -> str:
+    facts = {key: value for key, value in vars(result).items() if key not in ("samples", "gaps")}
+    return json.dumps(
+        {
+            **facts,
+            "samples": [list(vars(s).values()) for s in result.samples],
+            "gaps": [list(vars(g).values()) for g in result.gaps],
+        }
+    )
+
+
+def decode_result(text: str) -> SplitResult:
+    """What :meth:`SplitTask.run` told.
+
+    :raises KafkaSparkError: the error that ended the split, as it was raised in the task.
+    """
+    facts = decode_facts(text)
+    samples = tuple(BadRecord(*s) for s in facts.pop("samples"))
+    return SplitResult(**{**facts, "samples": samples, "gaps": tuple(Gap(*g) for g in facts.pop("gaps"))})

@@ -1,0 +1,64 @@
+"""The task's process, or a worker of it, dies by SIGKILL at every named point of a window's life; then it is retried and cleared.
+
+After each: the sink holds every committed record exactly once, the group's offsets never passed what was flushed, and a further
+attempt writes nothing.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_kafka_spark import faults
+
+IN_A_TASK = ("split.mid", "split.flushed")
+SPLIT_POINTS = ("split.mid", "split.flushed", "job.done", "sink.in_transaction", "sink.committed", "close.in_transaction")
+CASES = [(kind, point) for kind in ("files", "postgres") for point in faults.POINTS] + [
+    ("postgres-split", p) for p in SPLIT_POINTS
+]
+
+
+def flushed(point: str) -> bool:
+    """Whether the sink has taken the window when the process dies here."""
+    return faults.POINTS.index(point) >= faults.POINTS.index("sink.committed")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind, point", CASES)
+def test_killed_then_retried_and_cleared_every_record_is_there_exactly_once(flow, kind, point):
+    flow.produce(400)
+    flow.run("run0")
+    before = flow.committed()
+    flow.produce(1100)
+    victim = flow.victim("run1", fault=point)
+    code = victim.wait()
+    assert victim.fired, victim.tail()
+    assert code == (1 if point in IN_A_TASK else -9), victim.tail()
+
+    seen = len(flow.rows())
+    if kind != "postgres-split":
+        assert seen == (1500 if flushed(point) else 400), "a reader saw a part of the window"
+    if point != "close.committed":
+        stable = point != "close.in_transaction"  # there the dead attempt's transaction is still open over the offsets
+        assert flow.committed(stable=stable) == before, "the group's offsets moved before the window was closed"
+
+    retried = flow.run("run1")
+    assert flow.check() == 1500
+    assert flow.run("run1") == retried, "a cleared task does nothing and returns the same report"
+    assert flow.check() == 1500
+    flow.produce(50)
+    flow.run("run2")
+    assert flow.check() == 1550
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["files", "postgres"])
+def test_killed_again_and_again_the_last_attempt_still_finishes_the_same_window(flow, kind):
+    flow.produce(900)
+    for point in ("planned", "sink.staged", "sink.in_transaction", "close.begin"):
+        victim = flow.victim("run1", fault=point)
+        assert victim.wait() == -9 and victim.fired, victim.tail()
+        flow.produce(10)
+    report = flow.run("run1")
+    assert (report["window"], report["records_read"], report["attempts"]) == ("0000000001", 900, 5)
+    flow.run("run2")
+    assert flow.check() == 940

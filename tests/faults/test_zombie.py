@@ -1,0 +1,45 @@
+"""A paused attempt (SIGSTOP: a machine that hangs, a lost network) wakes up after its retry has finished: it changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+POINTS = ("fenced", "planned", "split.mid", "job.done", "sink.in_transaction", "sink.committed", "close.in_transaction")
+CASES = [(kind, point) for kind in ("files", "postgres") for point in POINTS] + [
+    ("postgres-split", point) for point in ("split.mid", "sink.in_transaction")
+]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind, point", CASES)
+def test_a_zombie_that_wakes_up_after_the_retry_changes_nothing(flow, kind, point):
+    flow.produce(1200)
+    zombie = flow.victim("run1", fault=f"{point}:stop")
+    zombie.wait_stopped()
+    zombie.freeze()
+
+    flow.run("run1")
+    assert flow.check() == 1200
+    flow.produce(300)
+    flow.run("run2")
+    assert flow.check() == 1500
+    rows, committed = sorted(flow.rows()), flow.committed()
+
+    zombie.wake()
+    zombie.wait()
+    assert sorted(flow.rows()) == rows
+    assert flow.committed() == committed
+    flow.produce(100)
+    flow.run("run3")
+    assert flow.check() == 1600
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["files", "postgres"])
+def test_two_attempts_that_run_side_by_side_write_every_record_once(flow, kind):
+    flow.produce(3000)
+    victims = [flow.victim("run1", fault=None) for _ in range(2)]
+    codes = [victim.wait() for victim in victims]
+    flow.run("run1")
+    assert flow.check() == 3000
+    assert codes.count(0) >= 1 or all("Fenced" in v.tail() or "refuses" in v.tail() for v in victims), [v.tail() for v in victims]

@@ -1,0 +1,42 @@
+"""Windows of a table become records of a topic: counts, offsets, positions and places."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.oracle import committed_records
+from tests.support.shop import shop
+
+
+@pytest.fixture
+def orders(kafka, postgres, unique, tmp_path):
+    with shop(kafka, postgres, unique, tmp_path) as made:
+        yield made
+
+
+def test_every_row_becomes_one_record_window_after_window(orders):
+    orders.sell(1000)
+    first = orders.run("run1")
+    assert (first["records_read"], first["records_written"]) == (1000, 1000)
+    assert orders.check() == 1000
+    again = orders.run("run1")
+    assert again == first, "a cleared task publishes nothing and returns the same report"
+    orders.sell(1)
+    second = orders.run("run2")
+    assert (second["window"], second["records_written"]) == ("0000000002", 1)
+    third = orders.run("run3")
+    assert third["records_written"] == 0
+    assert orders.check() == 1001
+
+
+def test_the_report_holds_counts_and_first_and_last_offset_per_partition(orders):
+    orders.sell(700)
+    report = orders.run()
+    found = {}
+    for partition, offset, *_ in committed_records(orders.kafka.connection_extra(), orders.topic):
+        found.setdefault(partition, []).append(offset)
+    expected = [
+        {"topic": orders.topic, "partition": p, "first": min(o), "last": max(o), "records": len(o)}
+        for p, o in sorted(found.items())
+    ]
+    assert report["published"] == expected and len(expected) == 3

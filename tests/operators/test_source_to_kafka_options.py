@@ -1,0 +1,136 @@
+"""What an author may ask for, and everything that is wrong with it at once, before Spark starts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_kafka_spark.errors import PartitionsChanged, TopicRecreated, ValidationError
+from airflow_kafka_spark.formats import Json, Raw, String
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.operators import SourceToKafkaOperator
+from airflow_kafka_spark.sources import FilesSource
+from tests.support.oracle import committed_records, same_multiset
+from tests.support.runs import run
+from tests.support.shop import shop
+
+
+@pytest.fixture
+def orders(kafka, postgres, unique, tmp_path):
+    with shop(kafka, postgres, unique, tmp_path) as made:
+        yield made
+
+
+def problems(orders, **options) -> dict[str, str]:
+    with pytest.raises(ValidationError) as raised:
+        orders.run("run1", **options)
+    return {problem.where: str(problem) for problem in raised.value.problems}
+
+
+@pytest.mark.parametrize(
+    "options, where, match",
+    [
+        ({"topic": "nowhere-at-all"}, "topic", "does not exist"),
+        ({"topic": None}, "topic", "none is given"),
+        ({"topic_column": "customer"}, "topic", "both are given"),
+        ({"key": "nothing"}, "key", "no column `nothing`.*id, customer, amount, placed_at"),
+        ({"key": ["id", "customer"], "key_format": String()}, "key", "holds one column"),
+        ({"value": Raw()}, "value", "Raw holds one column"),
+        ({"value_columns": ["id", "id"]}, "value", "`id` is there twice"),
+        ({"headers": {"h": "nothing"}}, "headers", "no column `nothing`"),
+        ({"timestamp": "nothing"}, "timestamp", "no column"),
+        ({"partition": "nothing"}, "partition", "no column"),
+        ({"transaction_timeout": 100_000}, "transaction_timeout", "transaction.max.timeout.ms"),
+        ({"transaction_timeout": 0}, "transaction_timeout", "not a number of seconds"),
+        ({"producer_config": {"transactional.id": "x"}}, "producer_config", "own affair"),
+        ({"producer_config": {"acks": "1"}}, "producer_config", "loses records"),
+        ({"source": {"cursor": "nothing"}}, "source.cursor", "nothing"),
+        ({"table": "no_such_table"}, "source.table", "no_such_table"),
+        ({"pipeline": ""}, "pipeline", ".*"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(orders, options, where, match):
+    import re
+
+    if options.get("pipeline") == "":
+        options = {"pipeline": "\n"}
+    found = problems(orders, **options)
+    assert re.search(match, found[where]), found
+    assert committed_records(orders.kafka.connection_extra(), orders.topic) == []
+
+
+def test_all_problems_are_told_at_once(orders):
+    found = problems(orders, key="nothing", transaction_timeout=100_000, source={"cursor": "nothing"}, topic="nowhere-at-all")
+    assert {"transaction_timeout", "topic", "source.cursor"} <= found.keys()
+
+
+def test_keys_headers_times_and_columns_are_those_asked_for(orders):
+    orders.sell(30)
+    orders.run(
+        key=["customer", "id"], headers={"who": "customer"}, timestamp="placed_at", value=Json(), value_columns=["amount", "id"]
+    )
+    found = committed_records(orders.kafka.connection_extra(), orders.topic)
+    by_id = {json.loads(value)["id"]: (key, value) for *_, key, value in found}
+    assert by_id[7] == (b'{"customer":"customer 7","id":7}', b'{"amount":7.07,"id":7}')
+    with KafkaHook() as hook:
+        # The record's time is the row's, not this moment.
+        assert set(hook.offsets_for_times([orders.topic], 1_750_000_000_000).values()) == {0}
+        assert set(hook.offsets_for_times([orders.topic], 1_750_000_031_000).values()) == {10}, "the transaction's own marker"
+
+
+def test_a_topic_is_created_on_request(orders, unique):
+    orders.sell(10)
+    topic = unique("made")
+    orders.run(topic=topic, auto_create=True, partitions=5, topic_config={"retention.ms": "123456789"})
+    with KafkaHook() as hook:
+        assert len(hook.describe_topics([topic])[topic].partitions) == 5
+        assert hook.topic_config([topic])[topic]["retention.ms"] == "123456789"
+    assert len(committed_records(orders.kafka.connection_extra(), topic)) == 10
+
+
+def test_a_topic_with_more_partitions_than_planned_is_refused_unless_that_is_allowed(orders):
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    orders.sell(500)
+    assert orders.victim("run1", fault="publish.committed").wait() == 1
+    admin = AdminClient(orders.kafka.connection_extra())
+    admin.create_partitions([NewPartitions(orders.topic, 6)])[orders.topic].result(30)
+    with pytest.raises(PartitionsChanged, match="allow_new_partitions"):
+        orders.run("run1")
+    orders.run("run1", allow_new_partitions=True)
+    assert orders.check() == 500
+
+
+def test_a_topic_that_was_created_anew_is_refused(orders):
+    orders.sell(500)
+    assert orders.victim("run1", fault="publish.committed").wait() == 1
+    orders.kafka.delete_topic(orders.topic)
+    orders.kafka.create_topic(orders.topic, 3)
+    with pytest.raises(TopicRecreated):
+        orders.run("run1")
+
+
+def test_files_are_published_each_row_once(kafka, postgres, unique, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    place = tmp_path / "files"
+    place.mkdir()
+    with shop(kafka, postgres, unique, tmp_path) as orders:
+        for number in range(3):
+            ids = range(number * 100, number * 100 + 100)
+            pq.write_table(pa.table({"id": list(ids), "name": [f"n{i}" for i in ids]}), place / f"{number}.parquet")
+            if number != 1:
+                report = run(make_files, {"place": str(place), **_own(orders)}, f"run{number}")
+                assert report["records_written"] == (100 if number == 0 else 200)
+        found = [value for *_, value in committed_records(kafka.connection_extra(), orders.topic)]
+        assert same_multiset([json.dumps({"id": i, "name": f"n{i}"}, separators=(",", ":")).encode() for i in range(300)], found)
+
+
+def _own(orders) -> dict[str, str]:
+    return {"topic": orders.topic, "pipeline": orders.name, "ledger_topic": f"ledger-{orders.name}"}
+
+
+def make_files(place: str, **options) -> SourceToKafkaOperator:
+    return SourceToKafkaOperator(task_id="task", source=FilesSource(path=place), value=Json(), key="id", **options)

@@ -1,0 +1,31 @@
+"""The demo, as `make demo` runs it, with fewer events: it is also the test of the example DAG."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.airflow
+@pytest.mark.slow
+def test_the_demo_moves_two_windows_kills_one_and_counts_every_event_once():
+    env = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")}
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow_kafka_spark.demo", "--events", "20000"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.count("all 30,000 events, each exactly once") == 2
+    assert "needed 2 attempts" in done.stdout
+    assert "Nothing is left running" in done.stdout
