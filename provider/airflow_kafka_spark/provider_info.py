@@ -29,7 +29,14 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "operators": [
-            {"integration-name": INTEGRATION, "python-modules": ["airflow_kafka_spark.operators.kafka_to_sink"]},
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": [
+                    "airflow_kafka_spark.operators.kafka_to_sink",
+                    "airflow_kafka_spark.operators.source_to_kafka",
+                    "airflow_kafka_spark.operators.kafka_to_kafka",
+                ],
+            },
         ],
         "hooks": [
             {

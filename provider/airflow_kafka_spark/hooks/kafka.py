@@ -11,6 +11,7 @@ from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, KafkaRefused, KafkaSparkError, TopicMissing
 from airflow_kafka_spark.hooks import kafka_config, kafka_requests
+from airflow_kafka_spark.hooks.connections import defined
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents, KafkaCalls
 from airflow_kafka_spark.hooks.kafka_values import (
     CommittedOffset,
@@ -71,16 +72,9 @@ class KafkaHook(KafkaBaseHook):
 
         :raises ConnectionInvalid: when there is no such connection or it names no brokers.
         """
-        from airflow.exceptions import AirflowNotFoundException
-
         try:
-            return self._build_config()
-        except AirflowNotFoundException:
-            raise ConnectionInvalid(
-                self.conn_id,
-                "it is not defined",
-                f"Add a connection `{self.conn_id}` of type `kafka` to Airflow, or correct `kafka_conn_id`",
-            ) from None
+            with defined(self.conn_id, "`kafka`", option="kafka_conn_id"):
+                return self._build_config()
         except ValueError as error:
             raise ConnectionInvalid(self.conn_id, str(error)) from error
 
@@ -286,16 +280,18 @@ class KafkaHook(KafkaBaseHook):
 
     # --- consumer groups ---
 
-    def committed(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
+    def committed(
+        self, group_id: str, partitions: Iterable[TopicPartition], *, stable: bool = True
+    ) -> dict[TopicPartition, CommittedOffset | None]:
         """What a group has committed; None where it has committed nothing, or where that has expired.
-
-        An offset that is part of an open transaction is waited for, up to the timeout, so the answer does not change by itself.
 
         :param group_id: the group; it need not exist.
         :param partitions: the partitions.
+        :param stable: an offset that is part of an open transaction is waited for, up to the timeout, so that the answer does not
+            change by itself (KIP-447); False answers with the one before.
         """
         wanted = sorted({TopicPartition(*p) for p in partitions})
-        return kafka_requests.committed(self._calls, self.config, group_id, wanted) if wanted else {}
+        return kafka_requests.committed(self._calls, self.config, group_id, wanted, stable=stable) if wanted else {}
 
     def group_state(self, group_id: str) -> GroupState:
         """A group's state and its live members.

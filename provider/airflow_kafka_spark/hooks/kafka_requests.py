@@ -60,32 +60,28 @@ def describe_topics(calls: KafkaCalls, names: Collection[str]) -> dict[str, Topi
 
 def topic_configs(calls: KafkaCalls, names: Collection[str]) -> dict[str, dict[str, str]]:
     """The settings of topics that exist."""
-    from confluent_kafka.admin import ConfigResource
-
-    def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
-        resources = [ConfigResource(ConfigResource.Type.TOPIC, key) for key in keys]
-        futures = client.describe_configs(resources, request_timeout=timeout)
-        return {resource.name: future for resource, future in futures.items()}
-
-    found, _ = calls.each("reading topic settings", names, submit, wait_for=_NOT_YET)
-    return {name: {key: e.value for key, e in entries.items() if e.value is not None} for name, entries in found.items()}
+    return _configs(calls, "topic", names)
 
 
 def broker_config(calls: KafkaCalls) -> dict[str, str]:
     """The settings of the first broker; empty without the right to see them."""
+    cluster = calls.one("asking for the brokers", lambda client, timeout: client.describe_cluster(request_timeout=timeout))
+    first = str(min(node.id for node in cluster.nodes))
+    return _configs(calls, "broker", [first]).get(first, {})
+
+
+def _configs(calls: KafkaCalls, kind: str, names: Collection[str]) -> dict[str, dict[str, str]]:
+    """The settings that have a value, by topic or broker; without brokers that may not be asked."""
     from confluent_kafka.admin import ConfigResource
 
-    calls.connect()
-    brokers = calls.client.list_topics(timeout=30).brokers
-
     def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
-        resources = [ConfigResource(ConfigResource.Type.BROKER, key) for key in keys]
+        resources = [ConfigResource(ConfigResource.Type[kind.upper()], key) for key in keys]
         futures = client.describe_configs(resources, request_timeout=timeout)
         return {resource.name: future for resource, future in futures.items()}
 
-    first = str(min(brokers))
-    found, _ = calls.each("reading broker settings", [first], submit, tolerate=("CLUSTER_AUTHORIZATION_FAILED",))
-    return {key: e.value for key, e in found[first].items() if e.value is not None} if first in found else {}
+    refused = ("CLUSTER_AUTHORIZATION_FAILED",) if kind == "broker" else ()
+    found, _ = calls.each(f"reading {kind} settings", names, submit, tolerate=refused, wait_for=_NOT_YET)
+    return {name: {key: e.value for key, e in entries.items() if e.value is not None} for name, entries in found.items()}
 
 
 def create_topic(
@@ -155,7 +151,7 @@ def delete_records(calls: KafkaCalls, before: Mapping[TopicPartition, int]) -> d
 
 
 def committed(
-    calls: KafkaCalls, config: Mapping[str, Any], group_id: str, partitions: Collection[TopicPartition]
+    calls: KafkaCalls, config: Mapping[str, Any], group_id: str, partitions: Collection[TopicPartition], *, stable: bool
 ) -> dict[TopicPartition, CommittedOffset | None]:
     """What the group has committed, none of it in an open transaction.
 
@@ -163,6 +159,7 @@ def committed(
     when the coordinator has moved (librdkafka 2.16: the handler of the answer takes for granted that the client has a group).
 
     :param config: the connection's librdkafka configuration.
+    :param stable: wait for the end of an open transaction that has offsets of the group in it.
     """
     import confluent_kafka
 
@@ -170,6 +167,8 @@ def committed(
     # A wrong password shows here at once, in the consumer only as silence.
     calls.connect()
     settings = consumer_config(config, **{"group.id": group_id, "error_cb": calls.events.on_error})
+    if not stable:
+        settings["isolation.level"] = "read_uncommitted"
     consumer = confluent_kafka.Consumer(settings, logger=calls.events)
 
     # In pieces, since a signal, or a consumer's error, has to wait for the end of each.

@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 TRANSACTION_SECONDS = 30
 CLOSE_TRIES = 3
 FENCE_THREADS = 8
+SPLIT = "split."
+"""What a split's purpose begins with, in its transactional id; its index follows."""
 KEEP_WINDOWS = 100
 
 
@@ -141,14 +143,19 @@ class Ledger:
         """
         with ThreadPoolExecutor(min(count, FENCE_THREADS)) as pool:
             # A list, so that an error of any of them is raised here.
-            list(pool.map(lambda index: self._fence(f"split.{index}"), range(count)))
+            list(pool.map(self._fence_split, range(count)))
+
+    def _fence_split(self, index: int) -> None:
+        self._fence(f"{SPLIT}{index}")
 
     def _find_hint(self) -> Hint | None:
         """The short cut that the last close left in the metadata of the group's committed offsets."""
         if not self.group_id or not self.hint_topics:
             return None
         described = self.hook.describe_topics(self.hint_topics, missing="omit")
-        committed = self.hook.committed(self.group_id, [tp for topic in described.values() for tp in topic.topic_partitions])
+        partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
+        # What a dead attempt left in an open transaction must not be waited for: it is fenced only after the ledger is read.
+        committed = self.hook.committed(self.group_id, partitions, stable=False)
         hints = (Hint.from_metadata(offset.metadata) for offset in committed.values() if offset)
         return next(filter(None, hints), None)
 
@@ -164,7 +171,7 @@ class Ledger:
         for key in sorted(keys):
             kind, *number = json.loads(key)[1:]
             if kind == "split":
-                self._fence(f"split.{number[-1]}")
+                self._fence_split(number[-1])
 
     # --- write ---
 
@@ -203,8 +210,7 @@ class Ledger:
         if isinstance(failure, Fenced):
             raise failure from None
         log.warning("Writing the plan of window %s failed (%s): the ledger will say what happened", entry.window, failure)
-        found = self._fence_and_look().entries.get(entry.window.number)
-        if found is None or found.attempt.token != entry.attempt.token:
+        if self._fence_and_look().owned(entry.window.number, entry.attempt.token) is None:
             raise failure from error
 
     @property
@@ -216,7 +222,7 @@ class Ledger:
     @property
     def split_prefix(self) -> str:
         """What the transactional ids of splits begin with; the split's index follows."""
-        return transactional_id_of(self.topic.name, self.pipeline, "split.")
+        return transactional_id_of(self.topic.name, self.pipeline, SPLIT)
 
     @property
     def place(self) -> LedgerPlace:
@@ -231,6 +237,12 @@ class Ledger:
             self._entry.attempt.token,
         )
 
+    @property
+    def place_hint(self) -> Hint:
+        """The short cut to the oldest record that counts while the claimed window is open."""
+        assert self._entry is not None
+        return Hint(self.topic.topic_id, self._partition, self.memory.oldest_offset)
+
     def published(self) -> dict[int, Marker]:
         """The splits of the claimed window that are published by now, by index. Read them once nobody else can add one.
 
@@ -239,8 +251,8 @@ class Ledger:
         assert self._entry is not None
         number, entry = self._entry.window.number, self._entry
         found = self.look()
-        theirs = found.entries.get(number)
-        if theirs is None or theirs.attempt.token != entry.attempt.token or theirs.state is not entry.state:
+        mine = found.owned(number, entry.attempt.token)
+        if mine is None or mine.state is not entry.state:
             raise Fenced(self.pipeline, f"working on window {number}")
         return {split: marker for (window, split), marker in found.markers.items() if window == number}
 
@@ -253,8 +265,8 @@ class Ledger:
         """
         assert self._entry is not None
         self.hint = Hint(self.topic.topic_id, self._partition, max(self._entry.offset, 0))
-        found = self.topic.look(self.pipeline, self.hint).memory.entries.get(self._entry.window.number)
-        if found is None or found.attempt.token != self._entry.attempt.token:
+        found = self.topic.look(self.pipeline, self.hint).memory
+        if found.owned(self._entry.window.number, self._entry.attempt.token) is None:
             raise Fenced(self.pipeline, f"working on window {self._entry.window.number}")
 
     def close(self, report: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> None:
@@ -281,8 +293,8 @@ class Ledger:
                     raise failure from error
                 log.warning("Closing window %s failed (try %d of %d): %s", entry.window, tries, CLOSE_TRIES, failure)
             # The outcome is unknown. Fence before looking: only then can that transaction no longer be committed.
-            found = self._fence_and_look().entries.get(entry.window.number)
-            if found is None or found.attempt.token != entry.attempt.token:
+            found = self._fence_and_look().owned(entry.window.number, entry.attempt.token)
+            if found is None:
                 raise Fenced(self.pipeline, "closing the window")
             if found.state is State.COMPLETE:
                 return
@@ -338,21 +350,12 @@ class Ledger:
         from confluent_kafka import Consumer
         from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-        def metadata(topic: str) -> str:
-            facts = {
-                "pipeline": self.pipeline,
-                "window": window.id,
-                "topic_id": window.topic_ids.get(topic, ""),
-                "ledger": str(hint),
-            }
-            return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
-
         # Never joins the group: it only lends its id.
         consumer = Consumer(self.hook.consumer_config(**{"group.id": group_id}), logger=ClientEvents())
         try:
             producer.send_offsets_to_transaction(
                 [
-                    KafkaTopicPartition(tp.topic, tp.partition, offset, metadata(tp.topic))
+                    KafkaTopicPartition(tp.topic, tp.partition, offset, offset_metadata(window, tp.topic, hint))
                     for tp, offset in sorted(offsets.items())
                 ],
                 consumer.consumer_group_metadata(),
@@ -382,6 +385,17 @@ class Ledger:
             members = self.hook.group_state(self.group_id or "").members
             return GroupHasMembers(self.group_id or "", [str(m) for m in members])
         return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
+
+
+def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
+    """What a group's committed offset says of where it comes from, with the short cut into the ledger."""
+    facts = {
+        "pipeline": window.pipeline,
+        "window": window.id,
+        "topic_id": window.topic_ids.get(topic, ""),
+        "ledger": str(hint),
+    }
+    return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
 
 
 def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:

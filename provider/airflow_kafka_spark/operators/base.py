@@ -322,6 +322,13 @@ class WindowOperator(BaseOperator):
                 setattr(self, name, replace(spec, **rendered))
 
 
+def asset_uris(spec: Any, kind: type) -> list[str]:
+    """The asset of a source or a sink: none while a template leaves open which one it is."""
+    templates = getattr(spec, "template_fields", ())
+    known = isinstance(spec, kind) and not any("{{" in str(getattr(spec, name, "")) for name in templates)
+    return [spec.asset_uri] if known else []
+
+
 def problem_from(where: str, error: KafkaSparkError) -> Problem:
     """An error as one of several problems."""
     return Problem(where, error.found + (f" (expected {error.expected})" if error.expected else ""), error.action)

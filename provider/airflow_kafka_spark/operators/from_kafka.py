@@ -170,7 +170,7 @@ class FromKafkaOperator(WindowOperator):
         committed = {tp: c.offset for tp, c in self.kafka.committed(self.group_id, log.partitions).items() if c}
         position, last_number = ledger.memory.position, ledger.memory.last_number
         if not ledger.memory.exists:
-            position, last_number = self._position_of_sink(ledger.pipeline, log)
+            position, last_number = self.position_of_sink(ledger.pipeline, log)
         followed, log = self._follow(log, position, committed, topics)
         planned = plan_ranges(
             log,
@@ -233,7 +233,7 @@ class FromKafkaOperator(WindowOperator):
             raise error
         self.log.warning("%s", error)
 
-    def _position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
+    def position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
         """A pipeline the ledger has never heard of: new, or its ledger is lost. Then the sink remembers its last window."""
         last = self.sink.last_applied(pipeline)
         if last is None:
@@ -266,12 +266,15 @@ class FromKafkaOperator(WindowOperator):
 
     def splits(self, window: Window) -> tuple[Split, ...]:
         """What single tasks read."""
-        lost = lost_topics(window, self._log_of(window))
         return make_splits(
             window,
             max(window.span, 1) if self.read_with == "spark" else self.split_records or self.sink.split_records,
-            without=lost,
+            without=self.lost_topics(window),
         )
+
+    def lost_topics(self, window: Window) -> tuple[str, ...]:
+        """Topics of the window that can no longer be read."""
+        return lost_topics(window, self._log_of(window))
 
     # --- 4. move, 5. commit ---
 
@@ -283,14 +286,14 @@ class FromKafkaOperator(WindowOperator):
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         from airflow_kafka_spark.hooks.ledger import utc_now
 
-        offsets = self._offsets_to_commit(window)
+        offsets = self.offsets_to_commit(window)
         report = replace(
             report, committed={str(tp): offset for tp, offset in offsets.items()}, group_id=self.group_id, completed_at=utc_now()
         )
         ledger.close(report.to_dict(), offsets)
         return report
 
-    def _offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
+    def offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
         """The frozen ends, but never lower than what is committed, and nothing for a topic that is another one now."""
         log = self._log_of(window)
         lost = set(lost_topics(window, log))
@@ -304,6 +307,11 @@ class FromKafkaOperator(WindowOperator):
         return {tp: end for tp, end in ends.items() if tp not in ahead}
 
     # --- what the parts are made of ---
+
+    @property
+    def topic_uris(self) -> list[str]:
+        """The assets that are read; a pattern names none."""
+        return [f"kafka://{self.kafka_conn_id}/{topic}" for topic in self.subscription.topics]
 
     @property
     def subscription(self) -> Subscription:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.operators.base import Run
-from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
-from airflow_kafka_spark.road.columns import METADATA, NullValues
+from airflow_kafka_spark.operators.base import Run, asset_uris
+from airflow_kafka_spark.operators.decoding import DecodingOperator
+from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.model import Window
 from airflow_kafka_spark.windows.report import Report, sum_up
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
-    from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.job import Job
     from airflow_kafka_spark.sinks.base import Shape
 
 
-class KafkaToSinkOperator(FromKafkaOperator):
+class KafkaToSinkOperator(DecodingOperator):
     """Move the next window of one or several topics into a sink, exactly once.
 
     The window reaches from where the pipeline stands to the last stable offsets found now (``read_committed``), per partition;
@@ -61,23 +60,17 @@ class KafkaToSinkOperator(FromKafkaOperator):
         *,
         sink: Sink,
         value: Format,
-        key: Format | None = None,
-        metadata_columns: Sequence[str] | Mapping[str, str] = (),
-        behavior_on_null_values: NullValues | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(sink=sink, **kwargs)
-        self.value = value
-        self.key = key
-        self.metadata_columns = metadata_columns
-        self.behavior_on_null_values = behavior_on_null_values
+        super().__init__(sink=sink, value=value, **kwargs)
         self._job: Job | None = None
-        self._add_assets()
+        # Topics are this task's inlets and the sink is its outlet, under names that need no connection to be looked up.
+        self.add_assets(self.topic_uris, asset_uris(self.sink, Sink))
 
     # --- 1. validate ---
 
     def problems(self, run: Run) -> list[Problem]:
-        flow = self._type_problems() or self._flow_problems()
+        flow = self._type_problems() or self.decoding_problems()
         problems = [*self.reading_problems(run), *flow, *self.server_problems()]
         # A sink is asked about the columns it will get, so those have to be known.
         return problems if flow else [*problems, *self.sink.validate(self.shape(run))]
@@ -90,11 +83,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
             if not isinstance(value, kind)
         ]
 
-    def _flow_problems(self) -> list[Problem]:
-        formats = [*self.value.validate("value"), *(self.key.validate("key") if self.key else ())]
-        return formats or [*self._column_problems(), *self._null_value_problems()]
-
-    def _null_value_problems(self) -> list[Problem]:
+    def null_value_problems(self) -> list[Problem]:
         behavior, where = self.behavior_on_null_values, "behavior_on_null_values"
         if behavior not in (None, "fail", "ignore", "write", "delete"):
             return [Problem(where, f"`{behavior}` is not one of fail, ignore, write, delete")]
@@ -105,25 +94,6 @@ class KafkaToSinkOperator(FromKafkaOperator):
                 Problem("key", "a sink that deletes needs the key's columns: a tombstone has no others", "Give `key=` a format")
             ]
         return []
-
-    def _column_problems(self) -> list[Problem]:
-        problems = [
-            Problem("metadata_columns", f"`{name}` is not one of {', '.join(METADATA)}")
-            for name, _ in self.metadata
-            if name not in METADATA
-        ]
-        taken = set(self.value.arrow_schema().names) | set(self.key.arrow_schema().names if self.key else ())
-        for name, column in self.metadata:
-            if column in taken:
-                problems.append(
-                    Problem(
-                        "metadata_columns",
-                        f"column `{column}` is there already",
-                        f'Name it otherwise: {{"{name}": "kafka_{name}"}}',
-                    )
-                )
-            taken.add(column)
-        return problems
 
     # --- 4. move, 5. commit ---
 
@@ -166,38 +136,12 @@ class KafkaToSinkOperator(FromKafkaOperator):
     # --- what the parts are made of ---
 
     @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        columns = self.metadata_columns
-        return tuple(columns.items()) if isinstance(columns, Mapping) else tuple((name, name) for name in columns)
-
-    @property
     def null_values(self) -> NullValues:
         if self.behavior_on_null_values:
             return self.behavior_on_null_values
         if self.sink.takes_tombstones:
             return "delete"
         return "write" if self.value.decodes_null else "fail"
-
-    def layout(self) -> Layout:
-        import pyarrow as pa
-
-        from airflow_kafka_spark.road.columns import Layout, metadata_type
-
-        value, key = self.value.arrow_schema(), self.key.arrow_schema() if self.key else pa.schema([])
-        by_name: dict[str, pa.Field] = {f.name: f for f in value}
-        by_name |= {f.name: f for f in key}
-        by_name |= {column: pa.field(column, metadata_type(name)) for name, column in self.metadata}
-        if self.null_values in ("write", "delete"):
-            by_name = {name: f.with_nullable(True) for name, f in by_name.items()}
-        return Layout(
-            schema=pa.schema(list(by_name.values())),
-            value=self.value.decoder(),
-            value_names=tuple(value.names),
-            key=self.key.decoder() if self.key else None,
-            key_names=tuple(key.names),
-            metadata=self.metadata,
-            null_values=self.null_values,
-        )
 
     def shape(self, run: Run) -> Shape:
         return self._shape(self.pipeline_name(run))
@@ -206,12 +150,3 @@ class KafkaToSinkOperator(FromKafkaOperator):
         from airflow_kafka_spark.sinks.base import Shape
 
         return Shape(pipeline, self.layout().schema, has_tombstones=self.null_values == "delete")
-
-    def _add_assets(self) -> None:
-        """Topics are this task's inlets and the sink is its outlet, under names that need no connection to be looked up."""
-        templates = getattr(self.sink, "template_fields", ())
-        is_known = isinstance(self.sink, Sink) and not any("{{" in str(getattr(self.sink, name, "")) for name in templates)
-        self.add_assets(
-            (f"kafka://{self.kafka_conn_id}/{topic}" for topic in self.subscription.topics),
-            [self.sink.asset_uri] if is_known else [],
-        )

@@ -6,19 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import PartitionsChanged, Problem, SparkJobFailed, TopicRecreated
+from airflow_kafka_spark.errors import Problem, SourceRejected
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.operators.base import Run, WindowOperator
+from airflow_kafka_spark.operators.base import Run, WindowOperator, asset_uris
+from airflow_kafka_spark.operators.publishing import check_target, publish_splits, publisher, target, topic_uris
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
-from airflow_kafka_spark.windows.model import Applied, SourcePlan, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Applied, SourcePlan, Target, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
-    from airflow_kafka_spark.road.publish import PublishJob
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.road.publish import PublishJob, ReadWith
 
 
 class SourceToKafkaOperator(WindowOperator):
@@ -44,6 +43,9 @@ class SourceToKafkaOperator(WindowOperator):
     :param producer_config: producer settings in librdkafka's names, as Connect's ``producer.override.*``.
     :param transaction_timeout: seconds that one split may take, at most the brokers' ``transaction.max.timeout.ms``; default 300.
     :param allow_new_partitions: go on with a window whose topic was given more partitions meanwhile: keys then move.
+    :param read_with: ``task``: Spark's tasks read and encode their splits by themselves, which is fastest; ``spark``: the JVM
+        does, for executors without the driver that this takes; ``auto`` (default): ``task`` where it is certain to make the same
+        records, byte for byte, else ``spark``.
 
     ``pipeline``, ``kafka_conn_id``, ``spark_conn_id``, ``spark_conf``, ``ledger_topic`` and ``keep_windows`` are those of
     :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
@@ -73,6 +75,7 @@ class SourceToKafkaOperator(WindowOperator):
         producer_config: Mapping[str, Any] | None = None,
         transaction_timeout: float = 300.0,
         allow_new_partitions: bool = False,
+        read_with: ReadWith = "auto",
         kafka_conn_id: str = "kafka_default",
         **kwargs: Any,
     ) -> None:
@@ -97,8 +100,9 @@ class SourceToKafkaOperator(WindowOperator):
         )
         super().__init__(sink=sink, kafka_conn_id=kafka_conn_id, **kwargs)
         self.source = source
+        self.read_with = read_with
         self._job: PublishJob | None = None
-        self._add_assets()
+        self.add_assets(asset_uris(source, RowSource), topic_uris(kafka_conn_id, self.sink))
 
     # --- 1. validate ---
 
@@ -111,10 +115,14 @@ class SourceToKafkaOperator(WindowOperator):
         if wrong:
             return [*self.pipeline_problems(run), *wrong]
         of_source = self.source.validate()
+        unknown = []
+        if self.read_with not in ("auto", "task", "spark"):
+            unknown.append(Problem("read_with", f"`{self.read_with}` is not one of auto, task, spark"))
         # Without a source nobody knows its columns; what else is wrong is told all the same.
         columns = None if of_source else self.source.columns()
         return [
             *self.pipeline_problems(run),
+            *unknown,
             *of_source,
             *self.sink.problems(columns),
             *self.sink.server_problems(self.kafka),
@@ -146,8 +154,9 @@ class SourceToKafkaOperator(WindowOperator):
         self.sink.ensure_topic(self.kafka)
         frozen = self.source.freeze(ledger.memory.position.source)
         if len(frozen.splits) > MAX_SPLITS:
-            raise SparkJobFailed(ledger.pipeline, f"{len(frozen.splits)} splits are more than {MAX_SPLITS}: make them larger")
-        described = self.kafka.describe_topics(self._topics)
+            found = f"the window has {len(frozen.splits)} splits, more than {MAX_SPLITS}"
+            raise SourceRejected(self.source.uri, found, "Make splits larger, or windows smaller")
+        targets = [target(self.kafka, self.sink)] if self.sink.topic else []
         return Window(
             pipeline=ledger.pipeline,
             number=ledger.memory.last_number + 1,
@@ -155,19 +164,15 @@ class SourceToKafkaOperator(WindowOperator):
             run=run.id,
             planned_at=utc_now(),
             cluster_id=self.kafka.cluster_id(),
-            topic_ids={name: topic.topic_id for name, topic in described.items()},
+            topic_ids={found.topic: found.topic_id for found in targets},
             source=SourcePlan(
                 frozen.splits,
                 frozen.position,
                 frozen.rows,
                 frozen.remaining,
-                {name: len(topic.partitions) for name, topic in described.items()},
+                {found.topic: found.partitions for found in targets},
             ),
         )
-
-    @property
-    def _topics(self) -> list[str]:
-        return [self.sink.topic] if self.sink.topic else []
 
     def check(self, window: Window) -> None:
         """The topic is the one the window was planned for, with the partitions it had.
@@ -176,14 +181,8 @@ class SourceToKafkaOperator(WindowOperator):
         :raises PartitionsChanged: it has more partitions now, so that keys would be placed elsewhere.
         """
         assert window.source is not None
-        described = self.kafka.describe_topics(window.topic_ids)
-        for name, known in window.topic_ids.items():
-            found = described[name]
-            if known and found.topic_id and found.topic_id != known:
-                raise TopicRecreated(name, known, found.topic_id)
-            before, now = window.source.partitions.get(name, len(found.partitions)), len(found.partitions)
-            if before != now and not self.sink.allow_new_partitions:
-                raise PartitionsChanged(name, before, now)
+        for name, count in window.source.partitions.items():
+            check_target(self.kafka, self.sink, Target(name, window.topic_ids.get(name, ""), count))
 
     # --- 4. move, 5. commit ---
 
@@ -192,29 +191,11 @@ class SourceToKafkaOperator(WindowOperator):
         return None
 
     def move(self, window: Window, ledger: Ledger) -> Report:
-        from airflow_kafka_spark.road.publish import PublishJob
-
         assert window.source is not None
-        count = len(window.source.splits)
-        if ledger.attempts > 1:
-            # Whoever published before is refused from now on, so that what the ledger says next stays true.
-            ledger.fence_splits(count)
-        published = ledger.published()
-        if published:
-            self.log.info("%d of %d splits of window %s are published already", len(published), count, window)
-        left = tuple(index for index in range(count) if index not in published)
-        if left:
-            self._job = PublishJob(self.spark, window, self.source, self.sink, self._publisher(window, ledger), left)
-            try:
-                self._job.run()
-            finally:
-                self._job = None
-        faults.reached("job.done")
+        splits = range(len(window.source.splits))
+        markers = publish_splits(ledger, window, splits, lambda left: self._publish(window, ledger, left))
         self.check(window)
-        published = ledger.published()
-        if missing := [index for index in range(count) if index not in published]:
-            raise SparkJobFailed(str(window), f"split {missing[0]} (of {len(missing)}) has no marker in the ledger")
-        report = sum_up_published(window, [published[index] for index in range(count)])
+        report = sum_up_published(window, markers)
         if window.source.rows not in (None, report.records_written):
             self.log.warning(
                 "%s rows were counted when window %s was planned, %s were there when they were read: the source has changed",
@@ -222,20 +203,15 @@ class SourceToKafkaOperator(WindowOperator):
             )  # fmt: skip
         return report
 
-    def _publisher(self, window: Window, ledger: Ledger) -> Publisher:
-        from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    def _publish(self, window: Window, ledger: Ledger, left: tuple[int, ...]) -> None:
+        from airflow_kafka_spark.road.publish import PublishJob
 
-        assert window.source is not None
-        described = self.kafka.describe_topics(self._topics)
-        return Publisher(
-            config=self.sink.producer(self.kafka),
-            reading=self.kafka.consumer_config(),
-            ledger=ledger.place,
-            prefix=ledger.split_prefix,
-            topic=self.sink.topic,
-            partitions={name: len(topic.partitions) for name, topic in described.items()},
-            transaction_timeout=self.sink.transaction_timeout,
-        )
+        how = publisher(self.kafka, self.sink, ledger)
+        self._job = PublishJob(self.spark, window, self.source, self.sink, how, left, self.read_with)
+        try:
+            self._job.run()
+        finally:
+            self._job = None
 
     def on_kill(self) -> None:
         """Makes Spark's job fail: SIGTERM alone raises nothing in a task."""
@@ -251,12 +227,3 @@ class SourceToKafkaOperator(WindowOperator):
         place = ledger.place
         ledger.close(report.to_dict(), {TopicPartition(place.topic, place.partition): place.offset})
         return report
-
-    # --- small things ---
-
-    def _add_assets(self) -> None:
-        templates = getattr(self.source, "template_fields", ())
-        known = isinstance(self.source, RowSource) and not any("{{" in str(getattr(self.source, n, "")) for n in templates)
-        self.add_assets(
-            [self.source.asset_uri] if known else [], [f"kafka://{self.kafka_conn_id}/{topic}" for topic in self._topics]
-        )

@@ -14,7 +14,7 @@ from airflow_kafka_spark.windows.model import BadRecord
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.formats.base import Decoder
+    from airflow_kafka_spark.formats.base import Decoder, Format
     from airflow_kafka_spark.sinks.base import Rows
     from airflow_kafka_spark.sources.kafka_worker import Records
 
@@ -59,6 +59,27 @@ class Layout:
     key_names: tuple[str, ...]
     metadata: tuple[tuple[str, str], ...]
     null_values: NullValues
+
+    @classmethod
+    def of(cls, value: Format, key: Format | None, metadata: tuple[tuple[str, str], ...], null_values: NullValues) -> Layout:
+        """The layout of what two formats yield, and of metadata columns."""
+        import pyarrow as pa
+
+        of_value, of_key = value.arrow_schema(), key.arrow_schema() if key else pa.schema([])
+        by_name: dict[str, pa.Field] = {f.name: f for f in of_value}
+        by_name |= {f.name: f for f in of_key}
+        by_name |= {column: pa.field(column, metadata_type(name)) for name, column in metadata}
+        if null_values in ("write", "delete"):
+            by_name = {name: f.with_nullable(True) for name, f in by_name.items()}
+        return cls(
+            schema=pa.schema(list(by_name.values())),
+            value=value.decoder(),
+            value_names=tuple(of_value.names),
+            key=key.decoder() if key else None,
+            key_names=tuple(of_key.names),
+            metadata=metadata,
+            null_values=null_values,
+        )
 
     @property
     def wants_headers(self) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.windows.codec import decode_facts, encode_error
+from airflow_kafka_spark.windows.codec import decode_facts, encode_error, result_from_json, result_to_json
 from airflow_kafka_spark.windows.model import BadRecord, Gap, Split, SplitResult
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class SplitTask:
         try:
             for records in source:
                 lines = self.layout.rows(records)
-                result = _add(result, records, lines.ignored, lines.bad)
+                result = add(result, records, lines.ignored, lines.bad)
                 if lines.bad and writing:
                     # The window cannot be committed any more: the rest of the split is only read to count what is bad.
                     writer.abort()
@@ -116,7 +116,8 @@ def _chain(first: Records, rest: Iterator[Records]) -> Iterator[Records]:
     yield from rest
 
 
-def _add(result: SplitResult, records: Records, ignored: int, bad: Iterable[BadRecord]) -> SplitResult:
+def add(result: SplitResult, records: Records, ignored: int, bad: Iterable[BadRecord]) -> SplitResult:
+    """The account of a split with one more batch in it."""
     import pyarrow.compute as pc
 
     stamps = pc.min_max(records.timestamps).as_py()
@@ -134,14 +135,7 @@ def _add(result: SplitResult, records: Records, ignored: int, bad: Iterable[BadR
 
 
 def encode_result(result: SplitResult) -> str:
-    facts = {key: value for key, value in vars(result).items() if key not in ("samples", "gaps")}
-    return json.dumps(
-        {
-            **facts,
-            "samples": [list(vars(s).values()) for s in result.samples],
-            "gaps": [list(vars(g).values()) for g in result.gaps],
-        }
-    )
+    return json.dumps(result_to_json(result))
 
 
 def decode_result(text: str) -> SplitResult:
@@ -149,6 +143,4 @@ def decode_result(text: str) -> SplitResult:
 
     :raises KafkaSparkError: the error that ended the split, as it was raised in the task.
     """
-    facts = decode_facts(text)
-    samples = tuple(BadRecord(*s) for s in facts.pop("samples"))
-    return SplitResult(**{**facts, "samples": samples, "gaps": tuple(Gap(*g) for g in facts.pop("gaps"))})
+    return result_from_json(decode_facts(text))

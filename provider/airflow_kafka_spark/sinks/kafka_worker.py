@@ -5,7 +5,7 @@ Fence, look, write, and in no other order:
 1. **fence**: ``init_transactions()`` on the split's own transactional id. Whoever published this split before is done, or
    refused.
 2. **look** for the split's marker in the ledger. If it is there, so are the records.
-3. **write**: one transaction of all records and, last, the marker.
+3. **write**: one transaction of all records, of the consumed offsets where they were read from Kafka, and, last, the marker.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, KafkaSparkError, KafkaUnavailable
+from airflow_kafka_spark.errors import Fenced, KafkaSparkError, KafkaUnavailable, TransactionTimedOut
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced
 from airflow_kafka_spark.hooks.ledger_topic import PROMPT, LedgerPlace, read_to
+from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming, Rejected
 from airflow_kafka_spark.sinks.kafka_send_worker import Sender
-from airflow_kafka_spark.windows.codec import encode_error, marker_to_json
+from airflow_kafka_spark.windows.codec import encode_error, marker_to_json, result_to_json
 from airflow_kafka_spark.windows.memory import Memory, marker_key, marker_record, remember, window_key
 from airflow_kafka_spark.windows.model import Marker, TopicPartition
 
@@ -49,6 +50,18 @@ YIELD_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
+class Consumed:
+    """What the consumer group commits in the transactions of splits.
+
+    :param group_id: the group.
+    :param offsets: per split its input partition, the next offset to read, and the metadata that goes with it.
+    """
+
+    group_id: str
+    offsets: Mapping[int, tuple[TopicPartition, int, str]]
+
+
+@dataclass(frozen=True)
 class Publisher:
     """Publishes splits of one window.
 
@@ -59,6 +72,7 @@ class Publisher:
     :param topic: where records go that name no topic of their own.
     :param partitions: partitions per known topic: what places keys.
     :param transaction_timeout: seconds after which the broker aborts a transaction that nobody ends.
+    :param consumed: where splits were read from Kafka, what they consume.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -68,24 +82,28 @@ class Publisher:
     topic: str | None
     partitions: Mapping[str, int]
     transaction_timeout: float
+    consumed: Consumed | None = None
 
-    def publish(self, split: int, batches: Iterator[pa.RecordBatch]) -> Marker:
+    def publish(self, split: int, incoming: Incoming) -> Marker:
         """Publish a split, or find that it is published.
 
+        :raises Rejected: there are bad records among it; nothing is published.
         :raises Fenced: a newer attempt owns the window, or another task works on this very split.
+        :raises TransactionTimedOut: it took longer than ``transaction_timeout``.
         :raises KafkaUnavailable: the brokers do not answer; the split is not published, or its marker says that it is.
         """
-        events = ClientEvents()
+        events, began = ClientEvents(), time.monotonic()
         try:
             producer = self._fence(split, events)
-            if (there := self.look(split)) is not None:
-                _drain(batches)
-                return there
-            faults.reached("publish.begin")
-            return self._write(producer, events, split, batches)
+            if (there := self.look(split)) is None:
+                faults.reached("publish.begin")
+                began = time.monotonic()
+                return self._write(producer, split, incoming)
         except (KafkaException, SystemError) as error:
             # A fatal error that is raised while callbacks run comes out of the client as a SystemError.
-            return self._resolve(error, events, split, batches)
+            there = self._resolve(error, events, split, time.monotonic() - began)
+        incoming.drain()
+        return there
 
     def _fence(self, split: int, events: ClientEvents) -> Producer:
         milliseconds = round(self.transaction_timeout * 1000)
@@ -99,9 +117,9 @@ class Publisher:
         :raises Fenced: a newer attempt has claimed the window, or it is complete: whoever runs here is a zombie.
         """
         memory = self._memory(split)
-        entry = memory.entries.get(self.ledger.number)
-        if entry is None or entry.attempt.token != self.ledger.token or entry.state.value != "PLANNED":
-            raise Fenced(self.ledger.pipeline, f"publishing split {split} of window {self.ledger.number}")
+        mine = memory.owned(self.ledger.number, self.ledger.token)
+        if mine is None or mine.state.value != "PLANNED":
+            raise Fenced(self.ledger.pipeline, self._doing(split))
         return memory.markers.get((self.ledger.number, split))
 
     def _memory(self, split: int) -> Memory:
@@ -121,24 +139,39 @@ class Publisher:
         )
         return remember(self.ledger.pipeline, read_to(config, tp, self.ledger.offset, high, mine))
 
-    def _write(self, producer: Producer, events: ClientEvents, split: int, batches: Iterator[pa.RecordBatch]) -> Marker:
+    def _write(self, producer: Producer, split: int, incoming: Incoming) -> Marker:
         producer.begin_transaction()
         sender = Sender(producer, self.topic, dict(self.partitions), turn=split, patience=self.transaction_timeout)
         try:
-            for batch in batches:
+            for batch in incoming:
                 sender.send(batch)
                 faults.reached("publish.mid")
+            if incoming.result is not None and incoming.result.rejected:
+                raise Rejected(incoming.result)
             landed = sender.flush()
             faults.reached("publish.flushed")
-            marker = Marker(self.ledger.number, split, landed, sender.bytes)
+            self._consume(producer, split)
+            marker = Marker(self.ledger.number, split, landed, sender.bytes, incoming.result)
             self._mark(producer, marker)
             faults.reached("publish.marked")
             producer.commit_transaction(self.transaction_timeout)
-        except KafkaSparkError:
+        except (KafkaSparkError, Rejected):
             self._abort(producer)
             raise
         faults.reached("publish.committed")
         return marker
+
+    def _consume(self, producer: Producer, split: int) -> None:
+        if self.consumed is None or split not in self.consumed.offsets:
+            return
+        tp, offset, metadata = self.consumed.offsets[split]
+        # Never joins the group: it only lends its id.
+        consumer = Consumer({**self.reading, "group.id": self.consumed.group_id}, logger=ClientEvents())
+        try:
+            offsets = [KafkaTopicPartition(tp.topic, tp.partition, offset, metadata)]
+            producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), self.transaction_timeout)
+        finally:
+            consumer.close()
 
     def _mark(self, producer: Producer, marker: Marker) -> None:
         # Last: until the transaction ends, nobody can read the ledger's partition past this record.
@@ -157,22 +190,27 @@ class Publisher:
         except (KafkaException, SystemError):
             return
 
-    def _resolve(self, error: Exception, events: ClientEvents, split: int, batches: Iterator[pa.RecordBatch]) -> Marker:
+    def _resolve(self, error: Exception, events: ClientEvents, split: int, seconds: float) -> Marker:
         """The outcome is unknown, or another task has taken over. The ledger says what happened, never the exception."""
-        if not is_fenced(error, events):
+        if is_fenced(error, events) and seconds > self.transaction_timeout:
+            # The brokers refuse who took too long just as they refuse who was replaced.
+            there = self.look(split)
+            failure: KafkaSparkError = TransactionTimedOut(
+                self.ledger.pipeline, self._doing(split), seconds, self.transaction_timeout
+            )
+        elif is_fenced(error, events):
+            there = self._wait_for_other(split)
+            failure = Fenced(self.ledger.pipeline, self._doing(split))
+        else:
+            failure = self._unavailable(error, self._doing(split))
             # Fencing oneself ends a transaction in doubt: after that it is published, or never will be.
             try:
                 self._fence(split, ClientEvents())
             except KafkaException:
-                raise self._unavailable(error, f"publishing split {split} of window {self.ledger.number}") from None
+                raise failure from None
             there = self.look(split)
-        else:
-            there = self._wait_for_other(split)
         if there is None:
-            if is_fenced(error, events):
-                raise Fenced(self.ledger.pipeline, f"publishing split {split} of window {self.ledger.number}") from None
-            raise self._unavailable(error, f"publishing split {split} of window {self.ledger.number}") from None
-        _drain(batches)
+            raise failure from None
         return there
 
     def _wait_for_other(self, split: int) -> Marker | None:
@@ -181,14 +219,11 @@ class Publisher:
             time.sleep(0.5)
         return there
 
+    def _doing(self, split: int) -> str:
+        return f"publishing split {split} of window {self.ledger.number}"
+
     def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:
         return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe(error))
-
-
-def _drain(batches: Iterator[pa.RecordBatch]) -> None:
-    """Spark wants its rows taken."""
-    for _ in batches:
-        pass
 
 
 @dataclass(frozen=True)
@@ -203,11 +238,18 @@ class PublishTask:
     splits: tuple[int, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        try:
-            result = json.dumps({"marker": marker_to_json(self.publisher.publish(self.splits[_partition()], batches))})
-        except KafkaSparkError as error:
-            result = encode_error(error)
-        yield pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
+        yield told(self.publisher, self.splits[_partition()], Incoming(batches))
+
+
+def told(publisher: Publisher, split: int, incoming: Incoming) -> pa.RecordBatch:
+    """Publish a split, and what the driver is told of it: its marker, its bad records, or the error that ended it."""
+    try:
+        result = json.dumps({"marker": marker_to_json(publisher.publish(split, incoming))})
+    except Rejected as rejected:
+        result = json.dumps({"rejected": result_to_json(rejected.result)})
+    except KafkaSparkError as error:
+        result = encode_error(error)
+    return pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
 
 
 def _partition() -> int:

@@ -54,6 +54,10 @@ class Subscription:
                 problems.append(Problem("topics_pattern", f"`{self.pattern}` is not a regular expression: {error}"))
         return problems
 
+    def matches(self, topic: str) -> bool:
+        """Whether it takes a topic of this name in; a pattern has to be valid."""
+        return topic in self.topics or bool(self.pattern and re.fullmatch(self.pattern, topic))
+
     def resolve(self, hook: KafkaHook, *, without: Sequence[str] = ()) -> tuple[str, ...]:
         """The names it stands for now, sorted.
 

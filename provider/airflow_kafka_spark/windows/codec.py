@@ -9,7 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.windows.model import Followed, Gap, Landed, Marker, OffsetRange, SourcePlan, TopicPartition, Window
+from airflow_kafka_spark.windows.model import (
+    BadRecord,
+    Followed,
+    Gap,
+    Landed,
+    Marker,
+    OffsetRange,
+    SourcePlan,
+    SplitResult,
+    Target,
+    TopicPartition,
+    Window,
+)
 from airflow_kafka_spark.windows.plan import Position
 
 
@@ -35,6 +47,7 @@ def window_to_json(window: Window) -> dict[str, Any]:
         "held_back": window.held_back,
         **({"source": _source_to_json(window.source)} if window.source else {}),
         **({"follows": vars(window.follows)} if window.follows else {}),
+        **({"target": vars(window.target)} if window.target else {}),
     }
 
 
@@ -51,6 +64,7 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
         held_back=value.get("held_back", 0),
         source=_source_from_json(value["source"]) if value.get("source") else None,
         follows=Followed(**value["follows"]) if value.get("follows") else None,
+        target=Target(**value["target"]) if value.get("target") else None,
     )
 
 
@@ -77,11 +91,31 @@ def _source_from_json(value: Mapping[str, Any]) -> SourcePlan:
 def marker_to_json(marker: Marker) -> dict[str, Any]:
     """``landed`` is ``[[topic, partition, first, last, records], ...]``."""
     landed = [[p.topic, p.partition, p.first, p.last, p.records] for p in marker.landed]
-    return {"window": marker.window, "split": marker.split, "landed": landed, "bytes": marker.bytes}
+    result = {"result": result_to_json(marker.result)} if marker.result else {}
+    return {"window": marker.window, "split": marker.split, "landed": landed, "bytes": marker.bytes, **result}
 
 
 def marker_from_json(value: Mapping[str, Any]) -> Marker:
-    return Marker(value["window"], value["split"], tuple(Landed(*part) for part in value["landed"]), value.get("bytes", 0))
+    result = result_from_json(value["result"]) if value.get("result") else None
+    landed = tuple(Landed(*part) for part in value["landed"])
+    return Marker(value["window"], value["split"], landed, value.get("bytes", 0), result)
+
+
+def result_to_json(result: SplitResult) -> dict[str, Any]:
+    return {
+        **vars(result),
+        "samples": [list(vars(s).values()) for s in result.samples],
+        "gaps": [list(vars(g).values()) for g in result.gaps],
+        "token": dict(result.token),
+    }
+
+
+def result_from_json(value: Mapping[str, Any]) -> SplitResult:
+    lists = {
+        "samples": tuple(BadRecord(*s) for s in value["samples"]),
+        "gaps": tuple(Gap(*g) for g in value["gaps"]),
+    }
+    return SplitResult(**{**value, **lists})
 
 
 def position_to_json(position: Position) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def follow(upstream: Memory, after: int, topics: Collection[str]) -> tuple[Follo
     ends: dict[TopicPartition, int] = {}
     for number in numbers:
         entry = upstream.entries[number]
-        if entry.state is not State.COMPLETE or entry.window.source is None:
+        if entry.state is not State.COMPLETE or not (entry.window.source or entry.window.target):
             raise FollowBroken(upstream.pipeline, f"its window {number} does not publish to Kafka", "Follow a pipeline that does")
         for part in (entry.report or {}).get("published", ()):
             if part["topic"] in topics:

@@ -103,6 +103,11 @@ class Memory:
         """The COMPLETE window that this run planned, if it is still remembered."""
         return next((e for e in self.entries.values() if e.window.run == run and e.state is State.COMPLETE), None)
 
+    def owned(self, number: int, token: str) -> Entry | None:
+        """The window ``number`` while the attempt with this token is the one that works on it, or has completed it; else None."""
+        entry = self.entries.get(number)
+        return entry if entry is not None and entry.attempt.token == token else None
+
     @property
     def oldest_offset(self) -> int:
         """Where a reader of the ledger partition has to begin to see every remembered window."""

@@ -96,6 +96,20 @@ class SourcePlan:
 
 
 @dataclass(frozen=True)
+class Target:
+    """The topic a window is published to, as it was when the window was planned.
+
+    :param topic: its name.
+    :param topic_id: its id, "" where brokers have none.
+    :param partitions: how many partitions it had: what places keys.
+    """
+
+    topic: str
+    topic_id: str
+    partitions: int
+
+
+@dataclass(frozen=True)
 class Followed:
     """Whose windows a window reads.
 
@@ -126,6 +140,7 @@ class Window:
     :param held_back: offsets between the last stable offset and the high watermark when the end was frozen: an open transaction.
     :param source: what is taken from a source of rows; None for a window that is read from Kafka.
     :param follows: the windows of another pipeline that it reads, None where it reads whatever there is.
+    :param target: the topic that a window read from Kafka is published to; None for every other sink.
     """
 
     pipeline: str
@@ -139,6 +154,7 @@ class Window:
     held_back: int = 0
     source: SourcePlan | None = None
     follows: Followed | None = None
+    target: Target | None = None
 
     @property
     def id(self) -> str:
@@ -199,12 +215,14 @@ class Marker:
     :param split: the split's index.
     :param landed: where its records lie, ordered by topic and partition; empty for a split without rows.
     :param bytes: of keys and values.
+    :param result: what was read for it, where it was read from Kafka.
     """
 
     window: int
     split: int
     landed: tuple[Landed, ...] = ()
     bytes: int = 0
+    result: SplitResult | None = None
 
     @property
     def records(self) -> int:

@@ -232,6 +232,16 @@ def make_splits(window: Window, split_span: int, *, without: Iterable[str] = ())
     return tuple(Split(index, piece) for index, (_, piece) in enumerate(sorted(pieces)))
 
 
+def whole_splits(window: Window, *, without: Iterable[str] = ()) -> tuple[Split, ...]:
+    """One split per partition that has something to read, so that a partition's order is kept; its index is the partition's place
+    among the window's ranges, whatever else is left out.
+
+    :param without: topics that can no longer be read.
+    """
+    skipped = set(without)
+    return tuple(Split(index, r) for index, r in enumerate(window.ranges) if r.span and r.topic not in skipped)
+
+
 def next_position(position: Position, window: Window) -> Position:
     """Where the pipeline stands once ``window`` is complete."""
     moved = {t for t, known in window.topic_ids.items() if position.topic_ids.get(t, known) != known}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_kafka_spark.windows.model import Applied, Gap, Landed, Marker, OffsetRange, SplitResult, TopicPartition, Window
@@ -57,6 +57,10 @@ class Report:
     published: tuple[Landed, ...] = ()
 
     @property
+    def _is_published(self) -> bool:
+        return bool(self.window.source or self.window.target)
+
+    @property
     def rate(self) -> float:
         """Records per second over the window's whole life."""
         total = self.timings.get("total", 0.0)
@@ -98,7 +102,8 @@ class Report:
             "planned_at": self.window.planned_at,
             "completed_at": self.completed_at,
             **({"follows": vars(self.window.follows)} if self.window.follows else {}),
-            **({"source": self.source, "published": [vars(part) for part in self.published]} if self.window.source else {}),
+            **({"source": self.source} if self.window.source else {}),
+            **({"published": [vars(part) for part in self.published]} if self._is_published else {}),
         }
 
     @property
@@ -119,7 +124,7 @@ class Report:
         return (
             f"Window {self.window}: {self.records_read:,} records read, {self.records_written:,} rows written"
             f"{''.join(', ' + e for e in extra)}, {self.bytes / 1e6:,.1f} MB in {seconds:.1f} s ({self.rate:,.0f} records/s); "
-            f"{describe_landed(self.published) if self.window.source else describe_ranges(self.window.ranges)}"
+            f"{describe_landed(self.published) if self._is_published else describe_ranges(self.window.ranges)}"
         )
 
 
@@ -179,16 +184,9 @@ def sum_up(
 
 
 def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) -> Report:
-    """Add up what the markers of a window say: one for each of its splits."""
-    parts: dict[TopicPartition, list[Landed]] = {}
-    for marker in markers:
-        for part in marker.landed:
-            parts.setdefault(part.topic_partition, []).append(part)
-    published = tuple(
-        Landed(*tp, min(p.first for p in found), max(p.last for p in found), sum(p.records for p in found))
-        for tp, found in sorted(parts.items())
-    )
+    """Add up what the markers of a window of rows say: one for each of its splits."""
     count = sum(marker.records for marker in markers)
+    published = _published(markers)
     return Report(
         window=window,
         records_read=count,
@@ -197,4 +195,23 @@ def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) ->
         records={str(part.topic_partition): part.records for part in published},
         published=published,
         **facts,
+    )
+
+
+def sum_up_relayed(window: Window, markers: Sequence[Marker], splits: Mapping[int, OffsetRange], **facts: Any) -> Report:
+    """Add up what the markers of a window from Kafka to Kafka say: read as its tasks counted, written as they landed."""
+    results = [marker.result for marker in markers if marker.result]
+    report = sum_up(window, results, None, splits, **facts)
+    return replace(report, records_written=sum(marker.records for marker in markers), published=_published(markers))
+
+
+def _published(markers: Sequence[Marker]) -> tuple[Landed, ...]:
+    """Where all of it lies, per partition."""
+    parts: dict[TopicPartition, list[Landed]] = {}
+    for marker in markers:
+        for part in marker.landed:
+            parts.setdefault(part.topic_partition, []).append(part)
+    return tuple(
+        Landed(*tp, min(p.first for p in found), max(p.last for p in found), sum(p.records for p in found))
+        for tp, found in sorted(parts.items())
     )

@@ -1,0 +1,291 @@
+"""Kafka -> Kafka: what flows into what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.formats import Json, Raw
+from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.operators.base import Run
+from airflow_kafka_spark.operators.decoding import DecodingOperator
+from airflow_kafka_spark.operators.publishing import check_target, publish_splits, publisher, target, topic_uris
+from airflow_kafka_spark.road.columns import NullValues
+from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.windows.model import Applied, Split, TopicPartition, Window
+from airflow_kafka_spark.windows.plan import Log, Position, whole_splits
+from airflow_kafka_spark.windows.report import Report, sum_up_relayed
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.road.columns import Layout
+    from airflow_kafka_spark.road.relay import Change, RelayJob
+    from airflow_kafka_spark.sinks.kafka_worker import Consumed
+
+MAX_RECORDS = 10_000_000
+"""A window's offsets by default: a partition's share of them is one transaction, and has to fit into its timeout."""
+
+OWN_COLUMNS = "__kafka_"
+
+
+class KafkaToKafkaOperator(DecodingOperator):
+    """Filter, transform, repartition or copy the next window of one or several topics to another topic, exactly once.
+
+    One Spark task a partition reads its range, and publishes what becomes of it in ONE Kafka transaction together with the
+    consumed offset of the group and a marker in the ledger (KIP-98, KIP-447): output and offset are there both or not at all, and
+    the order of a partition is kept. When all partitions are, the ledger says COMPLETE.
+
+    Without ``filter``, ``columns`` and ``output_key`` records are copied byte for byte, and no SQL runs.
+
+    Guarantee: a ``read_committed`` reader of ``topic`` sees what became of each record exactly once, whatever is killed, retried,
+    run twice at once or paused on the way. It may see some partitions of a window before the others.
+
+    :param topic: where records go, on the same cluster; not one of those that are read.
+    :param value: how values are decoded for ``filter`` and ``columns``; default
+        :class:`~airflow_kafka_spark.formats.Raw`, a column ``value`` of bytes.
+    :param filter: a condition of Spark's SQL (``"amount > 100 and country = 'DE'"``); the others are left out, and counted.
+        Records without a value pass.
+    :param columns: column -> expression of Spark's SQL: what the new values hold. None (default) leaves values as they are.
+    :param output_value: how ``columns`` are written; default :class:`~airflow_kafka_spark.formats.Json`.
+    :param output_key: the column of the new key, or several, of ``columns`` or of the record; None (default) leaves keys as they
+        are.
+    :param output_key_format: how they become a key; default :class:`~airflow_kafka_spark.formats.String` for one column,
+        :class:`~airflow_kafka_spark.formats.Json` for several.
+    :param preserve_partitions: every record keeps its partition's number; else keys are placed as the Java client places them.
+    :param preserve_timestamps: records keep their time; else it is the time of writing.
+    :param preserve_headers: records keep their headers.
+    :param behavior_on_null_values: what becomes of a record without a value: ``write`` (default: it stays one), ``ignore``
+        (counted), or ``fail`` (default where ``output_key`` needs columns that it does not have).
+    :param max_records: offsets per window, default 10 million, shared among the partitions: one partition's share is one
+        transaction, which has to end within ``transaction_timeout``.
+    :param auto_create: create the topic when it is missing, with ``partitions``, ``replication_factor`` and ``topic_config``.
+    :param producer_config: producer settings in librdkafka's names, as Connect's ``producer.override.*``.
+    :param transaction_timeout: seconds that one partition may take, at most the brokers' ``transaction.max.timeout.ms``;
+        default 300.
+    :param allow_new_partitions: go on with a window whose target was given more partitions meanwhile: keys then move.
+
+    ``key`` and ``metadata_columns`` are those of :class:`~airflow_kafka_spark.operators.KafkaToSinkOperator`; ``topics`` or
+    ``topics_pattern``, ``group_id``, ``starting_offsets``, ``data_loss``, ``follows``, ``on_mismatch`` and ``read_timeout`` of
+    :class:`~airflow_kafka_spark.operators.from_kafka.FromKafkaOperator`; ``pipeline``, ``kafka_conn_id``, ``spark_conn_id``,
+    ``spark_conf``, ``ledger_topic`` and ``keep_windows`` those of :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
+    """
+
+    template_fields: Sequence[str] = (
+        "topics",
+        "topics_pattern",
+        "group_id",
+        "pipeline",
+        "max_records",
+        "starting_offsets",
+        "follows",
+        "filter",
+        "columns",
+    )
+    sink: KafkaSink  # type: ignore[assignment]
+    ui_color = "#fff4de"
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        value: Format | None = None,
+        filter: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        output_value: Format | None = None,
+        output_key: str | Sequence[str] | None = None,
+        output_key_format: Format | None = None,
+        preserve_partitions: bool = False,
+        preserve_timestamps: bool = True,
+        preserve_headers: bool = True,
+        auto_create: bool = False,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        topic_config: Mapping[str, str] | None = None,
+        producer_config: Mapping[str, Any] | None = None,
+        transaction_timeout: float = 300.0,
+        allow_new_partitions: bool = False,
+        kafka_conn_id: str = "kafka_default",
+        **kwargs: Any,
+    ) -> None:
+        sink = KafkaSink(
+            topic=topic,
+            value=output_value or Json(),
+            key=(output_key,) if isinstance(output_key, str) else tuple(output_key or ()),
+            key_format=output_key_format,
+            auto_create=auto_create,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            topic_config=dict(topic_config or {}),
+            producer_config=dict(producer_config or {}),
+            transaction_timeout=transaction_timeout,
+            allow_new_partitions=allow_new_partitions,
+            conn_id=kafka_conn_id,
+        )
+        if not kwargs.get("follows"):
+            kwargs.setdefault("max_records", MAX_RECORDS)
+        super().__init__(sink=sink, value=value or Raw(), kafka_conn_id=kafka_conn_id, **kwargs)
+        self.filter = filter
+        self.columns = columns
+        self.preserve_partitions = preserve_partitions
+        self.preserve_timestamps = preserve_timestamps
+        self.preserve_headers = preserve_headers
+        self._job: RelayJob | None = None
+        self.add_assets(self.topic_uris, topic_uris(kafka_conn_id, sink))
+
+    # --- 1. validate ---
+
+    def problems(self, run: Run) -> list[Problem]:
+        kinds = (
+            ("value", self.value, Format),
+            ("key", self.key, (Format, type(None))),
+            ("output_value", self.sink.value, Format),
+        )
+        wrong = [Problem(where, f"`{found!r}` is no Format") for where, found, kind in kinds if not isinstance(found, kind)]
+        own = wrong or [*self.decoding_problems(), *self._change_problems()]
+        return [*self.reading_problems(run), *own, *self.server_problems(), *self._target_problems()]
+
+    def _change_problems(self) -> list[Problem]:
+        problems = []
+        if self.columns is not None and not self.columns:
+            problems.append(Problem("columns", "they are empty", "Name a column and its expression, or leave them out"))
+        for name in (*(self.columns or ()), *self._record_columns()):
+            if name.startswith(OWN_COLUMNS):
+                problems.append(Problem("columns", f"`{name}` begins with `{OWN_COLUMNS}`", "Name it otherwise"))
+        if self.read_with == "spark":
+            problems.append(Problem("read_with", "between topics tasks read by themselves", "Leave it out"))
+        available = list(dict.fromkeys([*(self.columns or ()), *self._record_columns()]))
+        return [*problems, *self.sink.problems(available)]
+
+    def _target_problems(self) -> list[Problem]:
+        if not self.subscription.validate() and self.subscription.matches(str(self.sink.topic)):
+            return [Problem("topic", f"`{self.sink.topic}` is read, too: its records would go round", "Write to another topic")]
+        return self.sink.server_problems(self.kafka)
+
+    def null_value_problems(self) -> list[Problem]:
+        behavior, where = self.behavior_on_null_values, "behavior_on_null_values"
+        if behavior not in (None, "fail", "ignore", "write"):
+            return [Problem(where, f"`{behavior}` is not one of fail, ignore, write")]
+        if behavior == "write" and self._key_needs_value:
+            found = "a record without a value has no columns to make `output_key` of"
+            return [Problem(where, found, 'Use "ignore" or "fail", or make the new key of the columns of `key` alone')]
+        return []
+
+    # --- 3. plan ---
+
+    def plan(self, ledger: Ledger, run: Run) -> Window:
+        self.sink.ensure_topic(self.kafka)
+        return replace(super().plan(ledger, run), target=target(self.kafka, self.sink))
+
+    def position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
+        """A topic remembers no window; the group's committed offsets do, since they moved with the records."""
+        return Position(), 0
+
+    def check(self, window: Window) -> None:
+        super().check(window)
+        assert window.target is not None
+        check_target(self.kafka, self.sink, window.target)
+
+    def splits(self, window: Window) -> tuple[Split, ...]:
+        return whole_splits(window, without=self.lost_topics(window))
+
+    # --- 4. move, 5. commit ---
+
+    def applied(self, window: Window) -> Applied | None:
+        """Partitions are published one by one, and the ledger remembers each."""
+        return None
+
+    def move(self, window: Window, ledger: Ledger) -> Report:
+        splits = {split.index: split for split in self.splits(window)}
+        markers = publish_splits(
+            ledger, window, list(splits), lambda left: self._relay(window, ledger, tuple(splits[index] for index in left))
+        )
+        self.check(window)
+        report = sum_up_relayed(window, markers, {index: split.range for index, split in splits.items()})
+        self.check_followed(window, report.records_read)
+        return report
+
+    def _relay(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
+        from airflow_kafka_spark.road.relay import RelayJob
+
+        self._job = RelayJob(
+            self.spark,
+            window,
+            left,
+            self.layout(),
+            self._change,
+            publisher(self.kafka, self.sink, ledger, self._consumed(window, ledger, left)),
+            self.kafka.consumer_config(),
+            skip_lost=self.data_loss == "skip",
+            patience=self.read_timeout,
+        )
+        try:
+            _, rejected = self._job.run()
+        finally:
+            self._job = None
+        self.check_results(window, rejected)
+
+    def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> Consumed:
+        """What the group commits with each partition; nothing where it stands further ahead already."""
+        from airflow_kafka_spark.hooks.ledger import offset_metadata
+        from airflow_kafka_spark.sinks.kafka_worker import Consumed
+
+        ends: dict[TopicPartition, int] = self.offsets_to_commit(window)
+        places = {split.index: split.range.topic_partition for split in left}
+        hint = ledger.place_hint
+        return Consumed(
+            self.group_id,
+            {index: (tp, ends[tp], offset_metadata(window, tp.topic, hint)) for index, tp in places.items() if tp in ends},
+        )
+
+    def on_kill(self) -> None:
+        """Makes Spark's job fail: SIGTERM alone raises nothing in a task."""
+        if self._job is not None:
+            self._job.cancel()
+
+    # --- what the parts are made of ---
+
+    @property
+    def null_values(self) -> NullValues:
+        if self.behavior_on_null_values:
+            return self.behavior_on_null_values
+        return "fail" if self._key_needs_value else "write"
+
+    @property
+    def _key_needs_value(self) -> bool:
+        of_key = set(self.key.arrow_schema().names) if self.key else set()
+        return any(name in (self.columns or ()) or name not in of_key for name in self.sink.key)
+
+    @property
+    def _change(self) -> Change:
+        from airflow_kafka_spark.road.relay import Change
+
+        written = self.sink.value if self.columns is not None else None
+        key_format = self.sink.key_writer if self.sink.key else None
+        return Change(self.filter, self.columns, written, tuple(self.sink.key), key_format)
+
+    def _record_columns(self) -> list[str]:
+        of_key = self.key.arrow_schema().names if self.key else []
+        return [*self.value.arrow_schema().names, *of_key, *(column for _, column in self.metadata)]
+
+    def layout(self) -> Layout:
+        """How records become rows: what the SQL may see of them, and what is carried past it."""
+        from airflow_kafka_spark.road.columns import Layout
+        from airflow_kafka_spark.road.relay_worker import HEADERS, KEY, PARTITION, TIMESTAMP, VALUE
+
+        change = self._change
+        wanted = {
+            "key": KEY if not change.key else None,
+            "value": VALUE if change.columns is None and not change.is_none else None,
+            "timestamp": TIMESTAMP if self.preserve_timestamps else None,
+            "headers": HEADERS if self.preserve_headers else None,
+            "partition": PARTITION if self.preserve_partitions else None,
+        }
+        carried = tuple((name, column) for name, column in wanted.items() if column)
+        if change.is_none:
+            # Bytes as they are: nothing is decoded, so nothing can be bad.
+            nulls: NullValues = self.null_values
+            return Layout.of(Raw(VALUE), None, carried, nulls)
+        nulls = "delete" if self.null_values == "write" else self.null_values
+        return Layout.of(self.value, self.key, (*self.metadata, *carried), nulls)

@@ -1,0 +1,86 @@
+"""Publishing a window to Kafka, whatever it is made of: fence whoever did it before, look what is there, publish the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import PartitionsChanged, SparkJobFailed, TopicRecreated
+from airflow_kafka_spark.windows.model import Marker, Target, Window
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.sinks.kafka import KafkaSink
+    from airflow_kafka_spark.sinks.kafka_worker import Consumed, Publisher
+
+log = logging.getLogger(__name__)
+
+
+def topic_uris(kafka_conn_id: str, sink: KafkaSink) -> list[str]:
+    """The asset of the topic; a column of topics names none."""
+    return [f"kafka://{kafka_conn_id}/{sink.topic}"] if sink.topic else []
+
+
+def target(kafka: KafkaHook, sink: KafkaSink) -> Target:
+    """The sink's topic as it is now, to be frozen with the window."""
+    assert sink.topic
+    found = kafka.describe_topics([sink.topic])[sink.topic]
+    return Target(sink.topic, found.topic_id, len(found.partitions))
+
+
+def check_target(kafka: KafkaHook, sink: KafkaSink, planned: Target) -> None:
+    """The topic is the one the window was planned for, with the partitions it had.
+
+    :raises TopicRecreated: it is another one of this name: what was published to it is gone.
+    :raises PartitionsChanged: it has more partitions now, so that keys would be placed elsewhere.
+    """
+    found = target(kafka, sink)
+    if planned.topic_id and found.topic_id and found.topic_id != planned.topic_id:
+        raise TopicRecreated(planned.topic, planned.topic_id, found.topic_id)
+    if found.partitions != planned.partitions and not sink.allow_new_partitions:
+        raise PartitionsChanged(planned.topic, planned.partitions, found.partitions)
+
+
+def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consumed | None = None) -> Publisher:
+    """What publishes the splits of the window that the ledger has claimed."""
+    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+
+    return Publisher(
+        config=sink.producer(kafka),
+        reading=kafka.consumer_config(),
+        ledger=ledger.place,
+        prefix=ledger.split_prefix,
+        topic=sink.topic,
+        partitions={sink.topic: target(kafka, sink).partitions} if sink.topic else {},
+        transaction_timeout=sink.transaction_timeout,
+        consumed=consumed,
+    )
+
+
+def publish_splits(
+    ledger: Ledger, window: Window, splits: Sequence[int], publish: Callable[[tuple[int, ...]], None]
+) -> list[Marker]:
+    """Publish the splits that are not published yet.
+
+    :param splits: the indexes of all of them, ascending.
+    :param publish: publishes those it is given.
+    :return: the markers of all, in that order.
+    :raises SparkJobFailed: one has no marker afterwards.
+    """
+    if ledger.attempts > 1 and splits:
+        # Whoever published before is refused from now on, so that what the ledger says next stays true.
+        ledger.fence_splits(splits[-1] + 1)
+    there = ledger.published()
+    if there:
+        log.info("%d of %d splits of window %s are published already", len(there), len(splits), window)
+    left = tuple(index for index in splits if index not in there)
+    if left:
+        publish(left)
+    faults.reached("job.done")
+    there = ledger.published()
+    if missing := [index for index in splits if index not in there]:
+        raise SparkJobFailed(str(window), f"split {missing[0]} (of {len(missing)}) has no marker in the ledger")
+    return [there[index] for index in splits]

@@ -1,0 +1,118 @@
+"""What Spark's tasks do between two topics: read a partition's range, decode it where that is wanted, and publish it.
+
+Runs on executors: imports neither Airflow nor pyspark. Where records are only copied, one task does all of it. Where Spark's SQL
+filters or computes, :class:`ReadTask` feeds it and :class:`~airflow_kafka_spark.sinks.kafka_worker.PublishTask` takes what it
+makes; a last row, which every filter lets pass, carries the account of what was read from one to the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.road.task import add
+from airflow_kafka_spark.sinks.kafka_incoming_worker import END, Incoming
+from airflow_kafka_spark.windows.codec import encode_error, result_to_json
+from airflow_kafka_spark.windows.model import BadRecord, Split, SplitResult
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.road.columns import Layout
+    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sources.kafka_worker import Records
+
+KEY, VALUE, TIMESTAMP, HEADERS, PARTITION, TOMBSTONE = (
+    f"__kafka_{name}" for name in ("key", "value", "timestamp", "headers", "partition", "tombstone")
+)
+"""Columns that carry a record past Spark's SQL; no column of a user's may be named so."""
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """The function that Spark maps over the numbers of splits (``mapInArrow``): their rows, and one more that ends them.
+
+    :param splits: those that are left to publish.
+    :param layout: how records become rows.
+    :param config: the consumer's configuration. Travels to the executors inside the pickled task only.
+    :param skip_lost: pass over records that were deleted meanwhile.
+    :param patience: seconds without progress after which the broker is given up.
+    """
+
+    splits: tuple[Split, ...]
+    layout: Layout
+    config: Mapping[str, Any] = field(repr=False)
+    skip_lost: bool = False
+    patience: float = 300.0
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for at in batch.column(0).to_pylist():
+                yield from self.rows(self.splits[at])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of what is yielded: the layout's columns, whether the record is a tombstone, and :data:`END`."""
+        names = [f.with_nullable(True) for f in self.layout.schema]
+        return pa.schema([*names, pa.field(TOMBSTONE, pa.bool_()), pa.field(END, pa.string())])
+
+    def rows(self, split: Split) -> Iterator[pa.RecordBatch]:
+        """A split's rows, and the row that ends them; it also tells an error of ours, since a traceback is no message."""
+        from airflow_kafka_spark.sources.kafka_worker import Reader
+
+        reader = Reader(
+            self.config, split.range, self.skip_lost, self.layout.wants_headers, self.patience, self.layout.wants_keys
+        )
+        result = SplitResult(split.index)
+        try:
+            for records in reader:
+                batch, ignored, bad = self._batch(records)
+                result = add(result, records, ignored, bad)
+                # With a bad record among them nothing is published: the rest is only read to count what is bad.
+                if batch.num_rows and not result.rejected:
+                    yield batch
+            end = json.dumps(result_to_json(replace(result, gaps=tuple(reader.gaps))))
+        except KafkaSparkError as error:
+            end = encode_error(error)
+        yield pa.RecordBatch.from_pylist([{END: end}], schema=self.schema)
+
+    def _batch(self, records: Records) -> tuple[pa.RecordBatch, int, tuple[BadRecord, ...]]:
+        lines = self.layout.rows(records)
+        rows = lines.rows.batch
+        count = rows.num_rows
+        tombstones = lines.rows.tombstones if lines.rows.tombstones is not None else pa.array([False] * count, pa.bool_())
+        arrays = [*rows.columns, tombstones, pa.nulls(count, pa.string())]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema), lines.ignored, tuple(lines.bad)
+
+
+@dataclass(frozen=True)
+class CopyTask:
+    """The function that Spark maps over the numbers of splits where records stay as they are: read and publish, in one task.
+
+    :param read: reads them; its layout has what is kept of a record, under the names above.
+    :param publisher: publishes them.
+    """
+
+    read: ReadTask
+    publisher: Publisher
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from airflow_kafka_spark.sinks.kafka_worker import told
+
+        for batch in batches:
+            for at in batch.column(0).to_pylist():
+                split = self.read.splits[at]
+                records = map(as_records, self.read.rows(split))
+                yield told(self.publisher, split.index, Incoming(records, from_spark=False))
+
+
+def as_records(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of carried columns under the names that a publisher knows."""
+    names = {KEY: "key", VALUE: "value", TIMESTAMP: "timestamp", HEADERS: "headers", PARTITION: "partition", END: END}
+    columns = {names[name]: column for name, column in zip(rows.schema.names, rows.columns, strict=True) if name in names}
+    if "timestamp" in columns:
+        columns["timestamp"] = columns["timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))

@@ -1,0 +1,58 @@
+"""What a task is given to publish: batches of records, and for those read from Kafka the account of the reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from airflow_kafka_spark.windows.codec import decode_facts, result_from_json
+from airflow_kafka_spark.windows.model import SplitResult
+
+END = "__kafka_end"
+"""The column that ends a split which was read from Kafka: null in every row but one more at the end, which holds the account of
+what was read, or the error that ended it."""
+
+
+@dataclass
+class Incoming:
+    """What is to be published, on its way in.
+
+    :param batches: of records; where they were read from Kafka, with the column :data:`END`.
+    :param from_spark: Spark hands them over, and wants all of them taken.
+    :param result: once they are through, the account of what was read; None for rows of a source.
+    """
+
+    batches: Iterator[pa.RecordBatch]
+    from_spark: bool = True
+    result: SplitResult | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """:raises KafkaSparkError: the error that ended the reading."""
+        for batch in self.batches:
+            if END not in batch.schema.names:
+                yield batch
+                continue
+            ends = batch.column(batch.schema.get_field_index(END))
+            told = ends.drop_null().to_pylist()
+            rows = batch.drop_columns([END])
+            if told:
+                self.result = result_from_json(decode_facts(told[-1]))
+                rows = rows.filter(ends.is_null())
+            if rows.num_rows:
+                yield rows
+
+    def drain(self) -> None:
+        """Take what is left, where that has to be."""
+        if self.from_spark:
+            for _ in self.batches:
+                pass
+
+
+class Rejected(Exception):
+    """Bad records were read: the split must not be published. Ends as a result, so that the driver hears of all of them."""
+
+    def __init__(self, result: SplitResult) -> None:
+        super().__init__(f"{result.rejected} bad records")
+        self.result = result

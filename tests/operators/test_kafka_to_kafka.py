@@ -1,0 +1,199 @@
+"""Windows of one topic become records of another: copied, filtered, computed, keyed anew."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, ValidationError
+from airflow_kafka_spark.formats import Json, String
+from tests.support.pipelines import SCHEMA
+from tests.support.relay import decoded, make, relay
+
+ORDERS = Json(schema=SCHEMA)
+
+
+@pytest.fixture
+def orders(kafka, unique, tmp_path):
+    with relay(kafka, unique, tmp_path) as made:
+        yield made
+
+
+def test_a_copy_keeps_key_value_timestamp_and_headers_window_after_window(orders):
+    orders.send(1000)
+    first = orders.run("run1")
+    assert (first["records_read"], first["records_written"]) == (1000, 1000)
+    assert sum(part["records"] for part in first["published"]) == 1000
+    assert orders.check() == 1000
+    assert orders.run("run1") == first, "a cleared task publishes nothing and returns the same report"
+    orders.send(10)
+    second = orders.run("run2")
+    assert (second["window"], second["records_written"]) == ("0000000002", 10)
+    assert orders.run("run3")["records_written"] == 0
+    assert orders.check() == 1010
+
+
+def test_the_order_of_each_key_is_kept(orders):
+    orders.send(2000)
+    orders.run()
+    of_key: dict = {}
+    for record in orders.read(orders.output):
+        of_key.setdefault(record.key, []).append(decoded(record)["id"])
+    assert len(of_key) == 97 and all(ids == sorted(ids) for ids in of_key.values())
+
+
+def test_preserve_partitions_keeps_every_record_in_its_partition(orders):
+    orders.send(300)
+    orders.run(preserve_partitions=True, preserve_timestamps=False, preserve_headers=False)
+    places = {(r.partition, r.key, r.value) for r in orders.read(orders.output)}
+    assert places == {(r.partition, r.key, r.value) for r in orders.read(orders.topic)} and len(places) == 300
+
+
+def test_a_filter_lets_bytes_alone_and_counts_what_it_leaves_out(orders):
+    orders.send(1000)
+    report = orders.run(value=ORDERS, filter="amount >= 500 and customer <> 'customer-3'")
+    kept = lambda r: float((e := decoded(r))["amount"]) >= 500 and e["customer"] != "customer-3"  # noqa: E731
+    count = orders.check(lambda r: r.content if kept(r) else None)
+    assert 0 < count < 1000
+    assert (report["records_read"], report["records_written"]) == (1000, count)
+
+
+def test_columns_make_new_values_and_output_key_new_keys(orders):
+    orders.send(500)
+    orders.run(
+        value=ORDERS,
+        columns={"id": "id", "cents": "cast(amount * 100 as bigint)", "place": "concat(part, '@', `at`)"},
+        metadata_columns={"partition": "part", "offset": "at"},
+        output_key="id",
+        preserve_headers=False,
+    )
+
+    def becomes(record):
+        event = decoded(record)
+        new = {"id": event["id"], "cents": round(float(event["amount"]) * 100), "place": f"{record.partition}@{record.offset}"}
+        return str(event["id"]).encode(), json.dumps(new, separators=(",", ":")).encode(), record.timestamp
+
+    assert orders.check(becomes, lambda r: (r.key, r.value, r.timestamp)) == 500
+
+
+def test_keys_land_where_another_producer_puts_them(orders, unique):
+    orders.send(500)
+    orders.run(value=ORDERS, output_key="customer")
+    again = unique("again")
+    orders.kafka.create_topic(again, 4)
+    placed = {r.key: r.partition for r in orders.read(orders.output)}
+    from confluent_kafka import Producer
+
+    producer = Producer({**orders.kafka.connection_extra(), "partitioner": "murmur2_random"})
+    for key in placed:
+        producer.produce(again, b"", key)
+    producer.flush(30)
+    assert {r.key: r.partition for r in orders.read(again)} == placed and len(placed) == 97
+
+
+def test_records_without_a_value_stay_so_and_pass_a_filter(orders):
+    orders.records_in([(b"a", b'{"id": 1}', None), (b"b", None, None), (b"c", b'{"id": 2}', None)])
+    report = orders.run(value=Json(schema="id bigint"), key=String("k"), filter="id = 1", columns={"n": "id + 1"})
+    assert {(r.key, r.value) for r in orders.read(orders.output)} == {(b"a", b'{"n":2}'), (b"b", None)}
+    assert (report["records_read"], report["records_written"]) == (3, 2)
+    orders.records_in([(b"d", None, None)])
+    assert orders.run("run2", behavior_on_null_values="ignore")["records_ignored"] == 1
+    assert len(orders.read(orders.output)) == 2
+
+
+def test_bad_records_are_named_and_their_partition_is_not_published(orders):
+    orders.records_in([(b"a", b'{"id": 1}', None), (b"b", b"no json", None), (b"c", b'{"id": "x"}', None)])
+    options = {"value": Json(schema="id bigint"), "filter": "id > 0"}
+    with pytest.raises(BadRecords, match="2 bad records|2 records"):
+        orders.run(**options)
+    assert all(r.value == b'{"id": 1}' for r in orders.read(orders.output))
+    with pytest.raises(BadRecords):
+        orders.run(**options)
+    # The window stays; read otherwise it goes through, and what was published stays as it is.
+    assert orders.run()["records_read"] == 3
+    assert orders.check() == 3
+
+
+def test_a_filter_that_spark_does_not_understand_is_a_clear_error_and_nothing_is_published(orders):
+    orders.send(10)
+    for options, where in (({"filter": "amuont > 1"}, "filter"), ({"columns": {"x": "id +"}}, "columns")):
+        with pytest.raises(ValidationError, match=where):
+            orders.run(value=ORDERS, **options)
+    assert orders.read(orders.output) == []
+    assert orders.run(value=ORDERS)["records_written"] == 10
+
+
+def test_all_problems_come_at_once_and_nothing_is_touched(orders):
+    with pytest.raises(ValidationError) as found:
+        orders.run(
+            topic=orders.topic, columns={}, output_key="nothing", behavior_on_null_values="delete", metadata_columns=["offest"]
+        )
+    text = str(found.value)
+    for part in ("would go round", "offest", "delete"):
+        assert part in text
+    with pytest.raises(ValidationError) as found:
+        orders.run(columns={}, output_key="nothing", read_with="spark", transaction_timeout=1_000_000)
+    for part in ("they are empty", "no column `nothing`", "read_with", "transaction.max.timeout.ms"):
+        assert part in str(found.value)
+    with pytest.raises(ValidationError, match="does not exist"):
+        orders.run(topic="nowhere")
+    with pytest.raises(ValidationError, match="would go round"):
+        orders.run(topics=None, topics_pattern=f"{orders.topic}.*", topic=f"{orders.topic}-x", auto_create=True)
+
+
+def test_a_target_with_more_partitions_than_planned_is_refused(orders):
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    orders.send(300)
+    victim = orders.victim("run1", fault="planned")
+    assert victim.wait() == -9
+    admin = AdminClient(orders.kafka.connection_extra())
+    for future in admin.create_partitions([NewPartitions(orders.output, 6)]).values():
+        future.result()
+    with pytest.raises(PartitionsChanged):
+        orders.run("run1")
+    assert orders.read(orders.output) == []
+    orders.run("run1", allow_new_partitions=True)
+    assert orders.check() == 300
+
+
+def test_max_records_bounds_a_window_and_windows_tile(orders):
+    orders.send(1000)
+    counts = [orders.run(f"run{n}", max_records=300)["records_read"] for n in range(5)]
+    assert counts == [300, 300, 300, 100, 0]
+    assert orders.check() == 1000
+
+
+def test_a_sink_window_may_follow_it(orders, tmp_path):
+    from airflow_kafka_spark.operators import KafkaToSinkOperator
+    from airflow_kafka_spark.sinks import FilesSink
+    from tests.support.runs import run
+
+    orders.send(400)
+    report = orders.run(value=ORDERS, filter="id < 100")
+    follower = run(
+        lambda **o: KafkaToSinkOperator(task_id="load", **o),
+        {
+            "topics": orders.output, "group_id": f"{orders.name}-load", "pipeline": f"{orders.name}-load", "value": ORDERS,
+            "sink": FilesSink(path=str(tmp_path / "out")), "follows": orders.name,
+            "ledger_topic": orders.arguments["ledger_topic"],
+        },
+        "run1",
+    )  # fmt: skip
+    assert follower["follows"]["records"] == follower["records_written"] == report["records_written"] == 100
+
+
+def test_a_ledger_that_is_lost_goes_on_where_the_group_stands(orders, unique):
+    orders.send(200)
+    orders.run("run1")
+    orders.send(50)
+    report = orders.run("run2", ledger_topic=unique("other-ledger"))
+    assert report["records_read"] == 50
+    assert orders.check() == 250
+
+
+def test_topic_and_topics_are_the_assets_of_the_task(orders):
+    operator = make(**orders.arguments)
+    assert [a.uri for a in operator.inlets] == [f"kafka://kafka_default/{orders.topic}"]
+    assert [a.uri for a in operator.outlets] == [f"kafka://kafka_default/{orders.output}"]

@@ -1,0 +1,152 @@
+"""Orders on one topic, what becomes of them on another, and the question whether each is there once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+from airflow_kafka_spark.operators import KafkaToKafkaOperator
+from airflow_kafka_spark.testing import EmbeddedKafka
+from tests.support.oracle import same_multiset
+from tests.support.pipelines import SPARK, order
+from tests.support.runs import Attempts
+
+PARTITIONS = 3
+
+
+def make(**options: Any) -> KafkaToKafkaOperator:
+    """The operator, built anew in whatever process it runs."""
+    return KafkaToKafkaOperator(**{"task_id": "task", **options})
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record as a read_committed reader sees it."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    headers: tuple[tuple[str, bytes | None], ...]
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """All that a copy keeps."""
+        return self.key, self.value, self.timestamp, self.headers
+
+
+@dataclass(kw_only=True)
+class Relay(Attempts):
+    """Two topics and the pipeline between them."""
+
+    make = staticmethod(make)
+
+    kafka: EmbeddedKafka
+    name: str
+    topic: str
+    output: str
+    _sent: int = 0
+
+    # --- events ---
+
+    def send(self, count: int) -> None:
+        """More orders, keyed by customer, every third with headers."""
+        self.records_in(
+            (f"customer-{n % 97}".encode(), order(n), {"n": str(n).encode()} if n % 3 == 0 else None)
+            for n in range(self._sent, self._sent + count)
+        )
+        self._sent += count
+
+    def records_in(self, records: Any, **settings: Any) -> None:
+        producer = Producer({**self.kafka.connection_extra(), "linger.ms": 20, **settings})
+        for at, (key, value, headers) in enumerate(records):
+            producer.produce(self.topic, value, key, timestamp=1_750_000_000_000 + at, headers=headers)
+            producer.poll(0)
+        assert producer.flush(60) == 0
+
+    # --- runs ---
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        own = {
+            "topics": self.topic, "topic": self.output, "group_id": self.name, "pipeline": self.name,
+            "ledger_topic": f"ledger-{self.name}",
+        }  # fmt: skip
+        return {**own, **self.options}
+
+    # --- what is there now ---
+
+    def read(self, topic: str) -> list[Record]:
+        """Every committed record, with none of the provider's code."""
+        settings = {"group.id": "oracle", "isolation.level": "read_committed", "enable.partition.eof": True}
+        consumer = Consumer({**self.kafka.connection_extra(), **settings, "enable.auto.commit": False})
+        try:
+            places = [TopicPartition(topic, p, 0) for p in consumer.list_topics(topic, timeout=30).topics[topic].partitions]
+            consumer.assign(places)
+            left, found = len(places), []
+            while left:
+                for message in consumer.consume(1000, 0.1):
+                    if message.error() is None:
+                        headers = tuple(message.headers() or ())
+                        found.append(
+                            Record(
+                                message.partition(),
+                                message.offset(),
+                                message.key(),
+                                message.value(),
+                                message.timestamp()[1],
+                                headers,
+                            )  # fmt: skip
+                        )
+                    else:
+                        assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                        left -= 1
+            return found
+        finally:
+            consumer.close()
+
+    def check(self, becomes: Callable[[Record], Any] = lambda r: r.content, found: Callable[[Record], Any] | None = None) -> int:
+        """What became of every record is there once, offsets and output agree, and no transaction of ours is open.
+
+        :param becomes: what is expected of a record, None where it is left out.
+        :param found: what is compared of a record that is there.
+        """
+        from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+        expected = [what for record in self.read(self.topic) if (what := becomes(record)) is not None]
+        compared = same_multiset(expected, map(found or (lambda r: r.content), self.read(self.output)))
+        with KafkaHook() as hook:
+            for tp, offsets in hook.offsets([self.output, self.arguments["ledger_topic"]]).items():
+                assert offsets.lso == offsets.high, f"a transaction is open in {tp}"
+            lags = hook.lag(self.name, [self.topic])
+            assert len(lags) == PARTITIONS and all(lag.lag == 0 for lag in lags.values()), lags
+        return compared
+
+
+@contextmanager
+def relay(kafka: EmbeddedKafka, unique: Callable[[str], str], directory: Path, **options: Any) -> Iterator[Relay]:
+    """New topics, with three partitions and with four, and connections in the environment."""
+    name, topic, output = unique("relay"), unique("in"), unique("out")
+    kafka.create_topic(topic, PARTITIONS)
+    kafka.create_topic(output, 4)
+    os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
+    os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = SPARK
+    made = Relay(kafka=kafka, name=name, topic=topic, output=output, directory=directory, options=dict(options))
+    try:
+        yield made
+    finally:
+        made.end_victims()
+
+
+def decoded(record: Record) -> dict[str, Any]:
+    """A record's value, decimals as text."""
+    assert record.value is not None
+    return json.loads(record.value, parse_float=str)
