@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.airflow
 @pytest.mark.slow
-def test_the_demo_moves_two_windows_kills_one_and_counts_every_event_once():
+@pytest.mark.timeout(1600)
+def test_the_demo_goes_the_whole_road_kills_in_each_direction_and_counts_every_order_once():
     env = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")}
     done = subprocess.run(
         [sys.executable, "-m", "airflow_kafka_spark.demo", "--events", "20000"],
@@ -22,10 +23,11 @@ def test_the_demo_moves_two_windows_kills_one_and_counts_every_event_once():
         env=env,
         capture_output=True,
         text=True,
-        timeout=550,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert done.stdout.count("all 30,000 events, each exactly once") == 2
-    assert "needed 2 attempts" in done.stdout
+    assert done.stdout.count("all 30,000 orders, each exactly once") == 3
+    assert done.stdout.count("sales.orders differ: 0") == 2
+    assert "publish needed 2 attempts" in done.stdout and done.stdout.count("needed 2 attempts") == 2
     assert "Nothing is left running" in done.stdout

@@ -4,10 +4,10 @@ Nothing happens unless the environment says so; then the signal is real. Set bef
 
 ``AIRFLOW_KAFKA_SPARK_FAULT``
     ``<point>`` or ``<point>:<action>``; action ``kill`` (default, SIGKILL to this process), ``stop`` (SIGSTOP: a zombie that
-    wakes when somebody sends SIGCONT) or ``raise`` (a RuntimeError).
+    wakes when somebody sends SIGCONT) or ``raise`` (a RuntimeError). Several of them, separated by commas, fire each by itself.
 ``AIRFLOW_KAFKA_SPARK_FAULT_ONCE``
     A file. The fault fires only for whoever creates it, so that the retry in the same environment gets through; when the file
-    exists the fault has really fired, which the test asserts.
+    exists the fault has really fired, which the test asserts. Of several faults each has a file: ``<file>.<point>``.
 
 The points, in the order in which a window passes them, are :data:`POINTS`, and :data:`PUBLISHING` on the way to Kafka.
 """
@@ -56,21 +56,22 @@ def reached(point: str) -> None:
     wanted = os.environ.get(FAULT)
     if not wanted:
         return
-    name, _, action = wanted.partition(":")
-    if name != point or not _first():
+    faults = dict((name, action) for name, _, action in (item.partition(":") for item in wanted.split(",")))
+    if point not in faults or not _first(f".{point}" if len(faults) > 1 else ""):
         return
+    action = faults[point]
     if action == "raise":
         raise RuntimeError(f"fault injected at {point}")
     os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
 
 
-def _first() -> bool:
+def _first(suffix: str) -> bool:
     """True for the one process that gets to fire."""
     once = os.environ.get(ONCE)
     if not once:
         return True
     try:
-        os.close(os.open(once, os.O_CREAT | os.O_EXCL))
+        os.close(os.open(once + suffix, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
     return True

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.demo import events
+from airflow_kafka_spark.demo import shop
 from airflow_kafka_spark.demo.table import render
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres
 
-TASKS = ("orders_to_warehouse", "orders_to_lake")
-CREATE = """
-CREATE SCHEMA sales;
-CREATE TABLE sales.orders (id bigint PRIMARY KEY, customer text, amount numeric(12,2), placed_at timestamptz);
-"""
+TASKS = ("publish", "orders_to_warehouse", "orders_to_lake")
+TOPIC = "orders"
+KILLS = {"publish.marked": "a split's Kafka transaction", "sink.in_transaction": "a sink's transaction"}
 
 
 class Demo:
@@ -28,20 +26,19 @@ class Demo:
         self, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, airflow: EmbeddedAirflow, lake: Path, once: Path
     ) -> None:
         self.kafka, self.postgres, self.airflow, self.lake, self.once = kafka, postgres, airflow, lake, once
-        self.produced = 0
+        self.sold = 0
         self.right = True
 
-    def produce(self, count: int) -> None:
-        begun = time.monotonic()
-        events.produce(self.kafka.connection_extra(), self.produced, count)
-        self.produced += count
-        seconds = time.monotonic() - begun
-        say(f"{count:,} order events put on topic `{events.TOPIC}` ({events.PARTITIONS} partitions) in {seconds:.1f} s")
+    def sell(self, count: int) -> None:
+        with self.postgres.connect(autocommit=True) as connection:
+            connection.execute(shop.SELL, (self.sold, self.sold + count - 1))
+        self.sold += count
+        say(f"{count:,} orders sold: {self.sold:,} rows in shop.orders")
 
     def run(self) -> None:
         """One DAG run, through Airflow's scheduler."""
         begun = time.monotonic()
-        run_id, state = self.airflow.run("orders", seconds=600)
+        run_id, state = self.airflow.run("orders", seconds=900)
         say(f"DAG run {run_id}: {state} after {time.monotonic() - begun:.1f} s")
         for task in TASKS:
             tries = self.airflow.task("orders", run_id, task)["try_number"]
@@ -57,11 +54,14 @@ class Demo:
         rows = []
         for task, value in reports:
             report = json.loads(value) if isinstance(value, str) else value
-            ranges = report["ranges"]
+            parts = report.get("published") or report["ranges"]
             rows.append(
                 (
                     f"{task}\nwindow {int(report['window'])}, attempt {report['attempts']}",
-                    "\n".join(f"{r['topic']}-{r['partition']} [{r['start']}, {r['end']})" for r in ranges),
+                    "\n".join(
+                        f"{r['topic']}-{r['partition']} [{r.get('start', r.get('first'))}, {r.get('end', r.get('last', -1) + 1)})"
+                        for r in parts
+                    ),
                     f"{report['records_read']:,}",
                     f"{report['records_written']:,}",
                     f"{report['records_rejected']:,}",
@@ -72,20 +72,42 @@ class Demo:
         return "\n" + render(("task", "offset ranges", "read", "written", "rejected", "rate", "committed"), rows) + "\n"
 
     def count(self) -> None:
-        """Compare both sinks with what was produced, id by id."""
+        """Compare the topic and both sinks with what was sold, id by id, and the warehouse with the shop, row by row."""
         import pyarrow.dataset as ds
 
         with self.postgres.connect(autocommit=True) as connection:
             ids = [row[0] for row in connection.execute("SELECT id FROM sales.orders")]
+            different = connection.execute(shop.DIFFERENT).fetchone()
         files = (
             ds.dataset(str(self.lake / "orders"), format="parquet", partitioning="hive")
             .to_table(columns=["id"])["id"]
             .to_pylist()
         )
-        for name, found in (("PostgreSQL sales.orders", ids), ("Parquet directory", files)):
-            verdict = events.compare(found, self.produced)
+        places = (
+            (f"Kafka topic {TOPIC}", shop.topic_ids(self.kafka.connection_extra(), TOPIC)),
+            ("PostgreSQL sales.orders", ids),
+            ("Parquet directory", files),
+        )
+        for name, found in places:
+            verdict = shop.compare(found, self.sold)
             self.right &= not verdict.startswith("WRONG")
-            say(f"{name}: {len(found):,} rows: {verdict}")
+            say(f"{name}: {len(found):,}: {verdict}")
+        assert different is not None
+        self.right &= different[0] == 0
+        say(f"Rows in which shop.orders and sales.orders differ: {different[0]:,}")
+
+    def kill_from_now_on(self) -> None:
+        for point in KILLS:
+            self._fired(point).unlink()
+
+    def check_kills(self) -> None:
+        for point, where in KILLS.items():
+            fired = self._fired(point).exists()
+            self.right &= fired
+            say(f"Killed inside {where}: {'yes' if fired else 'NO, and that should not happen'}")
+
+    def _fired(self, point: str) -> Path:
+        return Path(f"{self.once}.{point}")
 
 
 def say(text: str) -> None:
@@ -99,7 +121,7 @@ def headline(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m airflow_kafka_spark.demo", description=__doc__)
     parser.add_argument("--dags", type=Path, default=Path("dags"), help="folder with the example DAGs (default: dags)")
-    parser.add_argument("--events", type=int, default=300_000, help="order events in the first window (default: 300000)")
+    parser.add_argument("--events", type=int, default=300_000, help="orders in the first window (default: 300000)")
     options = parser.parse_args()
     if not (options.dags / "orders.py").exists():
         parser.error(f"{options.dags}/orders.py does not exist; run this from the repository, or give --dags")
@@ -107,7 +129,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-demo-") as temporary:
         right = play(options.dags, options.events, Path(temporary))
     headline("What to try next")
-    say("  dags/orders.py         the DAG that just ran: change the schema, the sink, or `max_records`")
+    say("  dags/orders.py         the DAG that just ran: change the source, the schema, the sinks")
+    say("  docs/sources.md        the ways from a database and from files to a topic")
     say("  docs/sinks.md          what each sink promises, and how")
     say("  docs/testing.md        the same embedded servers in the tests of your own DAGs")
     say("  make bench             how fast it is here, side by side with plain Spark")
@@ -117,12 +140,12 @@ def main() -> int:
 
 def play(dags: Path, count: int, temporary: Path) -> bool:
     lake, once = temporary / "lake", temporary / "fault"
-    once.touch()  # no fault in the first run
+    for point in KILLS:
+        Path(f"{once}.{point}").touch()  # no fault in the first run
     headline("Starting a Kafka broker and a PostgreSQL server")
     with EmbeddedKafka() as kafka, EmbeddedPostgres() as postgres:
-        kafka.create_topic(events.TOPIC, events.PARTITIONS)
         with postgres.connect(autocommit=True) as connection:
-            connection.execute(CREATE)
+            connection.execute(shop.CREATE)
         say(f"Kafka on {kafka.bootstrap_servers}, PostgreSQL on {postgres.host}:{postgres.port}")
         headline("Starting Airflow (api-server and scheduler)")
         airflow = EmbeddedAirflow(
@@ -130,25 +153,25 @@ def play(dags: Path, count: int, temporary: Path) -> bool:
             connections={
                 "kafka_default": kafka.connection_json(),
                 "spark_default": json.dumps({"conn_type": "spark", "host": "local[2]", "extra": {"spark.driver.memory": "1g"}}),
+                "shop": postgres.connection_uri(),
                 "warehouse": postgres.connection_uri(),
             },
             variables={"lake": str(lake)},
-            env={faults.FAULT: "sink.in_transaction", faults.ONCE: str(once)},
+            env={faults.FAULT: ",".join(KILLS), faults.ONCE: str(once)},
         )
         with airflow:
             say(f"Airflow on {airflow.url}")
             demo = Demo(kafka, postgres, airflow, lake, once)
-            headline("First window: from the beginning of the topic")
-            demo.produce(count)
+            headline("First windows: shop database -> Kafka -> warehouse table and Parquet files")
+            demo.sell(count)
             demo.run()
             demo.count()
-            headline("Second window: the first task to get so far is killed (SIGKILL) inside its sink's transaction")
-            demo.produce(count // 2)
-            once.unlink()
+            headline("Second windows, with a SIGKILL in each direction, in the middle of a transaction")
+            demo.sell(count // 2)
+            demo.kill_from_now_on()
             demo.run()
-            say("The killed attempt left nothing half done; Airflow's retry found the window planned and finished exactly it."
-                if once.exists() else "No task was killed: that should not happen.")  # fmt: skip
-            demo.right &= once.exists()
+            demo.check_kills()
+            say("The killed attempts left nothing half done: the retries found the windows planned, and finished exactly them.")
             demo.count()
             return demo.right
 
