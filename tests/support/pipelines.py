@@ -19,7 +19,7 @@ from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support.oracle import committed_records, same_multiset, windows_tile
-from tests.support.runs import Victim, run
+from tests.support.runs import Attempts
 
 COLUMNS = "id bigint, customer text, amount numeric(12,2), placed_at timestamptz"
 SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
@@ -65,12 +65,14 @@ def row_of(value: bytes) -> tuple[int, str, str, int]:
     return event["id"], event["customer"], event["amount"], int(placed_at.timestamp())
 
 
-@dataclass
-class Pipeline:
+@dataclass(kw_only=True)
+class Pipeline(Attempts):
     """One pipeline, from its topic to its sink.
 
     :param kind: one of :data:`KINDS`, or ``postgres-upsert``.
     """
+
+    make = staticmethod(make)
 
     kafka: EmbeddedKafka
     postgres: EmbeddedPostgres | None
@@ -78,11 +80,8 @@ class Pipeline:
     name: str
     topic: str
     place: str
-    directory: Path
-    options: dict[str, Any] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
     _produced: int = 0
-    _victims: list[Victim] = field(default_factory=list)
 
     # --- events ---
 
@@ -113,21 +112,10 @@ class Pipeline:
 
     def run(self, run_id: str = "run1", **options: Any) -> dict[str, Any]:
         """One task attempt, here; its report."""
-        report = run(make, {**self.arguments, **options}, run_id)
+        report = super().run(run_id, **options)
         if not self.reports or self.reports[-1]["window"] != report["window"]:
             self.reports.append(report)
         return report
-
-    def victim(self, run_id: str = "run1", *, fault: str | None, **options: Any) -> Victim:
-        """One task attempt in a process of its own, which dies or stops at ``fault``."""
-        once = self.directory / f"fault-{len(self._victims)}"
-        victim = Victim(make, {**self.arguments, **options}, run_id, fault=fault, once=once)
-        self._victims.append(victim)
-        return victim
-
-    def end_victims(self) -> None:
-        for victim in self._victims:
-            victim.end()
 
     # --- what is there now ---
 
@@ -203,7 +191,9 @@ def pipeline(
         key = ", PRIMARY KEY (id)" if kind == "postgres-upsert" else ""
         with server.connect(autocommit=True) as connection:
             connection.execute(f'CREATE TABLE "{place}" ({COLUMNS}{key})')
-    made = Pipeline(kafka, server, kind, name, topic, place, directory, dict(options))
+    made = Pipeline(
+        kafka=kafka, postgres=server, kind=kind, name=name, topic=topic, place=place, directory=directory, options=options
+    )
     try:
         yield made
     finally:

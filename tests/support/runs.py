@@ -10,14 +10,17 @@ import json
 import os
 import pickle
 import signal
-import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow_kafka_spark import faults
+from tests.support.zygote import Forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,11 +52,7 @@ class Victim:
             env |= {faults.FAULT: fault, faults.ONCE: str(once)}
         payload = pickle.dumps((make, options, run_id)).hex()
         self.log = once.with_suffix(".log")
-        with open(self.log, "w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.victim", payload], env=env, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
+        self.process = Forked(payload, env, self.log)
 
     @property
     def fired(self) -> bool:
@@ -103,6 +102,41 @@ class Victim:
         """All of its processes: Spark's Python workers have a process group of their own, but the session of the task."""
         pids = (int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal())
         return [pid for pid in pids if _session_of(pid) == self.process.pid]
+
+
+@dataclass(kw_only=True)
+class Attempts(ABC):
+    """A pipeline under test, and the task attempts at it.
+
+    :cvar make: a module-level function that builds the operator of :attr:`arguments`.
+    :param directory: takes what attempts of their own process leave: logs, and notes that a fault has fired.
+    :param options: further arguments of every attempt.
+    """
+
+    make: ClassVar[Callable[..., Any]]
+
+    directory: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    _victims: list[Victim] = field(default_factory=list)
+
+    @property
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """What the operator is built of, :attr:`options` among it."""
+
+    def run(self, run_id: str = "run1", **options: Any) -> dict[str, Any]:
+        """One task attempt, here; its report."""
+        return run(self.make, {**self.arguments, **options}, run_id)
+
+    def victim(self, run_id: str = "run1", *, fault: str | None, **options: Any) -> Victim:
+        """One task attempt in a process of its own, which dies or stops at ``fault``."""
+        once = self.directory / f"fault-{len(self._victims)}"
+        self._victims.append(Victim(self.make, {**self.arguments, **options}, run_id, fault=fault, once=once))
+        return self._victims[-1]
+
+    def end_victims(self) -> None:
+        for victim in self._victims:
+            victim.end()
 
 
 def _session_of(pid: int) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources import JdbcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from airflow_kafka_spark.testing._processes import wait_until
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import SPARK
-from tests.support.runs import Victim, run
+from tests.support.reader import Reader, same_log
+from tests.support.runs import Attempts
 
 SPLIT = 200
 
@@ -27,19 +29,19 @@ def make(table: str, source: dict[str, Any] | None = None, **options: Any) -> So
     return SourceToKafkaOperator(**{"task_id": "task", "source": JdbcSource(**given), "value": Json(), "key": "id", **options})
 
 
-@dataclass
-class Shop:
+@dataclass(kw_only=True)
+class Shop(Attempts):
     """A table of orders, its pipeline, and the topic."""
+
+    make = staticmethod(make)
 
     kafka: EmbeddedKafka
     postgres: EmbeddedPostgres
     name: str
     table: str
     topic: str
-    directory: Path
-    options: dict[str, Any] = field(default_factory=dict)
+    reader: Reader | None = None
     _sold: int = 0
-    _victims: list[Victim] = field(default_factory=list)
 
     def sell(self, count: int) -> None:
         """More orders."""
@@ -54,21 +56,6 @@ class Shop:
     def arguments(self) -> dict[str, Any]:
         own = {"table": self.table, "topic": self.topic, "pipeline": self.name, "ledger_topic": f"ledger-{self.name}"}
         return {**own, **self.options}
-
-    def run(self, run_id: str = "run1", **options: Any) -> dict[str, Any]:
-        """One task attempt, here; its report."""
-        return run(make, {**self.arguments, **options}, run_id)
-
-    def victim(self, run_id: str = "run1", *, fault: str | None, **options: Any) -> Victim:
-        """One task attempt in a process of its own, which dies or stops at ``fault``."""
-        once = self.directory / f"fault-{len(self._victims)}"
-        victim = Victim(make, {**self.arguments, **options}, run_id, fault=fault, once=once)
-        self._victims.append(victim)
-        return victim
-
-    def end_victims(self) -> None:
-        for victim in self._victims:
-            victim.end()
 
     # --- what is there now ---
 
@@ -89,14 +76,33 @@ class Shop:
             found.append((event["id"], event["customer"], str(event["amount"]), event["placed_at"]))
         return found
 
-    def check(self) -> int:
-        """Every row of the table is on the topic exactly once, and no transaction of ours is open."""
+    @contextmanager
+    def watched(self) -> Iterator[Reader]:
+        """From here on somebody reads the topic, whatever happens; :meth:`check` asks what they saw."""
+        with Reader(self.kafka.connection_extra(), self.topic) as self.reader:
+            yield self.reader
+
+    def wait_settled(self, seconds: float = 20) -> None:
+        """Until no transaction is open in the topic and the ledger. A commit is answered before every partition is told of it."""
         from airflow_kafka_spark.hooks.kafka import KafkaHook
 
-        compared = same_multiset(self.rows(), self.records())
         with KafkaHook() as hook:
-            for tp, found in hook.offsets([self.topic, self.arguments["ledger_topic"]]).items():
-                assert found.lso == found.high, f"a transaction is open in {tp}"
+
+            def open_in() -> list[Any]:
+                found = hook.offsets([self.topic, self.arguments["ledger_topic"]])
+                assert found
+                return [tp for tp, offsets in found.items() if offsets.lso != offsets.high]
+
+            assert wait_until(lambda: not open_in(), seconds, every=0.1), f"a transaction is open in {open_in()}"
+
+    def check(self) -> int:
+        """Every row of the table is on the topic exactly once, for who reads now and for who read all the while, and no
+        transaction of ours is open."""
+        self.wait_settled()
+        compared = same_multiset(self.rows(), self.records())
+        if self.reader is not None:
+            there = committed_records(self.kafka.connection_extra(), self.topic)
+            assert same_log(there, self.reader.caught_up()) == compared
         return compared
 
 
@@ -114,7 +120,7 @@ def shop(
         connection.execute(
             f'CREATE TABLE "{table}" (id bigint PRIMARY KEY, customer text, amount numeric(12,2), placed_at timestamptz)'
         )
-    made = Shop(kafka, postgres, name, table, topic, directory, dict(options))
+    made = Shop(kafka=kafka, postgres=postgres, name=name, table=table, topic=topic, directory=directory, options=options)
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""One task attempt in a process of its own: ``python -m tests.support.victim <pickled (make, options, run_id) in hex>``."""
+"""One task attempt, in a process of its own that has been forked for it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import signal
 import sys
 
 
-def main() -> None:
-    make, options, run_id = pickle.loads(bytes.fromhex(sys.argv[1]))
+def main(payload: str) -> None:
+    """Build the operator and execute it.
+
+    :param payload: ``(make, options, run_id)``, pickled, in hex.
+    """
+    make, options, run_id = pickle.loads(bytes.fromhex(payload))
     from tests.support.runs import context
 
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
@@ -18,7 +22,3 @@ def main() -> None:
     # As Airflow's task runner does: nothing is raised, the operator is told.
     signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
     print("REPORT " + json.dumps(operator.execute(context(run_id))), flush=True)
-
-
-if __name__ == "__main__":
-    main()

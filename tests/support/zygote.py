@@ -1,0 +1,134 @@
+"""A process that has imported everything, and forks itself for each task attempt: imports take longer than most attempts.
+
+``python -m tests.support.zygote`` takes one JSON request a line, ``{"run": <payload>, "env": {...}, "log": <path>}`` or
+``{"poll": <pid>}``, and answers with the new process's id, or with its return code, null while it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+class Zygote:
+    """The server, seen from the tests; ended with them."""
+
+    def __init__(self) -> None:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.zygote"], env=env, cwd=ROOT, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._lock = threading.Lock()
+
+    def ask(self, **request: Any) -> Any:
+        with self._lock:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
+
+
+@cache
+def zygote() -> Zygote:
+    """The one of this test process."""
+    return Zygote()
+
+
+class Forked:
+    """A process forked for one attempt, in a session of its own; what is used of ``subprocess.Popen``."""
+
+    def __init__(self, payload: str, env: dict[str, str], log: Path) -> None:
+        self.pid: int = zygote().ask(run=payload, env=env, log=str(log))
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = zygote().ask(poll=self.pid)
+        return self.returncode
+
+    def wait(self, seconds: float) -> int:
+        deadline = time.monotonic() + seconds
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", seconds)
+            time.sleep(0.02)
+        return code
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an import says is no answer
+    # All that an attempt imports, with nothing started.
+    import confluent_kafka.admin  # noqa: F401
+    import psycopg  # noqa: F401
+    import pyarrow.dataset  # noqa: F401
+    import pyspark.sql  # noqa: F401
+
+    import airflow_kafka_spark.hooks.ledger
+    import airflow_kafka_spark.operators
+    import airflow_kafka_spark.road.job
+    import airflow_kafka_spark.sinks
+    import airflow_kafka_spark.sources  # noqa: F401
+    from tests.support import victim
+
+    assert threading.active_count() == 1, "a thread would be lost in every fork"
+    ended: dict[int, int] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "poll" in request:
+            pid = request["poll"]
+            if pid not in ended:
+                found, status = os.waitpid(pid, os.WNOHANG)
+                if found:
+                    ended[pid] = os.waitstatus_to_exitcode(status)
+            answer = ended.get(pid)
+        else:
+            answer = os.fork()
+            if answer == 0:
+                _become(request, victim.main)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _become(request: dict[str, Any], attempt: Any) -> None:
+    os.setsid()
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, opened in enumerate((nothing, log, log)):
+        os.dup2(opened, number)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    code = 1
+    try:
+        attempt(request["run"])
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _end_spark()
+        os._exit(code)
+
+
+def _end_spark() -> None:
+    """As leaving Python does: the JVM goes when its standard input is closed."""
+    import atexit
+
+    atexit._run_exitfuncs()
+
+
+if __name__ == "__main__":
+    main()
