@@ -447,6 +447,21 @@ class RowRejected(KafkaSparkError):
         super().__init__(f"{row[:1].upper()}{row[1:]} of the split cannot become a record: {detail}", action=action)
 
 
+class TransactionTimedOut(KafkaSparkError):
+    """A split took longer than its transaction may take, so the brokers have aborted that. Nothing of the split was committed."""
+
+    retryable = True
+
+    def __init__(self, pipeline: str, doing: str, seconds: float, limit: float) -> None:
+        self.pipeline, self.seconds, self.limit = pipeline, seconds, limit
+        super().__init__(
+            f"Pipeline `{pipeline}`: the brokers aborted the transaction, because {doing} took {seconds:.0f} s",
+            expected=f"at most {limit:g} s, which is `transaction_timeout`",
+            action="Raise `transaction_timeout` (the brokers allow `transaction.max.timeout.ms`) or make splits smaller. Nothing "
+            "of the split was published, the task may be retried",
+        )
+
+
 class PartitionsChanged(PlanError):
     """A topic has another number of partitions than when the window was planned: keys would be placed elsewhere."""
 

@@ -1,7 +1,7 @@
 """The task's process, or a worker of it, dies or sleeps while a window is published to Kafka; then it is retried and cleared.
 
-After each: a read_committed reader sees every row exactly once, no transaction of ours is open, and a further attempt writes
-nothing.
+After each: every row is there exactly once, for a read_committed reader that read all the while and for one at the end, no
+transaction of ours is open, and a further attempt writes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ IN_A_TASK = tuple(point for point in faults.PUBLISHING if point.startswith("publ
 
 @pytest.fixture
 def orders(kafka, postgres, unique, tmp_path):
-    with shop(kafka, postgres, unique, tmp_path) as made:
+    with shop(kafka, postgres, unique, tmp_path) as made, made.watched():
         yield made
 
 

@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from airflow_kafka_spark.errors import BadRecords, DataLoss, OffsetsWentBack, TopicRecreated
+from airflow_kafka_spark.errors import BadRecords, DataLoss, OffsetsWentBack, TopicRecreated, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
-from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import files_rows, order
 
@@ -377,3 +377,27 @@ def test_memory_of_the_driver_does_not_hold_records(files):
         job.decode_result = original
     assert len(sizes) >= 9
     assert max(sizes) < 5000
+
+
+class TestUpsertSplitBySplit:
+    """Splits are taken in any order, so a partition is one split: else an older value of a key could come after a newer one."""
+
+    def splits(self, table, **options):
+        from airflow_kafka_spark.operators import KafkaToSinkOperator
+        from airflow_kafka_spark.windows.model import OffsetRange, Window
+
+        sink = PostgresSink(conn_id="warehouse", table=table.place, atomic="split", **options)
+        operator = KafkaToSinkOperator(
+            task_id="task", topics=table.topic, group_id=table.name, value=Json(schema="id bigint"), sink=sink
+        )
+        window = Window("p", 1, tuple(OffsetRange(table.topic, p, 0, 5_000_000) for p in range(2)), "run", "now")
+        return [split.range.span for split in operator.splits(window)]
+
+    def test_each_partition_is_one_split_when_rows_are_updated(self, table):
+        assert self.splits(table, mode="upsert", key=["id"]) == [5_000_000] * 2
+        assert len(self.splits(table)) == 10, "rows that are only added have no order"
+
+    def test_split_records_is_refused(self, table):
+        with pytest.raises(ValidationError, match="each partition has to be one"):
+            table.run(sink=PostgresSink(conn_id="warehouse", table=table.place, mode="upsert", key=["id"], atomic="split"),
+                      split_records=100)  # fmt: skip

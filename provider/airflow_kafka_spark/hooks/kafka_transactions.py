@@ -50,12 +50,18 @@ def is_fenced(error: BaseException, events: ClientEvents) -> bool:
     """
     if events.first(FENCED, 0.0) is not None:
         return True
-    cause = error.args[0] if error.args else None
-    name: Callable[[], str] | None = getattr(cause, "name", None)
+    name: Callable[[], str] | None = getattr(_told(error), "name", None)
     return callable(name) and name() in FENCED
 
 
 def describe(error: BaseException) -> str:
     """A producer's error in one line."""
-    cause: KafkaError | Any = error.args[0] if error.args else error
+    cause = _told(error)
     return f"{cause.str()} ({cause.name()})" if hasattr(cause, "str") else str(error)
+
+
+def _told(error: BaseException) -> KafkaError | Any:
+    """What the client said. A fatal error that is raised while it calls back reaches us as the cause of a ``SystemError``."""
+    while isinstance(error, SystemError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error.args[0] if error.args else error

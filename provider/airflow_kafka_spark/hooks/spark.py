@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_kafka_spark.errors import ConnectionInvalid
+from airflow_kafka_spark.hooks.connections import look_up
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -58,24 +58,14 @@ class SparkHook(BaseHook):
     @cached_property
     def connection(self) -> Connection:
         """:raises ConnectionInvalid: when it is not defined or of another type."""
-        from airflow.exceptions import AirflowNotFoundException
-
-        try:
-            connection = self.get_connection(self.spark_conn_id)
-        except AirflowNotFoundException:
-            raise ConnectionInvalid(
-                self.spark_conn_id,
-                "it is not defined",
-                f"Add a connection `{self.spark_conn_id}` of type `spark` (host: the master, `local[*]` to begin with) "
-                "or correct `spark_conn_id`",
-            ) from None
-        if connection.conn_type not in ("spark", "spark_connect"):
-            raise ConnectionInvalid(
-                self.spark_conn_id,
-                f"it is of type `{connection.conn_type}`",
-                "Use a connection of type `spark` or `spark_connect`",
-            )
-        return connection
+        return look_up(
+            self.spark_conn_id,
+            "spark",
+            "spark_connect",
+            option="spark_conn_id",
+            hint="host: the master, `local[*]` to begin with",
+            get=self.get_connection,
+        )
 
     @property
     def is_connect(self) -> bool:

@@ -266,11 +266,9 @@ class FromKafkaOperator(WindowOperator):
 
     def splits(self, window: Window) -> tuple[Split, ...]:
         """What single tasks read."""
-        return make_splits(
-            window,
-            max(window.span, 1) if self.read_with == "spark" else self.split_records or self.sink.split_records,
-            without=self.lost_topics(window),
-        )
+        whole = self.read_with == "spark" or self.sink.whole_partitions
+        span = max(window.span, 1) if whole else self.split_records or self.sink.split_records
+        return make_splits(window, span, without=self.lost_topics(window))
 
     def lost_topics(self, window: Window) -> tuple[str, ...]:
         """Topics of the window that can no longer be read."""

@@ -72,6 +72,9 @@ class KafkaToSinkOperator(DecodingOperator):
     def problems(self, run: Run) -> list[Problem]:
         flow = self._type_problems() or self.decoding_problems()
         problems = [*self.reading_problems(run), *flow, *self.server_problems()]
+        if self.split_records and getattr(self.sink, "whole_partitions", False):
+            found = "this sink upserts split by split: each partition has to be one"
+            problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
         # A sink is asked about the columns it will get, so those have to be known.
         return problems if flow else [*problems, *self.sink.validate(self.shape(run))]
 

@@ -126,6 +126,8 @@ class Sink(ABC):
     """True when a record without a value is a delete for this sink."""
     split_records: int = 1_000_000
     """Offsets per split, about, where nobody says otherwise."""
+    whole_partitions: bool = False
+    """True when each partition of a window has to be one split: the order of its records counts, and splits are taken one by one."""
 
     @property
     @abstractmethod

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.sinks import postgres_sql as sql
+from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.windows.model import Applied, Split, Window
 
@@ -40,7 +40,8 @@ class PostgresSink(Sink):
         offset of a key wins, and windows apply in order. Between partitions offsets say nothing about time (the higher partition
         wins): a key should always be in the same one, as it is when it is the record's key.
     :param key: the columns that name a row, for ``upsert``; they need a unique index of exactly these columns.
-    :param atomic: ``window`` or ``split``, see above. ``split`` needs no stage and is faster.
+    :param atomic: ``window`` or ``split``, see above. ``split`` needs no stage and is faster; with ``upsert`` each partition of a
+        window is one split.
     :param delete_enabled: a record without a value deletes the row of its key (Connect's ``delete.enabled``); ``upsert`` only.
     :param auto_create: create the table, when it is missing, with columns that fit the rows and ``key`` as primary key.
     :param offset_columns: demand (or create) the columns ``__connect_topic``, ``__connect_partition`` and ``__connect_offset``.
@@ -82,6 +83,11 @@ class PostgresSink(Sink):
         return 500_000 if self.atomic == "window" else 1_000_000
 
     @property
+    def whole_partitions(self) -> bool:  # type: ignore[override]
+        # Splits commit in any order: an older value of a key must not come after a newer one of the same partition.
+        return self.mode == "upsert" and self.atomic == "split"
+
+    @property
     def guarantee(self) -> Guarantee:
         return Guarantee.EXACTLY_ONCE_PER_SPLIT if self.atomic == "split" else Guarantee.EXACTLY_ONCE
 
@@ -105,7 +111,7 @@ class PostgresSink(Sink):
     @property
     def _name(self) -> tuple[str, str]:
         try:
-            schema, table = sql.parse_name(self.table)
+            schema, table = parse_name(self.table)
         except ValueError:
             schema, table = None, self.table
         return schema or "public", table
@@ -162,11 +168,9 @@ class PostgresSink(Sink):
             return SplitsWindowWriter(attempt)
         return StagedWindowWriter(attempt, overlap=self.merge == "overlap" and self.mode == "append")
 
-    def _windows(self, connection: object) -> sql.Name:
-        from airflow_kafka_spark.sinks.postgres_catalog import resolve
-
-        schema, table = sql.parse_name(self.table)
-        return sql.Name(resolve(connection, schema, table).schema, self.windows_table)  # type: ignore[arg-type]
+    def _windows(self, connection: object) -> Name:
+        schema, table = parse_name(self.table)
+        return Name(resolve(connection, schema, table).schema, self.windows_table)  # type: ignore[arg-type]
 
 
 def _path(*parts: str) -> str:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from airflow_kafka_spark.errors import SinkRejected
+from airflow_kafka_spark.hooks.postgres import APPLICATION, rows, run
+from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
 from airflow_kafka_spark.sinks import postgres_sql as sql
-from airflow_kafka_spark.sinks.postgres_catalog import Table, read_table, resolve
-from airflow_kafka_spark.sinks.postgres_connection import APPLICATION, Server, lock_key, pipeline_key, rows, run
+from airflow_kafka_spark.sinks.postgres_catalog import Table, read_table
+from airflow_kafka_spark.sinks.postgres_connection import Server, lock_key, pipeline_key
 from airflow_kafka_spark.sinks.postgres_merge import Merge, Stage
 from airflow_kafka_spark.sinks.postgres_types import StageColumn, copies_directly, created_type, merge_column, stage_column
 from airflow_kafka_spark.sinks.postgres_windows import exists, recorded, refuse_conflict
@@ -44,9 +46,9 @@ class Attempt:
     server: Server
     window: Window
     splits: tuple[Split, ...]
-    target: sql.Name
-    windows: sql.Name
-    markers: sql.Name
+    target: Name
+    windows: Name
+    markers: Name
     stage_schema: str
     key: str
     token: str
@@ -64,8 +66,8 @@ class Attempt:
         return f"{stage_prefix(self.key)}{self.window.number:x}_{self.token}"
 
     @property
-    def registry(self) -> sql.Name:
-        return sql.Name(self.stage_schema, f"{self.prefix}_r")
+    def registry(self) -> Name:
+        return Name(self.stage_schema, f"{self.prefix}_r")
 
     @property
     def lock(self) -> int:
@@ -92,7 +94,7 @@ class Attempt:
         """A registered stage, with the place of its partition among the window's."""
         r = next(s.range for s in self.splits if s.index == split)
         partitions = sorted({s.range.topic_partition for s in self.splits})
-        return Stage(str(sql.Name(self.stage_schema, table)), r.topic, r.partition, partitions.index(r.topic_partition))
+        return Stage(str(Name(self.stage_schema, table)), r.topic, r.partition, partitions.index(r.topic_partition))
 
 
 def application_name(key: str) -> str:
@@ -112,9 +114,9 @@ def prepare(sink: PostgresSink, window: Window, splits: Sequence[Split], shape: 
     """
     server = sink.server()
     with server.session("beginning window", str(window)) as connection:
-        schema, table = sql.parse_name(sink.table)
+        schema, table = parse_name(sink.table)
         name = resolve(connection, schema, table)
-        windows, markers = sql.Name(name.schema, sink.windows_table), sql.Name(name.schema, sink.splits_table)
+        windows, markers = Name(name.schema, sink.windows_table), Name(name.schema, sink.splits_table)
         key = pipeline_key(windows, window.pipeline)
         stage_schema = sink.stage_schema or name.schema
         _clear(connection, key, stage_schema, server.lock_timeout)
@@ -151,7 +153,7 @@ def _clear(connection: psycopg.Connection, key: str, schema: str, patience: floa
             with connection.transaction():
                 # Short: a session that began after the last look holds the lock for as long as it lives.
                 run(connection, sql.set_lock_timeout(min(patience, 1.0)))
-                left = [sql.Name(schema, row[0]) for row in rows(connection, sql.tables_like(schema, stage_prefix(key)))]
+                left = [Name(schema, row[0]) for row in rows(connection, sql.tables_like(schema, stage_prefix(key)))]
                 if left:
                     run(connection, sql.drop(left[:_DROPPED_AT_ONCE]))
             if len(left) <= _DROPPED_AT_ONCE:
@@ -182,14 +184,14 @@ def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> 
 def drop_tables(connection: psycopg.Connection, attempt: Attempt) -> None:
     """Everything of one attempt."""
     while left := rows(connection, sql.tables_like(attempt.stage_schema, f"{attempt.prefix}_")):
-        run(connection, sql.drop(sql.Name(attempt.stage_schema, row[0]) for row in left[:_DROPPED_AT_ONCE]))
+        run(connection, sql.drop(Name(attempt.stage_schema, row[0]) for row in left[:_DROPPED_AT_ONCE]))
 
 
 # --- the tables that have to be there ------------------------------------------------------------------------------------
 
 
 def _create_missing(
-    connection: psycopg.Connection, sink: PostgresSink, name: sql.Name, windows: sql.Name, markers: sql.Name, shape: Shape
+    connection: psycopg.Connection, sink: PostgresSink, name: Name, windows: Name, markers: Name, shape: Shape
 ) -> None:
     statements = {windows: sql.create_windows(windows)}
     if sink.atomic == "split":
@@ -205,7 +207,7 @@ def _create_missing(
             run(connection, statement)
 
 
-def creation(sink: PostgresSink, name: sql.Name, shape: Shape) -> str:
+def creation(sink: PostgresSink, name: Name, shape: Shape) -> str:
     """The statement of `auto_create`."""
     columns = [(f.name, created_type(stage_column(f.name, f.type))) for f in shape.schema]
     if sink.offset_columns:
@@ -245,7 +247,7 @@ def _plan(sink: PostgresSink, target: Table, shape: Shape, window: Window) -> tu
 
 
 def _compare_markers(
-    connection: psycopg.Connection, sink: PostgresSink, markers: sql.Name, window: Window, splits: Sequence[Split]
+    connection: psycopg.Connection, sink: PostgresSink, markers: Name, window: Window, splits: Sequence[Split]
 ) -> None:
     """An earlier attempt may have written splits of this window already: then this one has to go on as that one began.
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.sinks.postgres_connection import rows
-from airflow_kafka_spark.sinks.postgres_sql import Name, literal, quote
+from airflow_kafka_spark.hooks.postgres import rows
+from airflow_kafka_spark.hooks.postgres_names import Name, literal
 from airflow_kafka_spark.sinks.postgres_types import TargetColumn
 
 if TYPE_CHECKING:
@@ -66,19 +66,6 @@ def read_place(connection: psycopg.Connection) -> Place:
     return Place(*found[0])
 
 
-def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> Name:
-    """The full name of a table: without a schema the one the server would take, and for a new one the current schema."""
-    if schema is not None:
-        return Name(schema, table)
-    found = rows(
-        connection,
-        "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        f"WHERE c.oid = to_regclass({literal(quote(table))})",
-    )
-    current = found or rows(connection, "SELECT coalesce(current_schema(), 'public')")
-    return Name(current[0][0], table)
-
-
 def schema_rights(connection: psycopg.Connection, schema: str) -> frozenset[str] | None:
     """What this role may do in a schema of USAGE and CREATE; None: there is no such schema."""
     found = rows(
@@ -89,17 +76,6 @@ def schema_rights(connection: psycopg.Connection, schema: str) -> frozenset[str]
     if not found:
         return None
     return frozenset(right for right, has in zip(("USAGE", "CREATE"), found[0], strict=True) if has)
-
-
-def tables_alike(connection: psycopg.Connection, name: Name) -> list[Name]:
-    """Tables whose names differ from ``name`` in upper and lower case only."""
-    found = rows(
-        connection,
-        "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        f"WHERE lower(n.nspname) = lower({literal(name.schema)}) AND lower(c.relname) = lower({literal(name.table)}) "
-        "AND c.relkind IN ('r', 'p') ORDER BY 1, 2",
-    )
-    return [Name(*row) for row in found]
 
 
 _RELATION = """

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
+from airflow_kafka_spark.hooks.postgres_names import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.postgres_types import StageColumn, UnsupportedType, misfit, stage_column
 
@@ -62,13 +63,13 @@ def _option_problems(sink: PostgresSink) -> Iterator[Problem]:
             said = " or ".join(f'"{choice}"' for choice in choices)
             yield Problem(f"sink.{name}", f"it is {getattr(sink, name)!r}; expected {said}")
     try:
-        sql.parse_name(sink.table)
+        parse_name(sink.table)
     except ValueError as error:
         yield Problem("sink.table", str(error), 'Write `table`, `schema.table` or `"My schema"."my.table"`')
     for name in ("windows_table", "splits_table", "stage_schema"):
         value = getattr(sink, name)
         if value is not None and not _is_name(value):
-            yield Problem(f"sink.{name}", f"{value!r} cannot be a name; expected 1 to {sql.NAME_BYTES} bytes without NUL")
+            yield Problem(f"sink.{name}", f"{value!r} cannot be a name; expected 1 to {NAME_BYTES} bytes without NUL")
     if not sink.lock_timeout > 0:
         yield Problem("sink.lock_timeout", f"it is {sink.lock_timeout!r}; expected seconds, more than 0")
     yield from _mode_problems(sink)
@@ -94,7 +95,7 @@ def _shape_problems(sink: PostgresSink, shape: Shape) -> Iterator[Problem]:
         yield Problem("sink", f"the rows have two columns `{name}`", "Give one of them another name")
     for name in names:
         if not _is_name(name):
-            yield Problem("sink", f"{name!r} cannot be a column; expected 1 to {sql.NAME_BYTES} bytes without NUL")
+            yield Problem("sink", f"{name!r} cannot be a column; expected 1 to {NAME_BYTES} bytes without NUL")
         if name.startswith(RESERVED):
             yield Problem("sink", f"the rows have a column `{name}`; names that begin with `{RESERVED}` are the sink's own")
     missing = [name for name in sink.key if name not in names]
@@ -116,7 +117,7 @@ def _try_stage_column(field: pa.Field) -> StageColumn | None:
 
 def _is_name(name: str) -> bool:
     """Whether PostgreSQL keeps it whole."""
-    return 0 < len(name.encode()) <= sql.NAME_BYTES and "\x00" not in name
+    return 0 < len(name.encode()) <= NAME_BYTES and "\x00" not in name
 
 
 def _names(names: Iterable[str]) -> str:
@@ -135,7 +136,7 @@ class _Look:
     connection: psycopg.Connection
 
     def problems(self) -> list[Problem]:
-        from airflow_kafka_spark.sinks.postgres_catalog import read_place, read_table, resolve
+        from airflow_kafka_spark.sinks.postgres_catalog import read_place, read_table
 
         place = read_place(self.connection)
         if place.version < OLDEST * 10_000:
@@ -143,7 +144,7 @@ class _Look:
             return [Problem("sink.conn_id", what)]
         found = list(self._place_problems(place))
         try:
-            schema, table = sql.parse_name(self.sink.table)
+            schema, table = parse_name(self.sink.table)
         except ValueError:
             return found
         name = resolve(self.connection, schema, table)
@@ -168,11 +169,11 @@ class _Look:
             )
         if self.sink.atomic == "split" and not place.may_create_temporary:
             what = f'role `{place.role}` may not create temporary tables, which `atomic="split"` can need'
-            yield Problem("sink.conn_id", what, f"GRANT TEMPORARY ON DATABASE ... TO {sql.quote(place.role)}")
+            yield Problem("sink.conn_id", what, f"GRANT TEMPORARY ON DATABASE ... TO {quote(place.role)}")
 
     # --- schemas ---
 
-    def _schema_problems(self, name: sql.Name, role: str, *, creates: bool) -> list[Problem]:
+    def _schema_problems(self, name: Name, role: str, *, creates: bool) -> list[Problem]:
         from airflow_kafka_spark.sinks.postgres_catalog import read_table
 
         needed: dict[str, list[str]] = {}
@@ -181,7 +182,7 @@ class _Look:
         own = [self.sink.windows_table] + ([self.sink.splits_table] if self.sink.atomic == "split" else [])
         found: list[Problem] = []
         for table in own:
-            there = read_table(self.connection, sql.Name(name.schema, table))
+            there = read_table(self.connection, Name(name.schema, table))
             if there is None:
                 needed.setdefault(name.schema, []).append(f"`{table}`")
             else:
@@ -197,20 +198,18 @@ class _Look:
         rights = schema_rights(self.connection, schema)
         where = "sink.stage_schema" if schema == self.sink.stage_schema else "sink.table"
         if rights is None:
-            yield Problem(where, f"there is no schema `{schema}`", f"CREATE SCHEMA {sql.quote(schema)}, or correct the name")
+            yield Problem(where, f"there is no schema `{schema}`", f"CREATE SCHEMA {quote(schema)}, or correct the name")
             return
         missing = sorted({"USAGE", *(["CREATE"] if tables else [])} - rights)
         if missing:
             why = f" to make {', '.join(tables)}" if tables else ""
-            grant = f"GRANT {', '.join(missing)} ON SCHEMA {sql.quote(schema)} TO {sql.quote(role)}"
+            grant = f"GRANT {', '.join(missing)} ON SCHEMA {quote(schema)} TO {quote(role)}"
             other = "; or let the stages live elsewhere with `stage_schema=`" if "its stages" in tables else ""
             yield Problem(where, f"role `{role}` lacks {', '.join(missing)} on schema `{schema}`{why}", grant + other)
 
     # --- a table that is not there yet ---
 
-    def _creation_problems(self, name: sql.Name) -> Iterator[Problem]:
-        from airflow_kafka_spark.sinks.postgres_catalog import tables_alike
-
+    def _creation_problems(self, name: Name) -> Iterator[Problem]:
         if not self.sink.auto_create:
             alike = tables_alike(self.connection, name)
             hint = f"; there is {alike[0]}, and names are compared exactly" if alike else ""
@@ -218,7 +217,7 @@ class _Look:
             yield Problem("sink.table", f"there is no table {name}{hint}", action)
             return
         if not _is_name(name.table):
-            yield Problem("sink.table", f"its name has {len(name.table.encode())} bytes; expected 1 to {sql.NAME_BYTES}")
+            yield Problem("sink.table", f"its name has {len(name.table.encode())} bytes; expected 1 to {NAME_BYTES}")
         for column in self.columns:
             where = f"sink.table column `{column.name}`"
             if column.name in _SYSTEM:
@@ -259,7 +258,7 @@ class _Look:
         for name, kind in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True):
             target = table.columns.get(name)
             if target is None and self.sink.offset_columns:
-                add = f"ALTER TABLE {table.name} ADD COLUMN {sql.quote(name)} {kind}"
+                add = f"ALTER TABLE {table.name} ADD COLUMN {quote(name)} {kind}"
                 yield Problem("sink.offset_columns", f"{table.name} has no column `{name}`", add)
             elif target is not None and not _holds_offsets(kind, target.base):
                 yield Problem(f"sink.table column `{name}`", f"{table.name} has {target.type}; the sink fills it with {kind}")
@@ -278,7 +277,7 @@ class _Look:
             return
         if key in table.unique:
             return
-        columns = ", ".join(map(sql.quote, self.sink.key))
+        columns = ", ".join(map(quote, self.sink.key))
         has = "; ".join(_names(sorted(u)) for u in table.unique) or "none"
         index = f"unique index on exactly {_names(self.sink.key)} (valid, not partial, not deferrable)"
         what = f"{table.name} has no {index}; it has: {has}"
@@ -304,7 +303,7 @@ def _own_table_problems(table: Table, role: str) -> Iterator[Problem]:
         yield Problem("sink.windows_table", what, "Give it another name with `windows_table=` or `splits_table=`")
     elif missing:
         what = f"role `{role}` lacks {missing} on {table.name}, the sink's record of windows"
-        yield Problem("sink.windows_table", what, f"GRANT {missing} ON {table.name} TO {sql.quote(role)}")
+        yield Problem("sink.windows_table", what, f"GRANT {missing} ON {table.name} TO {quote(role)}")
 
 
 def _holds_offsets(kind: str, base: str) -> bool:
@@ -319,4 +318,4 @@ def _hint(name: str, columns: Iterable[str]) -> str:
 def _add_column(table: Table, column: StageColumn) -> str:
     from airflow_kafka_spark.sinks.postgres_types import created_type
 
-    return f"ALTER TABLE {table.name} ADD COLUMN {sql.quote(column.name)} {created_type(column)}, or leave it out of the schema"
+    return f"ALTER TABLE {table.name} ADD COLUMN {quote(column.name)} {created_type(column)}, or leave it out of the schema"

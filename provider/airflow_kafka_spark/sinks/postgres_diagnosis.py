@@ -6,8 +6,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.hooks.postgres import rows, run
+from airflow_kafka_spark.hooks.postgres_names import quote
 from airflow_kafka_spark.sinks import postgres_sql as sql
-from airflow_kafka_spark.sinks.postgres_connection import rows, run
 
 if TYPE_CHECKING:
     import psycopg
@@ -44,13 +45,13 @@ def _search(connection: psycopg.Connection, attempt: Attempt, state: str | None)
 
     registered = rows(connection, sql.registered(attempt.registry))
     stages = [attempt.stage(split, stage) for split, stage, _, _ in registered if stage]
-    names = ", ".join(sql.quote(c.name) for c in attempt.merge.columns)
-    run(connection, f"CREATE TEMP TABLE {sql.quote(_PROBE)} ON COMMIT DROP AS SELECT {names} FROM {attempt.target} WITH NO DATA")
+    names = ", ".join(quote(c.name) for c in attempt.merge.columns)
+    run(connection, f"CREATE TEMP TABLE {quote(_PROBE)} ON COMMIT DROP AS SELECT {names} FROM {attempt.target} WITH NO DATA")
     for column in attempt.merge.columns:
         for stage in stages:
             try:
                 with connection.transaction():
-                    into = f"INSERT INTO {sql.quote(_PROBE)} ({sql.quote(column.name)})"
+                    into = f"INSERT INTO {quote(_PROBE)} ({quote(column.name)})"
                     run(connection, f"{into} SELECT {column.value} FROM {stage.table} AS s")
                     raise psycopg.Rollback
             except psycopg.Error as error:

@@ -18,6 +18,7 @@ from importlib.metadata import version
 
 import pyarrow as pa
 
+from airflow_kafka_spark.hooks.postgres_names import Name, quote
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.postgres_connection import Server
 
@@ -46,7 +47,7 @@ class Session(ABC):
     def rows(self, statement: str) -> list[tuple]: ...
 
     @abstractmethod
-    def load(self, table: sql.Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
+    def load(self, table: Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
         """COPY batches into a table, a temporary one where only its name is given. Blocks until the last one is there.
 
         :param types: the PostgreSQL types of the batches' columns.
@@ -109,7 +110,7 @@ class AdbcSession(Session):
         self._cursor.execute(statement)
         return self._cursor.fetchall()
 
-    def load(self, table: sql.Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
+    def load(self, table: Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
         if isinstance(table, str):
             return self._cursor.adbc_ingest(table, batches, mode="append", temporary=True)
         return self._cursor.adbc_ingest(table.table, batches, mode="append", db_schema_name=table.schema)
@@ -138,9 +139,9 @@ class PsycopgSession(Session):
     def rows(self, statement: str) -> list[tuple]:
         return self._connection.execute(statement.encode()).fetchall()
 
-    def load(self, table: sql.Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
-        columns = ", ".join(map(sql.quote, batches.schema.names))
-        place = sql.quote(table) if isinstance(table, str) else str(table)
+    def load(self, table: Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
+        columns = ", ".join(map(quote, batches.schema.names))
+        place = quote(table) if isinstance(table, str) else str(table)
         count = 0
         statement = f"COPY {place} ({columns}) FROM STDIN (FORMAT BINARY)"
         with self._connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
@@ -175,7 +176,7 @@ class Stream:
     :param session: used by nobody else until :meth:`finish` or :meth:`abandon` returned.
     """
 
-    def __init__(self, session: Session, table: sql.Name | str, schema: pa.Schema, types: Sequence[str]) -> None:
+    def __init__(self, session: Session, table: Name | str, schema: pa.Schema, types: Sequence[str]) -> None:
         self._waiting: queue.Queue[pa.RecordBatch | Exception | None] = queue.Queue(BUFFERED_BATCHES)
         self._error: BaseException | None = None
         self._loaded = 0

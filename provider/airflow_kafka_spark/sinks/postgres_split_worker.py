@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import SinkRejected
+from airflow_kafka_spark.hooks.postgres_names import Name, quote
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.postgres_connection import lock_key
@@ -35,8 +36,8 @@ class SplitAtomicWriter(CopyWriter):
     :param direct: whether COPY may write the target itself.
     """
 
-    windows: sql.Name
-    splits: sql.Name
+    windows: Name
+    splits: Name
     merge: Merge
     direct: bool
     _claimed: bool = field(default=False, init=False, repr=False)
@@ -98,7 +99,7 @@ class SplitAtomicWriter(CopyWriter):
             time.sleep(_POLL_SECONDS)
 
     def _merge(self, session: Session) -> tuple[int, int]:
-        stage = Stage(sql.quote(_TEMPORARY), self.split.range.topic, self.split.range.partition)
+        stage = Stage(quote(_TEMPORARY), self.split.range.topic, self.split.range.partition)
         if not self.merge.key:
             return session.run(self.merge.insert(stage)), 0
         if not self.progress.tombstones:

@@ -1,84 +1,23 @@
 """Every statement the PostgreSQL sink runs, as pure functions of names and values.
 
-Names are taken exactly as they are and always quoted, values are always literals: what looks like SQL in either is just a name or
-just a value. The same text runs through psycopg on the driver and through ADBC in the tasks.
+The same text runs through psycopg on the driver and through ADBC in the tasks.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-NAME_BYTES = 63
-"""The longest name PostgreSQL keeps whole."""
+from airflow_kafka_spark.hooks.postgres_names import Name, literal, quote
 
 OFFSET_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
 """Where a row came from; the names of the JDBC sink's ``pk.mode=kafka``."""
 OFFSET_TYPES = ("text", "integer", "bigint")
 
 
-# --- names and values ---------------------------------------------------------------------------------------------------
-
-
-def quote(name: str) -> str:
-    """``name`` as an identifier, whatever it holds.
-
-    :raises ValueError: it is empty or holds a NUL, which no name in PostgreSQL can.
-    """
-    if not name or "\x00" in name:
-        raise ValueError(f"Not a name in PostgreSQL: {name!r}")
-    return '"' + name.replace('"', '""') + '"'
-
-
-def literal(value: str | int | bool | None) -> str:
-    """``value`` as a literal, read the same with ``standard_conforming_strings`` on and off."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if "\x00" in value:
-        raise ValueError("A text in PostgreSQL cannot hold a NUL")
-    escaped = value.replace("'", "''")
-    return f" E'{escaped.replace(chr(92), chr(92) * 2)}'" if "\\" in escaped else f"'{escaped}'"
-
-
 def jsonb(value: Any) -> str:
     return f"{literal(json.dumps(value))}::jsonb"
-
-
-class Name(NamedTuple):
-    """A table: ``str()`` is what stands in a statement."""
-
-    schema: str
-    table: str
-
-    def __str__(self) -> str:
-        return f"{quote(self.schema)}.{quote(self.table)}"
-
-
-def parse_name(text: str) -> tuple[str | None, str]:
-    """``table`` or ``schema.table``, each part as it is written (no folding to lower case) or in double quotes.
-
-    :return: schema, None where none is given, and table.
-    :raises ValueError: it is neither.
-    """
-    part = r'"(?:[^"\x00]|"")+"|[^".\x00]+'
-    found = re.fullmatch(rf"\s*(?:({part})\s*\.\s*)?({part})\s*", text)
-    if not found:
-        raise ValueError(f"`{text}` is not the name of a table")
-    schema, table = (_unquote(p) if p else None for p in found.groups())
-    if not table or schema == "":
-        raise ValueError(f"`{text}` is not the name of a table")
-    return schema, table
-
-
-def _unquote(part: str) -> str:
-    part = part.strip()
-    return part[1:-1].replace('""', '"') if part.startswith('"') else part
 
 
 # --- sessions -----------------------------------------------------------------------------------------------------------

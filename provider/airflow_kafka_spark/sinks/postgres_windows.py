@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import WindowConflict
+from airflow_kafka_spark.hooks.postgres import rows, run
+from airflow_kafka_spark.hooks.postgres_names import Name, literal
 from airflow_kafka_spark.sinks import postgres_sql as sql
-from airflow_kafka_spark.sinks.postgres_connection import rows, run
 from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
 from airflow_kafka_spark.windows.continuity import continues, same_ranges, without_recreated
 from airflow_kafka_spark.windows.model import Applied, Window
@@ -28,16 +29,16 @@ class Recorded:
     topic_ids: Mapping[str, str]
 
 
-def exists(connection: psycopg.Connection, table: sql.Name) -> bool:
-    return rows(connection, f"SELECT to_regclass({sql.literal(str(table))}) IS NOT NULL")[0][0]
+def exists(connection: psycopg.Connection, table: Name) -> bool:
+    return rows(connection, f"SELECT to_regclass({literal(str(table))}) IS NOT NULL")[0][0]
 
 
-def last_recorded(connection: psycopg.Connection, windows: sql.Name, pipeline: str, *, but: int | None = None) -> Recorded | None:
+def last_recorded(connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None) -> Recorded | None:
     """The pipeline's window with the highest number, ``but`` left aside."""
     return _recorded(pipeline, rows(connection, sql.last_window(windows, pipeline, but=but)))
 
 
-def recorded(connection: psycopg.Connection, windows: sql.Name, window: Window) -> Applied | None:
+def recorded(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:
     """The row of exactly this window.
 
     :raises WindowConflict: a window of this number is there, but of other offsets.
@@ -51,7 +52,7 @@ def recorded(connection: psycopg.Connection, windows: sql.Name, window: Window) 
     return found.applied
 
 
-def claim(connection: psycopg.Connection, windows: sql.Name, window: Window, target: str) -> bool:
+def claim(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool:
     """Insert the window's row, which only one transaction can. False: it is there."""
     facts: dict[str, Any] = {
         "pipeline": window.pipeline,
@@ -64,7 +65,7 @@ def claim(connection: psycopg.Connection, windows: sql.Name, window: Window, tar
     return bool(rows(connection, sql.claim_window(windows, facts, target)))
 
 
-def refuse_conflict(connection: psycopg.Connection, windows: sql.Name, window: Window) -> None:
+def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Window) -> None:
     """:raises WindowConflict: the sink's last window of this pipeline is not the one this window follows."""
     last = last_recorded(connection, windows, window.pipeline, but=window.number)
     if last is None:
@@ -76,7 +77,7 @@ def refuse_conflict(connection: psycopg.Connection, windows: sql.Name, window: W
         )
 
 
-def count(connection: psycopg.Connection, windows: sql.Name, window: Window, written: int, deleted: int) -> Applied:
+def count(connection: psycopg.Connection, windows: Name, window: Window, written: int, deleted: int) -> Applied:
     """Complete the row in the transaction that claimed it."""
     run(connection, sql.count_window(windows, window.pipeline, window.number, written, deleted))
     return Applied(window.pipeline, window.number, window.ranges, written, deleted)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
+from airflow_kafka_spark.hooks.postgres_names import Name
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.files_text_worker import json_values
@@ -307,8 +308,8 @@ class StageWriter(CopyWriter):
 
     schema: str
     attempt: str
-    registry: sql.Name
-    _stage: sql.Name | None = field(default=None, init=False, repr=False)
+    registry: Name
+    _stage: Name | None = field(default=None, init=False, repr=False)
 
     # Stages do not survive a crash of the server anyway: the driver counts before it commits.
     durable = False
@@ -324,7 +325,7 @@ class StageWriter(CopyWriter):
         return self._token(*found[0]) if found else None
 
     def _start(self, session: Session) -> Stream:
-        self._stage = sql.Name(self.schema, f"{self.attempt}_{self.split.index}_{uuid4().hex[:6]}")
+        self._stage = Name(self.schema, f"{self.attempt}_{self.split.index}_{uuid4().hex[:6]}")
         session.run(sql.create_stage(self.load.definitions, self._stage))
         return Stream(session, self._stage, self.load.schema, [kind for _, kind in self.load.definitions])
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
+from airflow_kafka_spark.hooks.postgres import rows, run
+from airflow_kafka_spark.hooks.postgres_names import Name
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks import postgres_windows as record
 from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.postgres_attempt import Attempt, drop_tables
-from airflow_kafka_spark.sinks.postgres_connection import rows, run
 from airflow_kafka_spark.sinks.postgres_diagnosis import culprit
 from airflow_kafka_spark.windows.model import Applied, SplitResult
 
@@ -246,7 +247,7 @@ class StagedWindowWriter(_Writer):
         run(transaction.session, sql.drop([attempt.registry]))
         for _, stage, _, _ in stages:
             if stage:
-                run(transaction.session, sql.drop([sql.Name(attempt.stage_schema, stage)]))
+                run(transaction.session, sql.drop([Name(attempt.stage_schema, stage)]))
         return record.count(transaction.session, attempt.windows, attempt.window, written, deleted)
 
     def _is_superseded(self) -> bool:

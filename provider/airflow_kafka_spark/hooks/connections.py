@@ -1,0 +1,58 @@
+"""Airflow connections, looked up: one that is missing, or of another type, is one clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.errors import ConnectionInvalid
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+_SYNONYMS = {"postgresql": "postgres", "mariadb": "mysql"}
+
+
+def look_up(
+    conn_id: str, *types: str, option: str = "conn_id", hint: str = "", get: Callable[[str], Connection] | None = None
+) -> Connection:
+    """An Airflow connection of one of these types.
+
+    :param conn_id: its name.
+    :param types: the types that will do, the usual one first.
+    :param option: where the user gave the name.
+    :param hint: what else to tell of a connection of the first type to somebody who has none.
+    :param get: how to ask Airflow; default a hook's ``get_connection``.
+    :raises ConnectionInvalid: it is not defined, or of another type.
+    """
+    from airflow.providers.common.compat.sdk import BaseHook
+
+    named = " or ".join(f"`{kind}`" for kind in types)
+    with defined(conn_id, f"`{types[0]}` ({hint})" if hint else named, option=option):
+        connection = (get or BaseHook.get_connection)(conn_id)
+    if kind_of(connection) not in types:
+        raise ConnectionInvalid(conn_id, f"it is of type `{connection.conn_type}`", f"Use a connection of type {named}")
+    return connection
+
+
+@contextmanager
+def defined(conn_id: str, kind: str, *, option: str) -> Iterator[None]:
+    """For whoever has Airflow's own code look the connection up.
+
+    :param kind: the type of connection to add, as it stands in a sentence.
+    :raises ConnectionInvalid: what runs inside finds that it is not defined.
+    """
+    from airflow.exceptions import AirflowNotFoundException
+
+    try:
+        yield
+    except AirflowNotFoundException:
+        action = f"Add a connection `{conn_id}` of type {kind}, or correct `{option}`"
+        raise ConnectionInvalid(conn_id, "it is not defined", action) from None
+
+
+def kind_of(connection: Connection) -> str:
+    """Its type, by one name where several are in use."""
+    kind = connection.conn_type or ""
+    return _SYNONYMS.get(kind, kind)

@@ -1,0 +1,185 @@
+"""Brokers fail while a window is published to Kafka: answers and requests are lost, a broker restarts or dies, time runs out.
+
+After each: every row is there exactly once, for a read_committed reader that read all the while and for one at the end,
+no transaction of ours is open, and a further attempt writes nothing.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from airflow_kafka_spark.errors import KafkaSparkError, TransactionTimedOut
+from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
+from airflow_kafka_spark.testing import EmbeddedKafka
+from airflow_kafka_spark.testing._processes import wait_until
+from tests.support.kafka_proxy import KafkaProxy, Trap, commit_of, records_of
+from tests.support.shop import shop
+from tests.support.splits import ROWS, rows, splits
+from tests.support.workers import fault_in_tasks, wait_stopped, wake
+
+ORDERS, SPLITS = 400, 2
+SECONDS = 3.0
+
+
+@pytest.fixture(scope="module")
+def proxied():
+    """A broker that is reached through a proxy."""
+    with KafkaProxy() as proxy, EmbeddedKafka(properties=proxy.properties) as kafka:
+        proxy.serve(kafka)
+        yield kafka, proxy
+
+
+@pytest.fixture
+def proxy(proxied):
+    yield proxied[1]
+    proxied[1].clear()
+    assert proxied[1].failed is None
+
+
+@pytest.fixture
+def orders(proxied, postgres, unique, tmp_path):
+    with shop(proxied[0], postgres, unique, tmp_path) as made, made.watched():
+        made.sell(ORDERS)
+        yield made
+
+
+def finish(orders, run_id="run1"):
+    """Attempts until one gets through, as Airflow makes them: its report."""
+    for _ in range(2):
+        try:
+            return orders.run(run_id)
+        except KafkaSparkError as error:
+            assert error.retryable
+    return orders.run(run_id)
+
+
+def check(orders, report, attempts=1):
+    """Nothing is missing, doubled or open, and the cleared task does nothing."""
+    assert (report["records_written"], report["attempts"]) == (ORDERS, attempts)
+    assert orders.check() == ORDERS
+    assert orders.run("run1") == report
+    assert orders.check() == ORDERS
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("loss", ["the answer", "the request"])
+def test_a_commit_whose_answer_or_request_is_lost_with_its_connection_costs_nothing(orders, proxy, loss):
+    proxy.set(Trap(commit_of(".split."), loss), Trap(commit_of(".close"), loss))
+    report = orders.run("run1")
+    assert proxy.sprung == 2
+    check(orders, report)
+
+
+@pytest.mark.faults
+def test_a_commit_that_is_never_answered_is_found_in_the_ledger(orders, proxy):
+    proxy.set(Trap(commit_of(".split."), "the answer", silently=True), times=1000)
+    report = orders.run("run1", transaction_timeout=SECONDS)
+    assert proxy.sprung >= SPLITS, "every split's"
+    proxy.clear()
+    check(orders, report)
+
+
+@pytest.mark.faults
+def test_a_commit_that_never_arrives_is_no_commit_and_the_retry_publishes(orders, proxy):
+    proxy.set(Trap(commit_of(".split."), "the request", silently=True), times=1000)
+    with pytest.raises(KafkaSparkError) as failure:
+        orders.run("run1", transaction_timeout=SECONDS)
+    assert failure.value.retryable and proxy.sprung >= SPLITS
+    assert orders.records() == []
+    proxy.clear()
+    check(orders, orders.run("run1"), attempts=2)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("when", ["records", "commit"])
+def test_a_broker_that_is_killed_and_restarted_while_splits_are_published_costs_nothing(orders, proxied, proxy, when):
+    kafka = proxied[0]
+
+    def restart():
+        kafka.kill()
+        kafka.restart()
+
+    which = records_of(".split.", orders.topic) if when == "records" else commit_of(".split.")
+    proxy.set(Trap(which, first=restart))
+    report = finish(orders)
+    assert proxy.sprung == 1
+    check(orders, report, report["attempts"])
+
+
+@pytest.mark.faults
+def test_a_split_that_outlives_its_transaction_is_not_published_and_the_error_says_what_to_do(orders, tmp_path):
+    once = tmp_path / "fired"
+    with ThreadPoolExecutor(1) as pool:
+        with fault_in_tasks("publish.marked:stop", once):
+            attempt = pool.submit(orders.run, "run1", transaction_timeout=SECONDS)
+            worker = wait_stopped(once)
+        orders.wait_settled()
+        wake(worker)
+        with pytest.raises(TransactionTimedOut, match="transaction_timeout") as failure:
+            attempt.result(120)
+    assert failure.value.retryable
+    check(orders, orders.run("run1"), attempts=2)
+
+
+@pytest.mark.faults
+def test_a_source_that_is_slower_than_the_transaction_allows_publishes_nothing_of_its_split(kafka, unique):
+    with splits(kafka, unique, 1, transaction_timeout=1) as made:
+
+        def slow():
+            yield rows(0).slice(0, ROWS // 2)
+            # The transaction has begun at the brokers, and ends there.
+            assert wait_until(lambda: any(o.lso != o.high for o in made.hook.offsets([made.reader.topic]).values()), 30)
+            made.wait_settled()
+            yield rows(0).slice(ROWS // 2)
+
+        with pytest.raises(TransactionTimedOut, match="transaction_timeout"):
+            made.publisher.publish(0, Incoming(slow()))
+        assert made.reader.caught_up() == []
+        made.publisher.publish(0, Incoming(iter([rows(0)])))
+        assert made.check() == ROWS
+
+
+# --- three brokers ---
+
+
+@pytest.fixture(scope="module")
+def three():
+    with EmbeddedKafka(3) as kafka:
+        yield kafka
+
+
+def coordinator_of(kafka, transactional_id):
+    """The broker that leads its partition of the transaction log: which that is, the name's Java hash code says."""
+    log = "__transaction_state"
+    partitions = AdminClient(kafka.connection_extra()).list_topics(log, timeout=30).topics[log].partitions
+    code = 0
+    for character in transactional_id:
+        code = (31 * code + ord(character)) & 0xFFFFFFFF
+    leader = partitions[(code & 0x7FFFFFFF) % len(partitions)].leader
+    return next(number for number in range(3) if kafka.broker(number).node_id == leader)
+
+
+@pytest.mark.faults
+def test_the_broker_that_coordinates_a_splits_transaction_is_killed_in_the_middle_of_it(three, postgres, unique, tmp_path):
+    once = tmp_path / "fired"
+    with shop(three, postgres, unique, tmp_path, source={"split_records": ORDERS}) as orders, orders.watched():
+        orders.sell(ORDERS)
+        with ThreadPoolExecutor(1) as pool:
+            with fault_in_tasks("publish.flushed:stop", once):
+                attempt = pool.submit(orders.run, "run1")
+                worker = wait_stopped(once)
+            # The only split is the first.
+            killed = coordinator_of(three, f"{orders.arguments['ledger_topic']}.{orders.name}.split.0")
+            three.kill(killed)
+            wake(worker)
+            try:
+                report = attempt.result(240)
+            except KafkaSparkError as error:
+                assert error.retryable
+                report = finish(orders)
+        check(orders, report, report["attempts"])
+        three.restart(killed)
+        check(orders, report, report["attempts"])

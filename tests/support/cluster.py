@@ -1,0 +1,162 @@
+"""Spark with executors of their own: a driver in a process of its own whose session lasts for several windows, and a small
+standalone cluster whose two workers have different addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+from airflow_kafka_spark.testing import _processes as processes
+from tests.support.pipelines import QUICK_JVM
+from tests.support.runs import ROOT, run
+from tests.support.workers import fault_in_tasks
+
+_TOLD = "TOLD "
+
+
+def connection(master: str, **settings: str) -> str:
+    """The Airflow connection of a cluster on this machine."""
+    extra = {
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": QUICK_JVM,
+        "spark.executor.extraJavaOptions": QUICK_JVM,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+    }
+    return json.dumps({"conn_type": "spark", "host": master, "extra": {**extra, **settings}})
+
+
+class Driver:
+    """A process that runs task attempts, one after the other, in one Spark session. A context manager.
+
+    :param spark: the Spark connection, as JSON.
+    :param directory: of its log, and of what the executors write.
+    """
+
+    def __init__(self, spark: str, directory: Path) -> None:
+        self._log = directory / "driver.log"
+        # Executors of `local-cluster` write below Spark's home: that is one of links.
+        import pyspark
+
+        home = directory / "spark"
+        home.mkdir(parents=True)
+        for entry in Path(pyspark.__file__).parent.iterdir():
+            (home / entry.name).symlink_to(entry)
+        self._environment = {"AIRFLOW_CONN_SPARK_DEFAULT": spark}
+        own = {"SPARK_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        with open(self._log, "w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.cluster"], env={**os.environ, **self._environment, **own}, cwd=ROOT,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
+            )  # fmt: skip
+        self._answers: Queue[str] = Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(30)
+
+    def start(self, make: Any, options: dict[str, Any], run_id: str, fault: tuple[str, Path] | None = None) -> None:
+        """Begin an attempt; :meth:`result` waits for it.
+
+        :param fault: what happens in the first task that comes to a point, and where it notes that it did.
+        """
+        connections = {name: value for name, value in os.environ.items() if name.startswith("AIRFLOW_CONN_")}
+        order = (make, options, run_id, {**connections, **self._environment}, fault)
+        assert self.process.stdin is not None
+        self.process.stdin.write(pickle.dumps(order).hex() + "\n")
+        self.process.stdin.flush()
+
+    def result(self, seconds: float = 180) -> dict[str, Any]:
+        """The report of the attempt.
+
+        :raises AssertionError: it failed.
+        """
+        try:
+            told = json.loads(self._answers.get(timeout=seconds))
+        except Empty:
+            raise AssertionError(f"no answer after {seconds} s:\n{processes.tail(self._log, 40)}") from None
+        assert "report" in told, f"{told['error']}:\n{processes.tail(self._log, 40)}"
+        return told["report"]
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        # Spark writes there too.
+        for line in self.process.stdout:
+            if line.startswith(_TOLD):
+                self._answers.put(line[len(_TOLD) :])
+        self._answers.put(json.dumps({"error": "the driver has ended"}))
+
+
+@contextlib.contextmanager
+def standalone(directory: Path) -> Iterator[str]:
+    """A master and two workers of one core, each on a loopback address of its own: Spark runs a task's copy only on another host.
+
+    :return: the master's URL.
+    """
+    import pyspark
+
+    start = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    (port,) = processes.free_ports(1)
+    url = f"spark://127.0.0.1:{port}"
+    keeper = processes.Keeper("Spark")
+    try:
+        for name, host, arguments in (
+            ("master.Master", "127.0.0.1", ["--port", str(port)]),
+            ("worker.Worker", "127.0.0.1", ["--cores", "1", "--memory", "1g", "--work-dir", str(directory / "1"), url]),
+            ("worker.Worker", "127.0.0.2", ["--cores", "1", "--memory", "1g", "--work-dir", str(directory / "2"), url]),
+        ):
+            environment = {
+                **os.environ,
+                "SPARK_LOCAL_IP": host,
+                "SPARK_DAEMON_MEMORY": "256m",
+                "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+            }
+            command = [start, f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0", *arguments]
+            keeper.spawn(command, log=directory / "cluster.log", env=environment)
+        log = directory / "cluster.log"
+        up = processes.wait_until(lambda: log.read_text().count("Registering worker 127") == 2, 90, every=0.1)
+        assert up, processes.tail(log, 30)
+        yield url
+    finally:
+        keeper.close()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    for line in sys.stdin:
+        make, options, run_id, environment, fault = pickle.loads(bytes.fromhex(line))
+        os.environ.update(environment)
+        try:
+            with fault_in_tasks(*fault) if fault else contextlib.nullcontext():
+                told = {"report": run(make, options, run_id)}
+        except Exception as error:
+            logging.exception("The attempt failed")
+            told = {"error": f"{type(error).__name__}: {error}"}
+        print(_TOLD + json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""A proxy in front of a Kafka broker that knows transactions: at a request that a test names it loses the request, or the answer,
+or calls the test first.
+
+A broker tells its clients where to connect, so it has to advertise the proxy::
+
+    with KafkaProxy() as proxy, EmbeddedKafka(properties=proxy.properties) as kafka:
+        proxy.serve(kafka)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from airflow_kafka_spark.testing import EmbeddedKafka
+
+PRODUCE, END_TXN = 0, 26
+_FLEXIBLE_FROM = {PRODUCE: 9, END_TXN: 3}
+"""The version from which a request is written in the compact way."""
+
+Loss = Literal["the request", "the answer"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the proxy reads of a request.
+
+    :param api: its api key: :data:`PRODUCE` or :data:`END_TXN`.
+    :param correlation: by which the client knows the answer.
+    :param transactional_id: whose it is.
+    :param commit: of an EndTxn: whether it is to commit.
+    :param body: all of it.
+    """
+
+    api: int
+    correlation: int
+    transactional_id: str
+    commit: bool
+    body: bytes
+
+    @classmethod
+    def read(cls, frame: bytes) -> Request | None:
+        """None for all requests but those of :data:`PRODUCE` and :data:`END_TXN`."""
+        api, version, correlation, client = struct.unpack_from(">hhih", frame)
+        if api not in _FLEXIBLE_FROM:
+            return None
+        flexible = version >= _FLEXIBLE_FROM[api]
+        # The header ends with the client's name, and with tagged fields, of which there are none.
+        body = frame[10 + max(client, 0) + flexible :]
+        size, at = (body[0] - 1, 1) if flexible else (struct.unpack_from(">h", body)[0], 2)
+        assert size < 127, "a longer name has a longer size in the compact way"
+        name, rest = body[at : at + max(size, 0)].decode(), body[at + max(size, 0) :]
+        # After an EndTxn's name: the producer's id and its epoch.
+        return cls(api, correlation, name, api == END_TXN and bool(rest[10]), body)
+
+
+@dataclass(frozen=True)
+class Trap:
+    """What is done with which request.
+
+    :param matches: the request.
+    :param loss: what is lost; None loses nothing.
+    :param silently: True keeps the connection, so that the client waits; False cuts it.
+    :param first: called before anything is sent on or lost.
+    """
+
+    matches: Callable[[Request], bool]
+    loss: Loss | None = None
+    silently: bool = False
+    first: Callable[[], Any] | None = None
+
+
+def commit_of(part: str) -> Callable[[Request], bool]:
+    """The commit of a transaction in whose transactional id ``part`` occurs."""
+    return lambda request: request.api == END_TXN and request.commit and part in request.transactional_id
+
+
+def records_of(part: str, topic: str) -> Callable[[Request], bool]:
+    """Records sent to ``topic`` in such a transaction."""
+    return lambda request: request.api == PRODUCE and part in request.transactional_id and topic.encode() in request.body
+
+
+class KafkaProxy:
+    """Forwards everything to one broker until a trap is set. A context manager: leaving closes the port."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._upstream: Callable[[], int] | None = None
+        self._traps: dict[Trap, int] = {}
+        self._lock = threading.Lock()
+        self.sprung = 0
+        """How many requests the present traps have caught."""
+        self.failed: BaseException | None = None
+        """What the test's own function raised."""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Of the broker: where clients, and its own coordinators, are sent."""
+        return {"advertised.listeners": f"CLIENT://127.0.0.1:{self.port}"}
+
+    def serve(self, kafka: EmbeddedKafka) -> None:
+        """Begin, after the broker: its port is known only then."""
+        self._upstream = lambda: kafka.broker().port
+
+    def set(self, *traps: Trap, times: int = 1) -> None:
+        """Catch so many requests with each of these."""
+        with self._lock:
+            self._traps, self.sprung, self.failed = dict.fromkeys(traps, times), 0, None
+
+    def clear(self) -> None:
+        with self._lock:
+            self._traps = {}
+
+    def __enter__(self) -> KafkaProxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                try:
+                    assert self._upstream is not None
+                    server = socket.create_connection(("127.0.0.1", self._upstream()))
+                except (AssertionError, OSError):
+                    client.close()
+                    continue
+                _Link(self, client, server)
+
+    def _take(self, request: Request) -> Trap | None:
+        with self._lock:
+            trap = next((trap for trap, left in self._traps.items() if left and trap.matches(request)), None)
+            if trap is None:
+                return None
+            self._traps[trap] -= 1
+            self.sprung += 1
+        if trap.first is not None:
+            try:
+                trap.first()
+            except BaseException as error:
+                self.failed = error
+        return trap
+
+
+class _Link:
+    """One connection, a thread in each direction."""
+
+    def __init__(self, proxy: KafkaProxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy, self._client, self._server = proxy, client, server
+        self._swallow: dict[int, Trap] = {}
+        for target in (self._requests, self._answers):
+            threading.Thread(target=self._guarded, args=(target,), daemon=True).start()
+
+    def _guarded(self, target: Callable[[], None]) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            target()
+        for end in (self._client, self._server):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _requests(self) -> None:
+        while True:
+            frame = _read_frame(self._client)
+            request = Request.read(frame)
+            trap = self._proxy._take(request) if request else None
+            if trap is not None and trap.loss == "the request":
+                if not trap.silently:
+                    return
+                continue
+            if request is not None and trap is not None and trap.loss == "the answer":
+                self._swallow[request.correlation] = trap
+            self._server.sendall(len(frame).to_bytes(4, "big") + frame)
+
+    def _answers(self) -> None:
+        while True:
+            frame = _read_frame(self._server)
+            trap = self._swallow.pop(struct.unpack_from(">i", frame)[0], None)
+            if trap is None:
+                self._client.sendall(len(frame).to_bytes(4, "big") + frame)
+            elif not trap.silently:
+                return
+
+
+def _read_frame(source: socket.socket) -> bytes:
+    return _read(source, int.from_bytes(_read(source, 4), "big"))
+
+
+def _read(source: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = source.recv(size - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,83 @@
+"""Publishing splits without Spark: a ledger with a planned window, and what publishes its splits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
+from airflow_kafka_spark.sinks.kafka_worker import Publisher
+from airflow_kafka_spark.testing import EmbeddedKafka
+from airflow_kafka_spark.testing._processes import wait_until
+from airflow_kafka_spark.windows.model import SourcePlan, Window
+from tests.support.oracle import committed_records, same_multiset
+from tests.support.reader import Reader, same_log
+
+ROWS = 500
+
+
+def rows(split: int) -> pa.RecordBatch:
+    """Those of a split, always the same."""
+    keys = pa.array([b"%d" % n for n in range(split * ROWS, (split + 1) * ROWS)], pa.binary())
+    return pa.RecordBatch.from_pydict({"key": keys, "value": keys})
+
+
+@dataclass
+class Splits:
+    """One window of some splits, its topic, and somebody who reads that all the while."""
+
+    kafka: EmbeddedKafka
+    hook: KafkaHook
+    ledger: Ledger
+    publisher: Publisher
+    reader: Reader
+    count: int
+
+    def wait_settled(self, seconds: float = 30) -> None:
+        """Until no transaction is open in the topic and the ledger."""
+
+        def settled() -> bool:
+            found = self.hook.offsets([self.reader.topic, self.ledger.topic.name])
+            return bool(found) and all(offsets.lso == offsets.high for offsets in found.values())
+
+        assert wait_until(settled, seconds, every=0.1), "a transaction stays open"
+
+    def check(self) -> int:
+        """Every row of all splits is there once, for both readers, and nothing is open."""
+        self.wait_settled()
+        there = committed_records(self.kafka.connection_extra(), self.reader.topic)
+        assert len(self.ledger.published()) == self.count
+        keys = [key for split in range(self.count) for key in rows(split).column("key").to_pylist()]
+        compared = same_multiset(keys, (key for _, _, key, _ in there))
+        assert same_log(there, self.reader.caught_up()) == compared
+        return compared
+
+
+@contextmanager
+def splits(kafka: EmbeddedKafka, unique: Callable[[str], str], count: int, transaction_timeout: float = 60) -> Iterator[Splits]:
+    """A window of so many splits, planned and claimed."""
+    topic = unique("splits")
+    kafka.create_topic(topic, 3)
+    os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
+    with (
+        KafkaHook() as hook,
+        Ledger(hook, unique("pipe"), "dag/run1/task", topic=unique("ledger")) as ledger,
+        Reader(kafka.connection_extra(), topic) as reader,
+    ):
+        plan = SourcePlan(tuple({"n": n} for n in range(count)))
+        ledger.plan(Window(ledger.pipeline, 1, (), "dag/run1/task", utc_now(), source=plan))
+        publisher = Publisher(
+            config=hook.producer_config(),
+            reading=hook.consumer_config(),
+            ledger=ledger.place,
+            prefix=ledger.split_prefix,
+            topic=topic,
+            partitions={topic: 3},
+            transaction_timeout=transaction_timeout,
+        )
+        yield Splits(kafka, hook, ledger, publisher, reader, count)

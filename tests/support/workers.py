@@ -1,0 +1,95 @@
+"""Spark's Python workers as processes: making one stop or die at a named point, and finding it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.testing._processes import wait_until
+
+
+@contextmanager
+def fault_in_tasks(point: str, once: Path) -> Iterator[None]:
+    """Jobs of this process that start in here reach a fault in the first task that comes to ``point``; the driver does not.
+
+    :param point: as in :data:`airflow_kafka_spark.faults.FAULT`.
+    :param once: where the fault notes that it fired.
+    """
+    from airflow_kafka_spark.hooks.spark import SparkHook
+
+    with SparkHook().session() as session:
+        # What is in here when a job starts is in the environment of its workers; other ones than before are started for that.
+        environment = session.sparkContext.environment
+        environment |= {faults.FAULT: point, faults.ONCE: str(once)}
+        try:
+            yield
+        finally:
+            for name in (faults.FAULT, faults.ONCE):
+                environment.pop(name, None)
+
+
+def wait_stopped(once: Path, above: int | None = None, seconds: float = 120) -> int:
+    """Until a worker has stopped itself at its fault; its process id.
+
+    :param above: a process that it descends from; default this one.
+    """
+    found: list[int] = []
+
+    def there() -> bool:
+        if once.exists():
+            found[:] = [pid for pid in _all() if _state(pid) in "Tt" and (above or os.getpid()) in ancestors(pid)]
+        return bool(found)
+
+    assert wait_until(there, seconds), f"no worker stopped; its fault fired: {once.exists()}"
+    return found[0]
+
+
+def wake(pid: int) -> None:
+    """Let it go on, if it is still there."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def executor_of(worker: int) -> int:
+    """The executor whose Python worker this is."""
+    above = [pid for pid in ancestors(worker) if b"CoarseGrainedExecutorBackend" in _command(pid)]
+    assert above, f"{worker} is no worker of an executor"
+    return above[0]
+
+
+def ancestors(pid: int) -> list[int]:
+    """Its parent, and theirs."""
+    found = []
+    while (pid := _parent(pid)) > 1:
+        found.append(pid)
+    return found
+
+
+def _all() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _state(pid: int) -> str:
+    return (_stat(pid) or ["?"])[0]
+
+
+def _parent(pid: int) -> int:
+    return int((_stat(pid) or ["?", "0"])[1])
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
