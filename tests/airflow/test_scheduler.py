@@ -43,7 +43,8 @@ def airflow(kafka, postgres, tmp_path_factory):
     env = {faults.FAULT: "close.begin", faults.ONCE: str(once), "PYTHONPATH": os.getcwd()}
     with EmbeddedAirflow(directory / "dags", connections=connections, env=env) as server:
         server.flows = {
-            kind: Pipeline(kafka, postgres, kind, name, topic, place, directory) for kind, place, topic, name in flows
+            kind: Pipeline(kafka=kafka, postgres=postgres, kind=kind, name=name, topic=topic, place=place, directory=directory)
+            for kind, place, topic, name in flows
         }
         server.once = once
         yield server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from airflow_kafka_spark.errors import JavaMissing, ServerFailed, ServerInvalid
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.testing import _processes as processes
+from tests.testing.parents import gone, nothing_is_left_of
 
 QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
 # What the client of a cluster with a silent broker needs: the default is a minute.
@@ -72,13 +72,6 @@ def reachable(settings: dict[str, Any], seconds: float = 3) -> bool:
         return bool(AdminClient({**QUIET, **settings}).list_topics(timeout=seconds).brokers)
     except KafkaException:
         return False
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def pids_of(kafka: EmbeddedKafka, brokers: int = 1) -> list[int]:
@@ -261,17 +254,7 @@ def test_nothing_is_left_after_stop() -> None:
 
 
 def test_nothing_is_left_after_the_parent_is_killed_even_if_a_fork_of_it_lives_on() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        told = json.loads(parent.stdout.readline())
-        try:
-            assert not any(map(gone, told["pids"])) and Path(told["directory"]).is_dir()
-            parent.send_signal(signal.SIGKILL)
-            assert processes.wait_until(lambda: all(map(gone, told["pids"])), 20)
-            assert not gone(told["fork"])
-            assert not Path(told["directory"]).exists()
-        finally:
-            os.kill(told["fork"], signal.SIGKILL)
+    nothing_is_left_of(PARENT, least=2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")

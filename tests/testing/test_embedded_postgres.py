@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import pytest
 from airflow_kafka_spark.errors import ServerFailed, ServerInvalid, TestingUnavailable
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from airflow_kafka_spark.testing import _processes as processes
+from tests.testing.parents import gone, nothing_is_left_of
 
 # Starts PostgreSQL, and a fork of itself that holds on to everything the parent has open; prints what there is, and waits.
 PARENT = """
@@ -35,13 +34,6 @@ time.sleep(600)
 """
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def processes_of(postgres: EmbeddedPostgres) -> list[int]:
@@ -124,17 +116,7 @@ def test_nothing_is_left_after_stop() -> None:
 
 
 def test_nothing_is_left_after_the_parent_is_killed_even_if_a_fork_of_it_lives_on() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        told = json.loads(parent.stdout.readline())
-        try:
-            assert len(told["pids"]) > 5 and not any(map(gone, told["pids"]))
-            parent.send_signal(signal.SIGKILL)
-            assert processes.wait_until(lambda: all(map(gone, told["pids"])), 20)
-            assert not gone(told["fork"])
-            assert not Path(told["directory"]).exists()
-        finally:
-            os.kill(told["fork"], signal.SIGKILL)
+    nothing_is_left_of(PARENT, least=6)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import secrets
@@ -13,20 +12,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_kafka_spark.errors import ServerFailed
-from airflow_kafka_spark.testing._processes import LOOPBACK, Keeper, Server, free_ports, own_directory, tail, wait_until
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from airflow_kafka_spark.testing._embedded import Embedded
+from airflow_kafka_spark.testing._processes import LOOPBACK, Server, free_ports, tail, wait_until
 
 _START_SECONDS = 120.0
 _FINAL = frozenset({"success", "failed"})
 
 
-class EmbeddedAirflow:
+class EmbeddedAirflow(Embedded):
     """A real Airflow 3 with its own home, database and ports. A context manager, or ``start`` and ``stop``.
 
     It ends with this process.
@@ -41,6 +37,8 @@ class EmbeddedAirflow:
     :raises ServerFailed: (by ``start``) when it does not come up.
     """
 
+    software = "Airflow"
+
     def __init__(
         self,
         dags_folder: Path | str,
@@ -52,8 +50,8 @@ class EmbeddedAirflow:
         parallelism: int = 2,
         components: tuple[str, ...] = (),
     ) -> None:
+        super().__init__(home)
         self.dags_folder = Path(dags_folder).absolute()
-        self._given_home = Path(home).absolute() if home else None
         self._extra = {
             **{f"AIRFLOW_CONN_{name.upper()}": value for name, value in (connections or {}).items()},
             **{f"AIRFLOW_VAR_{name.upper()}": value for name, value in (variables or {}).items()},
@@ -61,54 +59,31 @@ class EmbeddedAirflow:
         }
         self._parallelism = parallelism
         self._components = components
-        self._keeper: Keeper | None = None
         self._servers: dict[str, Server] = {}
         self.home = Path()
         self.port = 0
 
     # --- life ---
 
-    def start(self) -> Self:
-        """Create the database, read the DAGs, start the processes and wait until they are healthy."""
-        self._keeper = Keeper("Airflow")
-        atexit.register(self.stop)
-        if self._given_home is None:
-            self.home = own_directory("airflow")
-            self._keeper.own(self.home)
-        else:
-            self.home = self._given_home
-            self.home.mkdir(parents=True, exist_ok=True)
+    def _prepare(self) -> None:
+        self.home = self._files
         self.port, *log_ports = free_ports(3)
         self.env = self._environment(log_ports)
-        try:
-            self.cli("db", "migrate")
-            self.cli("dags", "reserialize")
-            for component in ("api-server", "scheduler", *self._components):
-                self._launch(component)
-            if not wait_until(self._healthy, _START_SECONDS, every=0.2):
-                logs = "\n".join(f"{name}:\n{tail(self.log(name))}" for name in self._servers)
-                raise ServerFailed("Airflow", f"it is not healthy after {_START_SECONDS:.0f} s; its logs end with:\n{logs}\n")
-        except BaseException:
-            self.stop()
-            raise
-        return self
+        self.cli("db", "migrate")
+        self.cli("dags", "reserialize")
 
-    def stop(self) -> None:
-        """End all processes; a temporary home is removed. May be called again."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is None or keeper.owner != os.getpid():
-            return
-        atexit.unregister(self.stop)
+    def _begin(self, *, last_attempt: bool) -> bool:
+        for component in ("api-server", "scheduler", *self._components):
+            self._launch(component)
+        if not wait_until(self._healthy, _START_SECONDS, every=0.2):
+            logs = "\n".join(f"{name}:\n{tail(self.log(name))}" for name in self._servers)
+            raise ServerFailed("Airflow", f"it is not healthy after {_START_SECONDS:.0f} s; its logs end with:\n{logs}\n")
+        return True
+
+    def _end_politely(self) -> None:
         for name in ("scheduler", *self._components, "api-server"):
             if name in self._servers:
                 self._servers[name].end(polite=signal.SIGTERM, seconds=20)
-        keeper.close()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
 
     # --- what a person would do ---
 

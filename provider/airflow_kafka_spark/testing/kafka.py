@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -18,21 +15,20 @@ from airflow_kafka_spark.errors import ServerFailed, ServerInvalid
 from airflow_kafka_spark.hooks.jars import KAFKA_BROKER, find_java, resolve
 from airflow_kafka_spark.testing import _kafka_nodes as nodes
 from airflow_kafka_spark.testing import _processes as processes
+from airflow_kafka_spark.testing._embedded import Embedded
 from airflow_kafka_spark.testing._kafka_nodes import Broker
 from airflow_kafka_spark.testing.security import KafkaSecurity
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
-    from typing_extensions import Self
 
 # Kafka itself brings only the interface of its logging.
 _LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
 JVM_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 _START_SECONDS = 60.0
-_ATTEMPTS = 5
 
 
-class EmbeddedKafka:
+class EmbeddedKafka(Embedded):
     """A real Kafka 4.2 (KRaft) on free ports of the loopback interface.
 
     A context manager, or `start` and `stop`. The brokers end with this process, however that ends: by `stop`, at exit,
@@ -54,6 +50,8 @@ class EmbeddedKafka:
     :raises ServerFailed: (by `start`) a broker did not come up; its last log lines are in the message.
     """
 
+    software = "Kafka"
+
     def __init__(
         self,
         brokers: int = 1,
@@ -65,17 +63,14 @@ class EmbeddedKafka:
     ) -> None:
         if brokers not in (1, 3):
             raise ServerInvalid("Kafka", f"{brokers} brokers", "1 or 3")
+        super().__init__(data_dir)
         self.security = security
         self._count = brokers
-        self._given_directory = Path(data_dir).absolute() if data_dir else None
         self._properties = dict(properties or {})
         self._jvm_options = tuple(jvm_options)
-        self._directory: Path | None = None
         self._brokers: list[Broker] = []
-        self._keeper: processes.Keeper | None = None
         self._admin_client: AdminClient | None = None
         self._paused: set[int] = set()
-        self._starting = False
         self._java = Path()
         self._class_path = ""
 
@@ -85,55 +80,23 @@ class EmbeddedKafka:
 
     # --- life ---
 
-    def start(self) -> Self:
-        """Start all brokers and return when they answer. Does nothing when they were started before."""
-        if self._keeper is not None:
-            return self
+    def _prepare(self) -> None:
         self._java = find_java()
         self._class_path = ":".join(map(str, resolve([KAFKA_BROKER, _LOGGING])))
-        own = self._given_directory is None
-        self._directory = processes.own_directory("kafka") if own else self._given_directory
-        assert self._directory is not None
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._keeper = processes.Keeper("Kafka")
-        atexit.register(self.stop)
-        if own:
-            self._keeper.own(self._directory)
-        self._starting = True
-        try:
-            if self.security:
-                self.security.make_certificates(self._certificates)
-            for attempt in range(1, _ATTEMPTS + 1):
-                self._place()
-                if self._start_all(last_attempt=attempt == _ATTEMPTS):
-                    return self
-            raise AssertionError("unreachable")
-        except BaseException:
-            self.stop()
-            raise
-        finally:
-            self._starting = False
+        if self.security:
+            self.security.make_certificates(self._certificates)
 
-    def stop(self) -> None:
-        """End all brokers. A temporary data directory is removed, a given one is kept. May be called again."""
-        keeper, self._keeper = self._keeper, None
-        # A fork of the process that started them has this object too, and its own atexit.
-        if keeper is None or keeper.owner != os.getpid():
-            return
-        atexit.unregister(self.stop)
+    def _begin(self, *, last_attempt: bool) -> bool:
+        self._place()
+        return self._start_all(last_attempt=last_attempt)
+
+    def _end_politely(self) -> None:
         self._admin_client = None
         if self._given_directory is not None:
             for broker in self._brokers:
                 with suppress(ServerFailed):
                     # Three controllers that leave one by one cannot say goodbye to each other: only a lone one is asked.
                     self._end(broker, signal.SIGTERM if self._count == 1 else signal.SIGKILL)
-        keeper.close()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
 
     # --- reaching it ---
 
@@ -231,8 +194,7 @@ class EmbeddedKafka:
 
     @property
     def _certificates(self) -> Path:
-        assert self._directory is not None
-        return self._directory / "tls"
+        return self._files / "tls"
 
     def _started(self) -> list[Broker]:
         if self._keeper is None:
@@ -241,8 +203,7 @@ class EmbeddedKafka:
 
     def _place(self) -> None:
         """Choose ports, write every broker's settings, and format the storage of those that are new."""
-        assert self._directory is not None
-        self._brokers = nodes.place(self._directory, self._count)
+        self._brokers = nodes.place(self._files, self._count)
         for broker in self._brokers:
             nodes.write_settings(broker, self._brokers, self.security, self._certificates, self._properties)
         fresh = [broker for broker in self._brokers if not broker.formatted]

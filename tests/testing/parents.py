@@ -1,0 +1,42 @@
+"""Processes that start an embedded server and are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from airflow_kafka_spark.testing import _processes as processes
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def nothing_is_left_of(code: str, least: int) -> None:
+    """Kill a parent and see that its servers end and their files go, though a fork of it lives on.
+
+    :param code: the parent. It prints, as JSON, the ``pids`` of its servers and of their keeper, that of its ``fork``, and the
+        ``directory``, and waits.
+    :param least: how many processes there are, at least.
+    """
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        told = json.loads(parent.stdout.readline())
+        try:
+            assert len(told["pids"]) >= least and not any(map(gone, told["pids"]))
+            assert Path(told["directory"]).is_dir()
+            parent.send_signal(signal.SIGKILL)
+            assert processes.wait_until(lambda: all(map(gone, told["pids"])), 20)
+            assert not gone(told["fork"])
+            assert not Path(told["directory"]).exists()
+        finally:
+            os.kill(told["fork"], signal.SIGKILL)
