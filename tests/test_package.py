@@ -253,6 +253,18 @@ def test_imports_run_downwards_only() -> None:
     assert not upwards
 
 
+def test_sources_and_sinks_do_not_know_each_other() -> None:
+    """They are neighbours: what both need is on the floor below."""
+    neighbours = {"sinks": "sources", "sources": "sinks"}
+    found = {
+        name: [target for target in imported(path, name) if target.split(".")[:2] == ["airflow_kafka_spark", neighbour]]
+        for name, path in module_files().items()
+        if (neighbour := neighbours.get(name.partition(".")[2].partition(".")[0]))
+    }
+    assert len(found) > 20
+    assert not {name: targets for name, targets in found.items() if targets}
+
+
 def test_every_subpackage_has_its_floor() -> None:
     subpackages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert subpackages <= FLOORS.keys()

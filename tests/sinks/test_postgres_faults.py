@@ -18,11 +18,11 @@ import pytest
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable, WindowConflict
+from airflow_kafka_spark.hooks.postgres_names import Name
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.postgres import PostgresSink
 from airflow_kafka_spark.sinks.postgres_attempt import stage_prefix
 from airflow_kafka_spark.sinks.postgres_connection import lock_key, pipeline_key
-from airflow_kafka_spark.sinks.postgres_sql import Name
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from airflow_kafka_spark.windows.model import Applied, OffsetRange, SplitResult

@@ -127,7 +127,7 @@ class Sink(ABC):
     split_records: int = 1_000_000
     """Offsets per split, about, where nobody says otherwise."""
     whole_partitions: bool = False
-    """True when each partition of a window has to be one split: the order of its records counts, and splits are taken one by one."""
+    """True when each partition of a window has to be one split: splits are taken one by one, and the order of records counts."""
 
     @property
     @abstractmethod
