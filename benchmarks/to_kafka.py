@@ -52,17 +52,18 @@ def run(stand: Stand) -> None:
             }
         ).save()
 
-    def ours(turn: int) -> None:
+    def ours(turn: int, read_with: Any = "auto") -> None:
         from airflow_kafka_spark.formats import Json
         from airflow_kafka_spark.operators import SourceToKafkaOperator
         from airflow_kafka_spark.sources import JdbcSource
         from tests.support.runs import context
 
         operator = SourceToKafkaOperator(
-            task_id="bench", topic=topic(stand, "ours", turn), key="id", value=Json(), pipeline=f"publish-{turn}",
+            task_id="bench", topic=topic(stand, f"ours-{read_with}", turn), key="id", value=Json(), read_with=read_with,
+            pipeline=f"publish-{read_with}-{turn}",
             source=JdbcSource(conn_id="warehouse", table="shop", cursor="id", split_records=1_000_000),
         )  # fmt: skip
-        report = operator.execute(context(f"run-{turn}"))
+        report = operator.execute(context(f"run-{read_with}-{turn}"))
         assert report["records_written"] == stand.records, report
         print(f"      {report['timings']}", flush=True)
 
@@ -79,7 +80,12 @@ def run(stand: Stand) -> None:
         # Its own count: the start of its JVM is not what the broker can take.
         stand.aside += time.monotonic() - begun - stand.records / rate
 
-    contestants: dict[str, Any] = {LIMIT: limit, SPARK: plain, "SourceToKafkaOperator, JdbcSource (exactly-once)": ours}
+    contestants: dict[str, Any] = {
+        LIMIT: limit,
+        SPARK: plain,
+        "SourceToKafkaOperator, JdbcSource (exactly-once)": ours,
+        'the same, `read_with="spark"`': lambda turn: ours(turn, "spark"),
+    }
     compare(stand, "PostgreSQL -> Kafka, 4 partitions", contestants, base=LIMIT)
 
 

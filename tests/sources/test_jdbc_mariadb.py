@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.jdbc import JdbcSource
-from tests.sources.jdbc_kit import every_row, read, same, through_json
+from airflow_kafka_spark.sources.jdbc_mysql import MysqlDialect
+from tests.sources.jdbc_kit import (
+    KeyedTable,
+    Types,
+    check_types,
+    depth,
+    every_row,
+    keyed_tables,
+    read,
+    same,
+    through_json,
+    type_names,
+)
 from tests.sources.jdbc_spark import JdbcSpark
 from tests.support.mariadb import EmbeddedMariaDB, missing
 
@@ -69,6 +81,8 @@ def shop(server: EmbeddedMariaDB) -> Iterator[Shop]:
     made.connection.close()
 
 
+quote = MysqlDialect().quote
+
 TEXT = st.text(st.sampled_from("aAbB'\"\\%_ éßÄ"), max_size=4)
 MOMENT = st.datetimes(datetime(1000, 1, 1), datetime(9999, 12, 30))
 KEYS: dict[str, st.SearchStrategy[Any]] = {
@@ -97,32 +111,16 @@ KEYS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@st.composite
-def tables(draw: st.DrawFn) -> tuple[str, list[tuple], list[str]]:
-    kinds = draw(st.lists(st.sampled_from(sorted(KEYS)), min_size=1, max_size=3))
-    nullable = [draw(st.booleans()) and "timestamp" not in kind for kind in kinds]
-    pools = [draw(st.lists(KEYS[kind], min_size=1, max_size=draw(st.sampled_from([1, 2, 30])))) for kind in kinds]
-    cells = [st.sampled_from([*pool, *([None] if empty else [])]) for pool, empty in zip(pools, nullable, strict=True)]
-    rows = draw(st.lists(st.tuples(*cells), max_size=40))
-    names = [f"k `{n}" for n in range(len(kinds))]
-    ddl = [
-        "`{}` {}{}".format(name.replace("`", "``"), kind, "" if empty else " NOT NULL")
-        for name, kind, empty in zip(names, kinds, nullable, strict=True)
-    ]
-    return ", ".join(ddl), rows, names
-
-
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(tables(), st.integers(1, 20), st.none() | st.integers(1, 25), st.booleans())
-def test_splits_tile_the_table(shop: Shop, table: Any, split_records: int, max_records: int | None, indexed: bool) -> None:
-    columns, rows, key = table
+@given(keyed_tables(KEYS, quote, never_null=("timestamp",)), st.integers(1, 20), st.none() | st.integers(1, 25), st.booleans())
+def test_splits_tile_the_table(shop: Shop, table: KeyedTable, split_records: int, max_records: int | None, indexed: bool) -> None:
     shop.execute("SET time_zone = '+00:00'")
-    shop.fill(columns, rows)
+    shop.fill(table.columns, table.rows)
     if indexed:
-        shop.execute("CREATE INDEX i ON t ({})".format(", ".join("`{}`".format(name.replace("`", "``")) for name in key)))
-    source = JdbcSource(CONN, "t", key=key, include_columns=["n"], split_records=split_records, max_records=max_records)
+        shop.execute(f"CREATE INDEX i ON t ({table.index})")
+    source = JdbcSource(CONN, "t", key=table.key, include_columns=["n"], split_records=split_records, max_records=max_records)
     found, _ = every_row(source)
-    assert sorted(found) == [(n,) for n in range(len(rows))]
+    assert sorted(found) == [(n,) for n in range(len(table.rows))]
 
 
 def test_incrementing_and_timestamp_windows_follow_each_other(shop: Shop) -> None:
@@ -154,8 +152,8 @@ def test_incrementing_and_timestamp_windows_follow_each_other(shop: Shop) -> Non
     assert JdbcSource(CONN, "t", timestamp_column="at", delay=30, db_timezone="Asia/Tokyo").freeze(None).rows == 25
 
 
-# Type as declared, what Spark makes of it, and per value what is inserted and what arrives.
-TYPES: list[tuple[str, str, list[tuple[Any, Any]]]] = [
+# The values as PyMySQL takes them.
+TYPES: Types = [
     ("tinyint", "tinyint", [(-128, -128)]),
     ("tinyint(1)", "tinyint", [(2, 2), (1, 1)]),
     ("tinyint unsigned", "smallint", [(255, 255)]),
@@ -212,26 +210,14 @@ TYPES: list[tuple[str, str, list[tuple[Any, Any]]]] = [
 def test_every_type_survives_by_value(shop: Shop, spark: JdbcSpark) -> None:
     """From a table, and most of them from a query too, where the catalog says nothing."""
     shop.execute("SET time_zone = '+00:00'")
-    names = [f"c{n} `é \"'" for n in range(len(TYPES))]
-    quoted = ["`{}`".format(name.replace("`", "``")) for name in names]
-    columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in zip(quoted, TYPES, strict=True))
+    columns = ", ".join(f"{quote(name)} {kind}" for name, (kind, _, _) in zip(type_names(TYPES), TYPES, strict=True))
     shop.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
-    depth = max(len(values) for _, _, values in TYPES)
-    for number in range(depth + 1):
+    for number in range(depth(TYPES) + 1):
         row = [values[number][0] if number < len(values) else None for _, _, values in TYPES]
         shop.execute(f"INSERT INTO t VALUES ({', '.join(['%s'] * (len(row) + 1))})", number, *row)
     for source in (JdbcSource(CONN, "t", split_records=2), JdbcSource(CONN, query="SELECT * FROM t", key="id", split_records=2)):
         assert source.validate() == []
-        answer = spark.read(source, source.freeze(None).splits)
-        assert not answer.error
-        assert answer.types == {"id": "int"} | {name: spark_type for name, (_, spark_type, _) in zip(names, TYPES, strict=True)}
-        rows = [row for part in answer.parts for row in part]
-        assert [row["id"] for row in rows] == list(range(depth + 1))
-        for name, (kind, _, values) in zip(names, TYPES, strict=True):
-            for number in range(depth + 1):
-                expected = values[number][1] if number < len(values) else None
-                found = rows[number][name]
-                assert type(found) is type(expected) and found == expected, f"{kind}: {found!r}, not {expected!r}"
+        check_types(spark.read(source, source.freeze(None).splits), TYPES)
 
 
 @pytest.mark.parametrize(("kind", "value"), [("date", "0000-00-00"), ("datetime", "0000-00-00 00:00:00"), ("date", "2026-02-00")])

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from math import inf, isnan, nan
+from math import inf, nan
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.hooks.postgres_names import quote
 from airflow_kafka_spark.sources.jdbc import JdbcSource
 from airflow_kafka_spark.sources.jdbc_postgres import DRIVER
 from airflow_kafka_spark.sources.jdbc_postgres_types import MICROS, MICROS_BEFORE_14
-from airflow_kafka_spark.testing import EmbeddedPostgres
-from tests.sinks.postgres_kit import Place, new_place
-from tests.sources.jdbc_kit import through_json, windows
+from tests.sinks.postgres_kit import Place
+from tests.sources.jdbc_kit import Types, check_types, depth, source_of, through_json, type_names, windows
 from tests.sources.jdbc_spark import JdbcSpark
-
-
-@pytest.fixture
-def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[Place]:
-    """A schema of its own in PostgreSQL, and an Airflow connection that leads to it."""
-    with new_place(postgres, unique('A "schema"')) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +26,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JdbcSpark]:
         yield started
 
 
-def source_of(place: Place, table: str = "t", **options: Any) -> JdbcSource:
-    return JdbcSource(place.conn_id, f'{place.quoted}."{table}"', **options)
-
-
 def utc(*parts: int) -> datetime:
     return datetime(*parts, tzinfo=timezone.utc)  # type: ignore[misc,arg-type]
 
 
-# Type as declared, what Spark makes of it, and per value its SQL and what arrives.
-TYPES: list[tuple[str, str, list[tuple[str, Any]]]] = [
+# The values as SQL.
+TYPES: Types = [
     ("smallint", "smallint", [("-32768", -32768), ("32767", 32767)]),
     ("integer", "int", [("-2147483648", -(2**31))]),
     ("bigint", "bigint", [("-9223372036854775808", -(2**63)), ("9223372036854775807", 2**63 - 1)]),
@@ -168,37 +156,17 @@ def test_every_type_survives_by_value(place: Place, spark: JdbcSpark) -> None:
     """Also NULL of each, and in a JVM whose zone has hours that were not, and days of another calendar."""
     place.execute("CREATE TYPE mood AS ENUM ('sad', 'it''s'); CREATE DOMAIN positive AS integer CHECK (VALUE > 0)")
     place.execute("CREATE TYPE pair AS (a int, b text)")
-    names = [f"{kind}: é`\"'{n}" for n, (kind, _, _) in enumerate(TYPES)]
-    quoted = ['"{}"'.format(name.replace('"', '""')) for name in names]
-    columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in zip(quoted, TYPES, strict=True))
+    names = [quote(name) for name in type_names(TYPES)]
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in zip(names, TYPES, strict=True))
     place.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
-    depth = max(len(values) for _, _, values in TYPES)
-    for number in range(depth):
-        present = [(name, values[number][0]) for name, (_, _, values) in zip(quoted, TYPES, strict=True) if number < len(values)]
+    for number in range(depth(TYPES)):
+        present = [(name, values[number][0]) for name, (_, _, values) in zip(names, TYPES, strict=True) if number < len(values)]
         into, written = (", ".join(part) for part in zip(*present, strict=True))
         place.execute(f"INSERT INTO t (id, {into}) VALUES ({number}, {written})")
-    place.execute(f"INSERT INTO t (id) VALUES ({depth})")
+    place.execute(f"INSERT INTO t (id) VALUES ({depth(TYPES)})")
     source = source_of(place, cursor="id", split_records=2)
     assert source.validate() == []
-    answer = spark.read(source, source.freeze(None).splits)
-    assert not answer.error
-    assert answer.types == {"id": "int"} | {name: spark_type for name, (_, spark_type, _) in zip(names, TYPES, strict=True)}
-    rows = [row for part in answer.parts for row in part]
-    assert [row["id"] for row in rows] == list(range(depth + 1))
-    compared = 0
-    for name, (_, _, values) in zip(names, TYPES, strict=True):
-        for number in range(depth + 1):
-            expected = values[number][1] if number < len(values) else None
-            found = rows[number][name]
-            assert _same(found, expected), f"{name}: {found!r}, not {expected!r}"
-            compared += 1
-    assert compared == len(TYPES) * (depth + 1)
-
-
-def _same(found: Any, expected: Any) -> bool:
-    if isinstance(expected, float) and isnan(expected):
-        return isinstance(found, float) and isnan(found)
-    return type(found) is type(expected) and found == expected
+    check_types(spark.read(source, source.freeze(None).splits), TYPES)
 
 
 def test_both_ways_to_count_microseconds_agree(place: Place) -> None:

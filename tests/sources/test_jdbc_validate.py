@@ -11,6 +11,7 @@ import pytest
 from airflow_kafka_spark.sources.jdbc import JdbcSource
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.postgres_kit import Place, names, new_place
+from tests.sources.jdbc_kit import source_of
 
 
 @pytest.fixture
@@ -22,10 +23,6 @@ def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[
             'doc json NOT NULL, flag boolean NOT NULL, "Name" text NOT NULL, tags int[] NOT NULL)'
         )
         yield found
-
-
-def source_of(place: Place, table: str = "t", **options: Any) -> JdbcSource:
-    return JdbcSource(place.conn_id, f'{place.quoted}."{table}"', **options)
 
 
 def told(source: JdbcSource) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -15,23 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.hooks.postgres_names import quote
 from airflow_kafka_spark.sources import jdbc_window
 from airflow_kafka_spark.sources.jdbc import JdbcSource
-from airflow_kafka_spark.testing import EmbeddedPostgres
-from tests.sinks.postgres_kit import Place, new_place
-from tests.sources.jdbc_kit import every_row, read, same, through_json, windows
-
-
-@pytest.fixture
-def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[Place]:
-    """A schema of its own in PostgreSQL, and an Airflow connection that leads to it."""
-    with new_place(postgres, unique('A "schema"')) as found:
-        yield found
-
-
-def source_of(place: Place, table: str = "t", **options: Any) -> JdbcSource:
-    quoted = table if table.startswith('"') else f'"{table}"'
-    return JdbcSource(place.conn_id, f"{place.quoted}.{quoted}", **options)
+from tests.sinks.postgres_kit import Place
+from tests.sources.jdbc_kit import KeyedTable, every_row, keyed_tables, read, same, source_of, through_json, windows
 
 
 def fill(place: Place, columns: str, rows: list[tuple], table: str = "t") -> None:
@@ -70,40 +57,25 @@ KEYS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@st.composite
-def tables(draw: st.DrawFn) -> tuple[str, list[tuple], list[str]]:
-    """Columns as DDL, rows, and the key: some of its columns take NULL, and some of its values come often."""
-    kinds = draw(st.lists(st.sampled_from(sorted(KEYS)), min_size=1, max_size=3))
-    nullable = [draw(st.booleans()) for _ in kinds]
-    pools = [draw(st.lists(KEYS[kind], min_size=1, max_size=draw(st.sampled_from([1, 2, 40])))) for kind in kinds]
-    cells = [st.sampled_from([*pool, *([None] if empty else [])]) for pool, empty in zip(pools, nullable, strict=True)]
-    rows = draw(st.lists(st.tuples(*cells), max_size=60))
-    names = [f'k "{n}"' for n in range(len(kinds))]
-    ddl = [
-        '"{}" {}{}'.format(name.replace('"', '""'), kind, "" if empty else " NOT NULL")
-        for name, kind, empty in zip(names, kinds, nullable, strict=True)
-    ]
-    return ", ".join(ddl), rows, names
-
-
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(tables(), st.integers(1, 20), st.none() | st.integers(1, 25), st.booleans())
-def test_splits_tile_the_table(place: Place, table: Any, split_records: int, max_records: int | None, indexed: bool) -> None:
+@given(keyed_tables(KEYS, quote), st.integers(1, 20), st.none() | st.integers(1, 25), st.booleans())
+def test_splits_tile_the_table(
+    place: Place, table: KeyedTable, split_records: int, max_records: int | None, indexed: bool
+) -> None:
     """Composite, text, skewed and NULL keys: every row is in one split of one window."""
     place.execute(
         "DO $$ BEGIN CREATE TYPE \"Mood's\" AS ENUM ('sad', 'it''s \\ ok', 'happy'); "
         "CREATE DOMAIN positive AS integer CHECK (VALUE > 0); "
         "EXCEPTION WHEN duplicate_object THEN NULL; END $$"
     )
-    columns, rows, key = table
-    fill(place, columns, rows)
+    rows = table.rows
+    fill(place, table.columns, rows)
     distinct = len(set(map(str, rows))) == len(rows) and not any(None in row for row in rows)
     if indexed:
-        names = ", ".join('"{}"'.format(name.replace('"', '""')) for name in key)
-        place.execute(f"CREATE INDEX ON t ({names})")
+        place.execute(f"CREATE INDEX ON t ({table.index})")
         with contextlib.suppress(psycopg.errors.UniqueViolation):
-            place.execute(f"CREATE UNIQUE INDEX ON t ({names})")
-    source = source_of(place, key=key, include_columns=["n"], split_records=split_records, max_records=max_records)
+            place.execute(f"CREATE UNIQUE INDEX ON t ({table.index})")
+    source = source_of(place, key=table.key, include_columns=["n"], split_records=split_records, max_records=max_records)
     found, seen = every_row(source)
     assert sorted(found) == [(n,) for n in range(len(rows))]
     if max_records is None:

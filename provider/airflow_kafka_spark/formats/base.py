@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
+
+Kind = Literal["integer", "boolean", "text", "binary", "decimal", "fine decimal", "zoned", "local", "date"]
+"""What a column holds that a task reads by itself: integers; booleans; texts; bytes; decimals, as texts in plain notation with
+all digits of their scale, which for fine ones is more than 6; timestamps in microseconds, with zone (UTC) and without; dates."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,17 @@ class Decoder(ABC):
         """Decode many values at once.
 
         A None (a tombstone) is a row of nulls and never bad. Never raises for what a value holds.
+        """
+
+
+class Encoder(ABC):
+    """Encodes inside a Spark task: picklable, made by :meth:`Format.encoder`."""
+
+    @abstractmethod
+    def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
+        """Keys or values of rows, in binary: exactly the bytes that :meth:`Format.encode` makes of them in Spark.
+
+        :param rows: the rows' columns.
         """
 
 
@@ -73,6 +88,13 @@ class Format(ABC):
         :param columns: the names of the columns to write, in order.
         """
         raise NotImplementedError(f"{type(self).__name__} does not write")
+
+    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+        """What a task encodes with that reads by itself; None where it would not be sure to make the same bytes.
+
+        :param columns: names and kinds of the columns to write, in order.
+        """
+        return None
 
 
 def spark_column(name: str) -> Column:

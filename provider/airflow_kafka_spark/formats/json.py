@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
-from airflow_kafka_spark.formats.base import Decoder, Format, spark_column
+from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, spark_column
 from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Map, SparkSchema, Struct, Text, arrow_schema, columns_of
 
 if TYPE_CHECKING:
@@ -128,6 +128,12 @@ class Json(Format):
             "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
         }
         return F.to_json(F.struct(*(spark_column(c).alias(c) for c in columns)), options).cast("binary")
+
+    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+        """For every kind of column."""
+        from airflow_kafka_spark.formats.json_write_worker import JsonEncoder
+
+        return JsonEncoder(tuple(columns)) if columns else None
 
 
 def _odd_keys(data_type: DataType, path: str) -> list[tuple[str, DataType]]:

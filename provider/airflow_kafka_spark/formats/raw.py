@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.formats.base import Decoded, Decoder, Format, single_column_problems, spark_column
+from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Format, Kind, single_column_problems, spark_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,6 +46,13 @@ class Raw(Format):
     def encode(self, columns: Sequence[str]) -> Column:
         """The column's bytes."""
         return spark_column(columns[0]).cast("binary")
+
+    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+        """Of bytes and texts."""
+        from airflow_kafka_spark.formats.text_write_worker import TextEncoder
+
+        ((column, kind),) = columns
+        return TextEncoder(column, kind) if kind in ("binary", "text") else None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.formats.base import Decoded, Decoder, Format, single_column_problems, spark_column
+from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Format, Kind, single_column_problems, spark_column
 from airflow_kafka_spark.formats.raw import column_problems
 
 if TYPE_CHECKING:
@@ -71,6 +71,15 @@ class String(Format):
         text = spark_column(columns[0]).cast("string")
         name = codecs.lookup(self.encoding).name
         return text.cast("binary") if name == "utf-8" else F.encode(text, _WRITTEN[name])
+
+    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+        """In UTF-8, for what has the same text whatever Spark's settings are."""
+        from airflow_kafka_spark.formats.text_write_worker import TextEncoder
+
+        ((column, kind),) = columns
+        if kind in ("binary", "fine decimal") or codecs.lookup(self.encoding).name != "utf-8":
+            return None
+        return TextEncoder(column, kind)
 
 
 _WRITTEN = {"utf-8": "UTF-8", "iso8859-1": "ISO-8859-1", "ascii": "US-ASCII", "utf-16": "UTF-16"}

@@ -1,33 +1,34 @@
-"""The driver's side of the other road: rows of a source become records of a topic, as one Spark job."""
+"""The driver's side of the other road: rows of a source become records of a topic, as one Spark job.
+
+This is the one place that decides between the two ways to get there: each task reading and encoding its own split, or Spark's JVM
+doing both. Byte for byte they write the same records; a task publishes them alike.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from airflow_kafka_spark.errors import SparkJobFailed
+from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
+from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json
 from airflow_kafka_spark.windows.model import Marker, Window
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.road.publish_worker import ReadAndPublishTask
     from airflow_kafka_spark.sinks.kafka import KafkaSink
     from airflow_kafka_spark.sinks.kafka_worker import Publisher
     from airflow_kafka_spark.sources.base import RowSource
 
 log = logging.getLogger(__name__)
 
-SETTINGS: Mapping[str, str] = {
-    # A batch is what a task holds at once, and what it hands to the producer.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-    "spark.sql.session.timeZone": "UTC",
-}
+ReadWith = Literal["auto", "task", "spark"]
 
 
 @dataclass
@@ -40,6 +41,8 @@ class PublishJob:
     :param sink: how they become records.
     :param publisher: publishes a split.
     :param left: the indexes of the splits that are not published yet, ascending.
+    :param read_with: ``task``: tasks read and encode their splits themselves (fastest; what reads has to be on the executors);
+        ``spark``: the JVM does; ``auto``: ``task`` where that is certain to make the same records, else ``spark``.
     """
 
     spark: SparkHook
@@ -48,6 +51,7 @@ class PublishJob:
     sink: KafkaSink
     publisher: Publisher
     left: tuple[int, ...]
+    read_with: ReadWith = "auto"
     _watch: Watch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -57,31 +61,60 @@ class PublishJob:
         """Publish the splits that are left: one Spark job, one task a split.
 
         :return: their markers.
+        :raises ValidationError: tasks were to read, and cannot.
         :raises SparkJobFailed: when Spark gave up, or was told to.
         :raises KafkaSparkError: what a task raised of ours.
         """
-        from airflow_kafka_spark.hooks import jars
-        from airflow_kafka_spark.sinks.kafka_worker import PublishTask
-
         assert self.window.source is not None
         bounds = [self.window.source.splits[index] for index in self.left]
-        task = PublishTask(self.publisher, self.left)
-        needed = tuple(map(str, jars.resolve(list(self.source.packages), exclude_bundled=True))) if self.source.packages else ()
+        task = self._reading_task(bounds)
+        settings = SETTINGS if task is not None else {**SETTINGS, **self.source.settings}
         with (
-            self.spark.session(jars=needed) as session,
-            _settings(session, {**SETTINGS, **self.source.settings}),
+            self.spark.session(jars=() if task is not None else self._jars()) as session,
+            sql_settings(session, settings),
             self._watch.over(session),
         ):
-            records = self.sink.records(self.source.frame(session, bounds))
-            if not self.spark.is_connect and (found := records.rdd.getNumPartitions()) != len(bounds):
-                raise SparkJobFailed(str(self.window), f"the source gave {found} partitions for {len(bounds)} splits")
+            frame = self._read_by_spark(session, bounds) if task is None else self._read_by_tasks(session, task)
             try:
-                results = collect(records.mapInArrow(cast(Any, task), "result string"), self.window)
+                results = collect(frame, self.window)
             except SparkJobFailed as error:
                 if error.__cause__ is not None and (explained := self.source.explain(error.__cause__)) is not None:
                     raise explained from error
                 raise
         return [marker_from_json(decode_facts(result)["marker"]) for result in results]
+
+    def _reading_task(self, bounds: Sequence[Mapping[str, Any]]) -> ReadAndPublishTask | None:
+        """What tasks do if they read by themselves, None where Spark has to; the only place that decides."""
+        if self.read_with == "spark":
+            return None
+        reader = self.source.reader(bounds, self.sink.columns)
+        encoder = reader if isinstance(reader, str) else self.sink.encoder(reader.columns)
+        if isinstance(reader, str) or isinstance(encoder, str):
+            if self.read_with == "task":
+                found = f"tasks cannot read {self.source.uri} by themselves: {encoder}"
+                raise ValidationError([Problem("read_with", found, 'Use "auto"')])
+            log.info("Spark reads window %s, not each task by itself: %s", self.window, encoder)
+            return None
+        from airflow_kafka_spark.road.publish_worker import ReadAndPublishTask
+
+        return ReadAndPublishTask(reader, encoder, self.publisher, self.left)
+
+    def _read_by_tasks(self, session: SparkSession, task: ReadAndPublishTask) -> DataFrame:
+        # One row a task: which split it shall read.
+        return session.range(0, len(self.left), 1, len(self.left)).mapInArrow(cast(Any, task), "result string")
+
+    def _read_by_spark(self, session: SparkSession, bounds: Sequence[Mapping[str, Any]]) -> DataFrame:
+        from airflow_kafka_spark.sinks.kafka_worker import PublishTask
+
+        records = self.sink.records(self.source.frame(session, bounds))
+        if not self.spark.is_connect and (found := records.rdd.getNumPartitions()) != len(bounds):
+            raise SparkJobFailed(str(self.window), f"the source gave {found} partitions for {len(bounds)} splits")
+        return records.mapInArrow(cast(Any, PublishTask(self.publisher, self.left)), "result string")
+
+    def _jars(self) -> tuple[str, ...]:
+        from airflow_kafka_spark.hooks import jars
+
+        return tuple(map(str, jars.resolve(list(self.source.packages), exclude_bundled=True))) if self.source.packages else ()
 
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
@@ -91,19 +124,3 @@ class PublishJob:
         rate = tasks / seconds if seconds else 0.0
         to_go = f", about {(len(self.left) - tasks) / rate:,.0f} s to go" if rate else ""
         return f"Window {self.window}: {tasks} of {len(self.left)} splits published after {seconds:.0f} s{to_go}"
-
-
-@contextmanager
-def _settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """SQL settings for the time of one job: the session may be shared."""
-    before = {name: session.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        session.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                session.conf.unset(name)
-            else:
-                session.conf.set(name, old)

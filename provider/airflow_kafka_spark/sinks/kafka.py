@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
-from airflow_kafka_spark.formats.base import Format, spark_column
+from airflow_kafka_spark.formats.base import Format, Kind, spark_column
 from airflow_kafka_spark.sinks.base import Guarantee
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.sinks.kafka_encode_worker import RecordEncoder
+
+_TOPICS, _NUMBERS, _TIMES = ("text",), ("integer",), ("integer", "zoned", "local")
 
 OWN_SETTINGS = frozenset(
     {"transactional.id", "transaction.timeout.ms", "message.timeout.ms", "enable.idempotence", "partitioner"}
@@ -143,6 +146,14 @@ class KafkaSink:
     # --- what the parts are made of ---
 
     @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The source's columns that are of any use; None: all of them."""
+        if self.value_columns is None:
+            return None
+        single = [name for name in (self.topic_column, self.partition, self.timestamp) if name is not None]
+        return tuple(dict.fromkeys([*self.value_columns, *self.key, *self.headers.values(), *single]))
+
+    @property
     def key_writer(self) -> Format:
         from airflow_kafka_spark.formats import Json, String
 
@@ -180,6 +191,31 @@ class KafkaSink:
         if self.headers:
             columns.append(self._headers().alias("headers"))
         return frame.select(*columns)
+
+    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> RecordEncoder | str:
+        """The same for a task that reads by itself; or why it has to be left to Spark, as a clause.
+
+        :param columns: names and kinds of the source's columns.
+        """
+        from airflow_kafka_spark.formats import String
+        from airflow_kafka_spark.sinks.kafka_encode_worker import RecordEncoder
+
+        kinds = dict(columns)
+        written = [(name, kinds[name]) for name in self.value_columns or kinds]
+        value = self.value.encoder(written)
+        key = self.key_writer.encoder([(name, kinds[name]) for name in self.key]) if self.key else None
+        headers = {header: String().encoder([(column, kinds[column])]) for header, column in self.headers.items()}
+        if value is None:
+            return "its values are written by Spark only"
+        if self.key and key is None:
+            return f"column `{self.key[0]}` is written as a key by Spark only"
+        for column, fitting in ((self.topic_column, _TOPICS), (self.partition, _NUMBERS), (self.timestamp, _TIMES)):
+            if column is not None and kinds[column] not in fitting:
+                return f"column `{column}` is of another kind ({kinds[column]})"
+        known = {header: encoder for header, encoder in headers.items() if encoder is not None}
+        if missing := set(headers) - set(known):
+            return f"column `{self.headers[min(missing)]}` is written as a header by Spark only"
+        return RecordEncoder(key, value, self.topic_column, self.partition, self.timestamp, known)
 
     def _milliseconds(self, frame: DataFrame) -> Any:
         from pyspark.sql import functions as F

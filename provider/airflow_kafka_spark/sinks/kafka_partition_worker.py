@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
 _SEED, _M = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
+_TAILS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 _LONG = 512
-"""Keys longer than this are hashed in a step of their own, so that one of them does not widen everybody's row."""
+"""Keys longer than this are hashed in a step of their own, so that one of them does not cost everybody a round."""
 
 
 def partitions_of(keys: pa.BinaryArray, count: int, turn: int) -> np.ndarray:
@@ -47,19 +46,19 @@ def murmur2(keys: pa.BinaryArray) -> np.ndarray:
 
 
 def _hash(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    width = (int(lengths.max()) + 3) // 4 * 4 + 4
-    padded = np.concatenate([text, np.zeros(width, np.uint8)])
-    places = starts[:, None] + np.arange(width)
-    cells: Any = np.where(np.arange(width) < lengths[:, None], padded[np.minimum(places, len(padded) - 1)], 0).astype(np.uint8)
-    words = cells.view("<u4")
+    # The four bytes at each place of the text, as one number.
+    padded = np.concatenate([text, np.zeros(4, np.uint8)])
+    words = np.ndarray(len(text) + 1, "<u4", padded.data, strides=(1,))
     with np.errstate(over="ignore"):
         h = _SEED ^ lengths.astype(np.uint32)
-        for column in range(width // 4 - 1):
-            k = words[:, column] * _M
+        for column in range(int(lengths.max()) // 4):
+            has = lengths >= 4 * (column + 1)
+            k = words[np.where(has, starts + 4 * column, 0)] * _M
             k ^= k >> np.uint32(24)
-            h = np.where(lengths >= 4 * (column + 1), h * _M ^ k * _M, h)
-        rest = words[np.arange(len(lengths)), lengths // 4]
-        h = np.where(lengths % 4 > 0, (h ^ rest) * _M, h)
+            h = np.where(has, h * _M ^ k * _M, h)
+        over = lengths % 4
+        rest = words[starts + lengths - over] & _TAILS[over]
+        h = np.where(over > 0, (h ^ rest) * _M, h)
         h ^= h >> np.uint32(13)
         h = h * _M
         return h ^ (h >> np.uint32(15))

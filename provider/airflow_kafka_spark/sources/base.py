@@ -9,13 +9,15 @@ whoever publishes it second finds that it is there.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected
+from airflow_kafka_spark.formats.base import Kind
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_SPLITS = 2_000
@@ -37,6 +39,23 @@ class Frozen:
     position: Mapping[str, Any]
     rows: int | None = None
     remaining: bool = False
+
+
+class SplitReader(ABC):
+    """Reads splits inside a Spark task, without Spark: picklable, made by :meth:`RowSource.reader`.
+
+    :ivar columns: names of the columns, and what they hold, in order.
+    """
+
+    columns: tuple[tuple[str, Kind], ...]
+
+    @abstractmethod
+    def read(self, split: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a split, by its place among those the reader was made for: the same that :meth:`RowSource.frame` gives.
+
+        :raises SourceUnavailable: the source does not answer; the split may be read again.
+        :raises SourceRejected: it refuses, or holds a value that cannot be published.
+        """
 
 
 class RowSource(ABC):
@@ -83,6 +102,15 @@ class RowSource(ABC):
         :raises SourceUnavailable: the source does not answer; the task may be retried.
         :raises SourceRejected: the source is not what the options say, or is no longer what earlier windows read.
         """
+
+    def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
+        """How tasks read these splits by themselves, much faster than through Spark; or why only Spark can, as a clause.
+
+        :param columns: those that are needed, None for all.
+        :raises SourceUnavailable: the source does not answer.
+        :raises SourceRejected: the splits can no longer be read as they were frozen.
+        """
+        return "it has no other way"
 
     def explain(self, error: BaseException) -> SourceRejected | None:
         """What Spark's error while reading says of the source, in words that help: the file, the cause. None: nothing of it."""

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.sinks.postgres_sql import parse_name
+from airflow_kafka_spark.hooks.postgres_names import parse_name
 from airflow_kafka_spark.sources.base import Frozen, RowSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.jdbc_database import Database
 
 Mode = Literal["bulk", "incrementing", "timestamp", "timestamp+incrementing"]
@@ -222,3 +223,14 @@ class JdbcSource(RowSource):
         from airflow_kafka_spark.sources.jdbc_read import frame
 
         return frame(self, spark, splits)
+
+    def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
+        """See :meth:`RowSource.reader`: from PostgreSQL in UTF-8, by ADBC, where no column that is needed is an array or a
+        floating-point number, which Java writes in its own way.
+
+        :raises SourceUnavailable: the server does not answer.
+        :raises SourceRejected: a column that the splits were cut by is gone.
+        """
+        from airflow_kafka_spark.sources.jdbc_read import reader
+
+        return reader(self, splits, columns)

@@ -10,8 +10,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.formats.base import Kind
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.jdbc import JdbcSource
 
 Values = tuple[str, ...]
@@ -30,6 +32,8 @@ class Column:
     :param increases: whether an incrementing cursor can be of this type.
     :param select: the expression that is read, with ``{c}`` for the column.
     :param spark: the Spark expression that makes the value of what was read, with ``{c}`` for it.
+    :param kind: what a task gets that reads it by itself; None where its values would not be certain to be Spark's.
+    :param task: the expression that such a task reads, with ``{c}`` for the column.
     :param problem: why it cannot be read, empty where it can.
     :param readable: whether the role may read it.
     """
@@ -42,6 +46,8 @@ class Column:
     increases: bool = False
     select: str = "{c}"
     spark: str = "{c}"
+    kind: Kind | None = None
+    task: str = "{c}"
     problem: str = ""
     readable: bool = True
 
@@ -148,6 +154,10 @@ class Session(ABC):
     def restarted(self, relation: Relation, column: Column, value: str) -> str:
         """Why values after ``value`` will not come, as far as the catalog tells; empty where it does not."""
 
+    def unread_by_tasks(self) -> str:
+        """Why tasks cannot read this server by themselves, as a clause; empty where they can."""
+        return "it is no PostgreSQL"
+
     @abstractmethod
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
         """Wait until transactions that are writing the relation now have ended.
@@ -183,3 +193,10 @@ class Database(ABC):
 
     @abstractmethod
     def reader(self, fetchsize: int) -> Reader: ...
+
+    def split_reader(self, table: str, columns: Sequence[Column], statements: Sequence[str]) -> SplitReader:
+        """What a task reads with.
+
+        :param statements: per split, the SELECT of its rows' ``columns``.
+        """
+        raise NotImplementedError

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,18 +13,21 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.sinks.postgres_connection import APPLICATION, Server
-from airflow_kafka_spark.sinks.postgres_sql import literal, parse_name, quote
+from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer
+from airflow_kafka_spark.hooks.postgres_names import literal, parse_name, quote, resolve, tables_alike
 from airflow_kafka_spark.sources.jdbc_database import Column, Database, Dialect, Missing, Reader, Relation, Session
 from airflow_kafka_spark.sources.jdbc_postgres_types import MICROS, MICROS_BEFORE_14, column
 
 if TYPE_CHECKING:
     import psycopg
 
+    from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.jdbc import JdbcSource
 
 DRIVER = "org.postgresql:postgresql:42.7.8"
 OLDEST = 12
+ADBC = (1, 13)
+"""The first release whose values were compared with Spark's."""
 
 # Make a session mean the same whatever server, database, role and JVM set: bounds and values cross it as text.
 SESSION = (
@@ -106,7 +112,7 @@ def _compare(names: Sequence[str], operator: str, literals: Sequence[str]) -> st
 @dataclass
 class PostgresSession(Session):
     connection: psycopg.Connection
-    server: Server
+    server: PostgresServer
     dialect = PostgresDialect()
 
     def rows(self, statement: str) -> list[tuple]:
@@ -131,8 +137,6 @@ class PostgresSession(Session):
         return self._table(schema, table)
 
     def _table(self, schema: str | None, table: str) -> Relation | Missing:
-        from airflow_kafka_spark.sinks.postgres_catalog import resolve, tables_alike
-
         name = resolve(self.connection, schema, table)
         found = self.rows(_OID.format(schema=literal(name.schema), table=literal(name.table)))
         if not found:
@@ -206,6 +210,15 @@ class PostgresSession(Session):
         if not relation.writers or column.type not in ("smallint", "integer", "bigint"):
             return []
         return self.rows(_SEQUENCES.format(oid=relation.writers[0], column=literal(column.name)))
+
+    def unread_by_tasks(self) -> str:
+        if importlib.util.find_spec("adbc_driver_postgresql") is None:
+            return "adbc-driver-postgresql is not installed"
+        release = importlib.metadata.version("adbc-driver-postgresql")
+        if tuple(map(int, re.findall(r"\d+", release)[:2])) < ADBC:
+            return f"adbc-driver-postgresql {release} is older than {'.'.join(map(str, ADBC))}"
+        encoding = self.connection.info.parameter_status("server_encoding")
+        return "" if encoding == "UTF8" else f"the database's texts are in {encoding}"
 
     # --- who writes ---
 
@@ -305,7 +318,7 @@ WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass A
 class PostgresDatabase(Database):
     """The server of a connection of type ``postgres``."""
 
-    server: Server
+    server: PostgresServer
     packages: ClassVar[tuple[str, ...]] = (DRIVER,)
     default_schema: ClassVar[str] = "public"
 
@@ -383,6 +396,12 @@ class PostgresDatabase(Database):
                 "fetchsize": str(fetchsize),
             },
         )
+
+    def split_reader(self, table: str, columns: Sequence[Column], statements: Sequence[str]) -> SplitReader:
+        from airflow_kafka_spark.sources.jdbc_postgres_worker import PostgresReader
+
+        named = tuple((column.name, column.kind) for column in columns if column.kind is not None)
+        return PostgresReader(self.server, SESSION, table, named, tuple(statements))
 
 
 def _bracketed(host: str) -> str:

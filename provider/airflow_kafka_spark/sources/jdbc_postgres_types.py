@@ -6,7 +6,8 @@ and calendar. What Spark has no type for crosses as the text that the database i
 
 from __future__ import annotations
 
-from airflow_kafka_spark.sinks.postgres_sql import literal
+from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.hooks.postgres_names import literal
 from airflow_kafka_spark.sources.jdbc_database import Column
 
 SPARK_DIGITS = 38
@@ -41,11 +42,15 @@ def column(name: str, facts: tuple, *, required: bool, dimensions: int, readable
     :param micros: the expression for a timestamp's microseconds.
     """
     declared, base, modifier, _, element, element_kind, orders = facts
+    kind: Kind | None = None
     if element:
         select, spark = _array(name, element, modifier, dimensions, domain=element_kind == "d")
-        orders = False
+        task, orders = select, False
+        # Arrays of several dimensions are read as the server's own JSON.
+        kind = "text" if dimensions > 1 else None
     else:
         select, spark = _scalar(name, base, modifier, micros)
+        kind, task = _by_task(name, base, modifier, select)
     return Column(
         name=name,
         type=declared,
@@ -55,6 +60,8 @@ def column(name: str, facts: tuple, *, required: bool, dimensions: int, readable
         increases=base in _INCREASING,
         select=select,
         spark=spark,
+        kind=kind,
+        task=task,
         readable=readable,
     )
 
@@ -75,6 +82,34 @@ def _scalar(name: str, base: str, modifier: int, micros: str) -> tuple[str, str]
     if base == DATE:
         return _finite(name, "({c} - DATE '1970-01-01')", "integer"), "date_from_unix_date({c})"
     return "CAST({c} AS text)", "{c}"
+
+
+def _by_task(name: str, base: str, modifier: int, select: str) -> tuple[Kind | None, str]:
+    """What a task reads, which needs no detour for what Arrow has a type for."""
+    if base in ("real", "double precision"):
+        return None, select
+    if base in ("smallint", "integer", "bigint", "boolean", "bytea"):
+        kind: Kind = "boolean" if base == "boolean" else "binary" if base == "bytea" else "integer"
+        return kind, f"CAST({{c}} AS {base})"
+    if base == "oid":
+        return "integer", select
+    if base == "numeric" and _fits(modifier):
+        # As text it comes at a quarter of the cost.
+        return ("decimal" if (modifier - 4) & 2047 <= 6 else "fine decimal"), "CAST({c} AS text)"
+    if base in _LAST:
+        return _KINDS[base], _held(name, base)
+    return "text", select
+
+
+# The last of each type that fits into Spark's microseconds, and into Arrow's: ADBC would begin again from the other end.
+_LAST = {ZONED: "294247-01-10 04:00:54.775807+00", LOCAL: "294247-01-10 04:00:54.775807", DATE: "5874897-12-31"}
+_KINDS: dict[str, Kind] = {ZONED: "zoned", LOCAL: "local", DATE: "date"}
+
+
+def _held(name: str, base: str) -> str:
+    told = _escaped(literal(f'column "{name}" holds '))
+    within = f"{{c}} > CAST('-infinity' AS {base}) AND {{c}} <= CAST('{_LAST[base]}' AS {base})"
+    return f"CASE WHEN {within} THEN {{c}} WHEN {{c}} IS NULL THEN NULL ELSE CAST({told} || {{c}} AS {base}) END"
 
 
 def _fits(modifier: int) -> bool:

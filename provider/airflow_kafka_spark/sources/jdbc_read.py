@@ -1,8 +1,9 @@
-"""Splits as a DataFrame: one partition each, by Spark's JDBC reader."""
+"""Splits as a DataFrame, one partition each, by Spark's JDBC reader; or as what tasks read by themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected
@@ -12,6 +13,7 @@ from airflow_kafka_spark.sources.jdbc_window import Order, column_of, find, sele
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.jdbc import JdbcSource
 
 
@@ -35,6 +37,24 @@ def frame(source: JdbcSource, spark: SparkSession, splits: Sequence[Mapping[str,
     # In Spark's statements a name that holds a quote would end there: only these numbered ones ever get into them.
     values = [f"{column.spark.format(c=f'c{n}')} AS {_backticked(column.name)}" for n, column in enumerate(columns)]
     return read.selectExpr(*values)
+
+
+def reader(source: JdbcSource, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader | str:
+    """See :meth:`JdbcSource.reader`. The same rows by the same conditions."""
+    database = source.database()
+    with database.session("reading the catalog") as session:
+        if why := session.unread_by_tasks():
+            return why
+        relation = find(source, session)
+        columns = [column for column in selected(source, relation) if needed is None or column.name in needed]
+        for column in columns:
+            if column.kind is None:
+                return f"column `{column.name}` is of type {column.type}"
+        order = _order(relation, splits)
+        select = statement(session, relation, [replace(column, select=column.task) for column in columns], order)
+        conditions = predicates(session, relation, order, splits)
+    values = ", ".join(f"c{n}" for n in range(len(columns)))
+    return database.split_reader(relation.name, columns, [f"SELECT {values} FROM {select} WHERE {c}" for c in conditions])
 
 
 def _order(relation: Relation, splits: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
