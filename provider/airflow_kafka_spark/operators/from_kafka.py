@@ -259,9 +259,10 @@ class FromKafkaOperator(WindowOperator):
             )
 
     def check(self, window: Window) -> None:
-        check_readable(window, self._log_of(window), self.data_loss)
+        check_readable(window, self.log_of(window), self.data_loss)
 
-    def _log_of(self, window: Window) -> Log:
+    def log_of(self, window: Window) -> Log:
+        """What Kafka holds of the window's topics now."""
         return read_log(self.kafka, sorted({r.topic for r in window.ranges}))
 
     def splits(self, window: Window) -> tuple[Split, ...]:
@@ -272,7 +273,7 @@ class FromKafkaOperator(WindowOperator):
 
     def lost_topics(self, window: Window) -> tuple[str, ...]:
         """Topics of the window that can no longer be read."""
-        return lost_topics(window, self._log_of(window))
+        return lost_topics(window, self.log_of(window))
 
     # --- 4. move, 5. commit ---
 
@@ -293,7 +294,7 @@ class FromKafkaOperator(WindowOperator):
 
     def offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
         """The frozen ends, but never lower than what is committed, and nothing for a topic that is another one now."""
-        log = self._log_of(window)
+        log = self.log_of(window)
         lost = set(lost_topics(window, log))
         ends = {tp: end for tp, end in window.ends.items() if tp.topic not in lost and tp in log.partitions}
         committed = self.kafka.committed(self.group_id, ends)
