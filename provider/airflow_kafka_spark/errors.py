@@ -462,6 +462,23 @@ class TransactionTimedOut(KafkaSparkError):
         )
 
 
+class RowsCutOff(KafkaSparkError):
+    """Spark has stopped handing rows to a task before the end of its split. Nothing of the split is committed.
+
+    :param known: False where it could not be found out, as with a release of pyspark that was never tested.
+    """
+
+    retryable = True
+
+    def __init__(self, known: bool = True) -> None:
+        self.known = known
+        found = (
+            "Spark stopped in the middle of a split" if known else "It cannot be told whether Spark gave a task all of its rows"
+        )
+        action = "See Spark's own error" if known else "Use a release of pyspark that this package is tested with"
+        super().__init__(found, expected="all rows of the split", action=action)
+
+
 class PartitionsChanged(PlanError):
     """A topic has another number of partitions than when the window was planned: keys would be placed elsewhere."""
 

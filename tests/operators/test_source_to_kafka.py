@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_kafka_spark.errors import KafkaSparkError
 from tests.support.oracle import committed_records
 from tests.support.shop import shop
 
@@ -40,3 +41,18 @@ def test_the_report_holds_counts_and_first_and_last_offset_per_partition(orders)
         for p, o in sorted(found.items())
     ]
     assert report["published"] == expected and len(expected) == 3
+
+
+def test_a_split_whose_reading_breaks_off_in_the_jvm_is_not_published_in_part(orders):
+    """Arrow takes a stream that breaks off for one that ends: what was handed over so far must not pass for the split."""
+    orders.sell(70_000)
+    with orders.postgres.connect(autocommit=True) as connection:
+        connection.execute(f"UPDATE \"{orders.table}\" SET placed_at = 'infinity' WHERE id = 69990")
+    whole = {"source": {"split_records": 100_000}, "read_with": "spark"}
+    with pytest.raises(KafkaSparkError, match="placed_at"):
+        orders.run(**whole)
+    assert orders.records() == []
+    with orders.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'UPDATE "{orders.table}" SET placed_at = now() WHERE id = 69990')
+    assert orders.run(**whole)["records_written"] == 70_000
+    assert orders.check() == 70_000

@@ -183,8 +183,9 @@ class KafkaToKafkaOperator(DecodingOperator):
         return Position(), 0
 
     def check(self, window: Window) -> None:
-        """As for every window that is read from Kafka, but for partitions that are published: their records may be gone by now. The
-        group stands behind them, since its offset moved with the output."""
+        """As for every window that is read from Kafka, but for partitions that are published: their records may be gone by now.
+        The group stands behind them, since its offset moved with the output.
+        """
         assert window.target is not None
         committed = self.kafka.committed(self.group_id, window.ends, stable=False)
         left = tuple(r for r in window.ranges if not (there := committed[r.topic_partition]) or there.offset < r.end)

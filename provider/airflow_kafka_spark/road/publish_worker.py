@@ -38,4 +38,4 @@ class ReadAndPublishTask:
         for batch in batches:
             for at in batch.column(0).to_pylist():
                 records = map(self.encoder.encode, self.reader.read(at))
-                yield told(self.publisher, self.splits[at], Incoming(records, from_spark=False))
+                yield told(self.publisher, self.splits[at], Incoming(records))

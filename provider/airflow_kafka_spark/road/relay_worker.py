@@ -106,7 +106,7 @@ class CopyTask:
             for at in batch.column(0).to_pylist():
                 split = self.read.splits[at]
                 records = map(as_records, self.read.rows(split))
-                yield told(self.publisher, split.index, Incoming(records, from_spark=False))
+                yield told(self.publisher, split.index, Incoming(records))
 
 
 def as_records(rows: pa.RecordBatch) -> pa.RecordBatch:

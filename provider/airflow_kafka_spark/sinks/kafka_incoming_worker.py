@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from airflow_kafka_spark.errors import RowsCutOff
+from airflow_kafka_spark.hooks.handover_worker import whole
 from airflow_kafka_spark.windows.codec import decode_facts, result_from_json
 from airflow_kafka_spark.windows.model import SplitResult
 
@@ -20,20 +22,24 @@ class Incoming:
     """What is to be published, on its way in.
 
     :param batches: of records; where they were read from Kafka, with the column :data:`END`.
-    :param from_spark: Spark hands them over, and wants all of them taken.
+    :param from_spark: Spark hands them over: it wants all of them taken, and their end has to be looked at.
     :param result: once they are through, the account of what was read; None for rows of a source.
     """
 
     batches: Iterator[pa.RecordBatch]
-    from_spark: bool = True
+    from_spark: bool = False
     result: SplitResult | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """:raises KafkaSparkError: the error that ended the reading."""
-        for batch in self.batches:
+        """:raises RowsCutOff: what feeds this has failed in the middle.
+        :raises KafkaSparkError: the error that ended the reading.
+        """
+        ends_itself = False
+        for batch in whole(self.batches) if self.from_spark else self.batches:
             if END not in batch.schema.names:
                 yield batch
                 continue
+            ends_itself = True
             ends = batch.column(batch.schema.get_field_index(END))
             told = ends.drop_null().to_pylist()
             rows = batch.drop_columns([END])
@@ -42,6 +48,8 @@ class Incoming:
                 rows = rows.filter(ends.is_null())
             if rows.num_rows:
                 yield rows
+        if ends_itself and self.result is None:
+            raise RowsCutOff
 
     def drain(self) -> None:
         """Take what is left, where that has to be."""

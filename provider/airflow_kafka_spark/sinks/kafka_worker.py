@@ -238,7 +238,7 @@ class PublishTask:
     splits: tuple[int, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield told(self.publisher, self.splits[_partition()], Incoming(batches))
+        yield told(self.publisher, self.splits[_partition()], Incoming(batches, from_spark=True))
 
 
 def told(publisher: Publisher, split: int, incoming: Incoming) -> pa.RecordBatch:

@@ -16,6 +16,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Kaf
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, OffsetsWentBack
+from airflow_kafka_spark.hooks.handover_worker import whole
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
 BATCH_RECORDS = 20_000
@@ -231,8 +232,11 @@ class _Events:
 
 
 def from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[Records]:
-    """The rows of Spark's own Kafka source, one task's partition, as :class:`Records`."""
-    for batch in chain.from_iterable(_slices(b) for b in batches):
+    """The rows of Spark's own Kafka source, one task's partition, as :class:`Records`.
+
+    :raises RowsCutOff: the source has failed in the middle.
+    """
+    for batch in chain.from_iterable(_slices(b) for b in whole(batches)):
         column = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
         headers = column.get("headers")
         yield Records(
