@@ -6,7 +6,7 @@ import statistics
 import time
 from typing import Any
 
-from airflow_kafka_spark.demo import events
+from benchmarks import events
 from benchmarks.bench import SCHEMA, Stand
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airflow_kafka_spark.demo import events
 from airflow_kafka_spark.hooks import jars
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from benchmarks import events
 
 SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
 COLUMNS = "id bigint, customer text, amount numeric(12,2), placed_at timestamptz"

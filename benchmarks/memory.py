@@ -12,10 +12,10 @@ from benchmarks.bench import SCHEMA, Stand
 
 
 def run(stand: Stand) -> None:
-    from airflow_kafka_spark.demo import events
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.operators import KafkaToSinkOperator
     from airflow_kafka_spark.sinks import FilesSink, PostgresSink
+    from benchmarks import events
     from tests.support.runs import context
 
     print(

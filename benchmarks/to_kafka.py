@@ -8,8 +8,8 @@ import subprocess
 import time
 from typing import Any
 
-from airflow_kafka_spark.demo import events
 from airflow_kafka_spark.hooks import jars
+from benchmarks import events
 from benchmarks.bench import COLUMNS, Stand, compare
 
 TOOLS = "org.apache.kafka:kafka-tools:4.2.0"

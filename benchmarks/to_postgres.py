@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from airflow_kafka_spark.demo import events
+from benchmarks import events
 from benchmarks.bench import SCHEMA, Stand, compare, operate, plain_spark
 
 JDBC = "Spark JDBC append (at-least-once)"

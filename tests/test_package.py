@@ -274,3 +274,12 @@ def floor_of(module: str) -> int | None:
     """The floor of a module of this package; none for its ground files (errors, version) and for other packages."""
     top, *below = module.split(".")
     return FLOORS.get(below[0]) if top == "airflow_kafka_spark" and below else None
+
+
+def test_every_benchmark_can_be_imported():
+    from importlib import import_module
+
+    names = sorted(path.stem for path in (PACKAGE.parents[1] / "benchmarks").glob("*.py") if path.stem != "__main__")
+    assert len(names) > 5
+    for name in names:
+        import_module(f"benchmarks.{name}")

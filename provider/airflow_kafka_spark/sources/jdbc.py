@@ -23,7 +23,8 @@ Mode = Literal["bulk", "incrementing", "timestamp", "timestamp+incrementing"]
 
 @dataclass(frozen=True)
 class JdbcSource(RowSource):
-    """Reads windows of a table or query of PostgreSQL, MariaDB or MySQL, with Spark's JDBC reader.
+    """Reads windows of a table or query: of PostgreSQL by Spark's tasks themselves, where that is exact (:meth:`reader`); else,
+    and of MariaDB and MySQL, by Spark's JDBC reader.
 
     A window is the rows of ``(last, end]`` in the order of the *cut columns*: those of the cursor, of the key, or both.
     ``last`` is where the window before ended, ``end`` a row that was there when the window was frozen. It is cut into splits by
@@ -81,7 +82,7 @@ class JdbcSource(RowSource):
         apart in the cut columns stay together, even if that is more.
     :param writers_timeout: seconds to wait, when a window with a cursor is frozen, for transactions that are writing the table;
         then the task fails and may be retried. 0 does not wait. Default 60.
-    :param fetchsize: rows per round trip to the database; default 10 000.
+    :param fetchsize: rows per round trip to the database, where Spark's JDBC reader reads; default 10 000.
     """
 
     template_fields: ClassVar[Sequence[str]] = (
