@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from airflow.providers.common.compat.sdk import BaseOperator
 
@@ -64,6 +64,15 @@ class Run:
     def id(self) -> str:
         mapped = f"/{self.map_index}" if self.map_index >= 0 else ""
         return f"{self.dag_id}/{self.run_id}/{self.task_id}{mapped}"
+
+
+class Cancellable(Protocol):
+    """A Spark job on its way."""
+
+    def cancel(self) -> None: ...
+
+
+J = TypeVar("J", bound=Cancellable)
 
 
 class Stopwatch:
@@ -123,6 +132,7 @@ class WindowOperator(BaseOperator):
         self.spark_conf = spark_conf
         self.ledger_topic = ledger_topic
         self.keep_windows = keep_windows
+        self._job: Cancellable | None = None
 
     # --- what a concrete operator says ---
 
@@ -254,6 +264,20 @@ class WindowOperator(BaseOperator):
         for outlet in self.outlets:
             context["outlet_events"][outlet].extra = report
         return report
+
+    @contextmanager
+    def running(self, job: J) -> Iterator[J]:
+        """While a Spark job runs in here, :meth:`on_kill` reaches it."""
+        self._job = job
+        try:
+            yield job
+        finally:
+            self._job = None
+
+    def on_kill(self) -> None:
+        """Makes Spark's job fail: SIGTERM alone raises nothing in a task."""
+        if self._job is not None:
+            self._job.cancel()
 
     # --- what the parts are made of ---
 

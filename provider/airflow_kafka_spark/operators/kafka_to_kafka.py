@@ -21,7 +21,7 @@ from airflow_kafka_spark.windows.report import Report, sum_up_relayed
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.columns import Layout
-    from airflow_kafka_spark.road.relay import Change, RelayJob
+    from airflow_kafka_spark.road.relay import Change
     from airflow_kafka_spark.sinks.kafka_worker import Consumed
 
 MAX_RECORDS = 10_000_000
@@ -131,7 +131,6 @@ class KafkaToKafkaOperator(DecodingOperator):
         self.preserve_partitions = preserve_partitions
         self.preserve_timestamps = preserve_timestamps
         self.preserve_headers = preserve_headers
-        self._job: RelayJob | None = None
         self.add_assets(self.topic_uris, topic_uris(kafka_conn_id, sink))
 
     # --- 1. validate ---
@@ -214,7 +213,7 @@ class KafkaToKafkaOperator(DecodingOperator):
     def _relay(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
         from airflow_kafka_spark.road.relay import RelayJob
 
-        self._job = RelayJob(
+        job = RelayJob(
             self.spark,
             window,
             left,
@@ -225,10 +224,8 @@ class KafkaToKafkaOperator(DecodingOperator):
             skip_lost=self.data_loss == "skip",
             patience=self.read_timeout,
         )
-        try:
-            _, rejected = self._job.run()
-        finally:
-            self._job = None
+        with self.running(job):
+            _, rejected = job.run()
         self.check_results(window, rejected)
 
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> Consumed:
@@ -243,11 +240,6 @@ class KafkaToKafkaOperator(DecodingOperator):
             self.group_id,
             {index: (tp, ends[tp], offset_metadata(window, tp.topic, hint)) for index, tp in places.items() if tp in ends},
         )
-
-    def on_kill(self) -> None:
-        """Makes Spark's job fail: SIGTERM alone raises nothing in a task."""
-        if self._job is not None:
-            self._job.cancel()
 
     # --- what the parts are made of ---
 

@@ -17,7 +17,6 @@ from airflow_kafka_spark.windows.report import Report, sum_up
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
-    from airflow_kafka_spark.road.job import Job
     from airflow_kafka_spark.sinks.base import Shape
 
 
@@ -63,7 +62,6 @@ class KafkaToSinkOperator(DecodingOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(sink=sink, value=value, **kwargs)
-        self._job: Job | None = None
         # Topics are this task's inlets and the sink is its outlet, under names that need no connection to be looked up.
         self.add_assets(self.topic_uris, asset_uris(self.sink, Sink))
 
@@ -107,7 +105,7 @@ class KafkaToSinkOperator(DecodingOperator):
         # A zombie that has been asleep since the plan learns here, cheaply, that it is one; the broker and the sink know anyway.
         ledger.verify()
         with self.sink.begin(window, splits, shape) as writer:
-            self._job = Job(
+            job = Job(
                 self.kafka,
                 self.spark,
                 window,
@@ -117,10 +115,8 @@ class KafkaToSinkOperator(DecodingOperator):
                 skip_lost=self.data_loss == "skip",
                 patience=self.read_timeout,
             )
-            try:
-                results = self._job.run(writer.split_writer()) if splits else []
-            finally:
-                self._job = None
+            with self.running(job):
+                results = job.run(writer.split_writer()) if splits else []
             faults.reached("job.done")
             self.check_results(window, results)
             self.check_counts(window, results)
@@ -130,11 +126,6 @@ class KafkaToSinkOperator(DecodingOperator):
             ledger.verify()
             applied = writer.commit(results)
         return sum_up(window, results, applied, {split.index: split.range for split in splits})
-
-    def on_kill(self) -> None:
-        """Makes Spark's job fail: SIGTERM alone raises nothing in a task."""
-        if self._job is not None:
-            self._job.cancel()
 
     # --- what the parts are made of ---
 

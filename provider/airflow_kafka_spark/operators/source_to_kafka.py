@@ -17,7 +17,7 @@ from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
-    from airflow_kafka_spark.road.publish import PublishJob, ReadWith
+    from airflow_kafka_spark.road.publish import ReadWith
 
 
 class SourceToKafkaOperator(WindowOperator):
@@ -101,7 +101,6 @@ class SourceToKafkaOperator(WindowOperator):
         super().__init__(sink=sink, kafka_conn_id=kafka_conn_id, **kwargs)
         self.source = source
         self.read_with = read_with
-        self._job: PublishJob | None = None
         self.add_assets(asset_uris(source, RowSource), topic_uris(kafka_conn_id, self.sink))
 
     # --- 1. validate ---
@@ -207,16 +206,8 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.road.publish import PublishJob
 
         how = publisher(self.kafka, self.sink, ledger)
-        self._job = PublishJob(self.spark, window, self.source, self.sink, how, left, self.read_with)
-        try:
-            self._job.run()
-        finally:
-            self._job = None
-
-    def on_kill(self) -> None:
-        """Makes Spark's job fail: SIGTERM alone raises nothing in a task."""
-        if self._job is not None:
-            self._job.cancel()
+        with self.running(PublishJob(self.spark, window, self.source, self.sink, how, left, self.read_with)) as job:
+            job.run()
 
     # --- 6. close ---
 
