@@ -1,9 +1,11 @@
-"""PostgreSQL -> Kafka: exactly-once through the operator's whole life, against Spark's own at-least-once write and the limit."""
+"""PostgreSQL and Parquet -> Kafka: exactly-once through the operator's whole life, against Spark's own at-least-once write and
+the limit; and what looking for a split's marker costs."""
 
 from __future__ import annotations
 
 import os
 import re
+import statistics
 import subprocess
 import time
 from typing import Any
@@ -52,20 +54,28 @@ def run(stand: Stand) -> None:
             }
         ).save()
 
-    def ours(turn: int, read_with: Any = "auto") -> None:
+    def publish(turn: int, name: str, **options: Any) -> None:
         from airflow_kafka_spark.formats import Json
         from airflow_kafka_spark.operators import SourceToKafkaOperator
-        from airflow_kafka_spark.sources import JdbcSource
         from tests.support.runs import context
 
         operator = SourceToKafkaOperator(
-            task_id="bench", topic=topic(stand, f"ours-{read_with}", turn), key="id", value=Json(), read_with=read_with,
-            pipeline=f"publish-{read_with}-{turn}",
-            source=JdbcSource(conn_id="warehouse", table="shop", cursor="id", split_records=1_000_000),
-        )  # fmt: skip
-        report = operator.execute(context(f"run-{read_with}-{turn}"))
+            task_id="bench", topic=topic(stand, name, turn), key="id", value=Json(), pipeline=f"publish-{name}-{turn}", **options
+        )
+        report = operator.execute(context(f"run-{name}-{turn}"))
         assert report["records_written"] == stand.records, report
         print(f"      {report['timings']}", flush=True)
+
+    def jdbc(turn: int, read_with: Any = "auto") -> None:
+        from airflow_kafka_spark.sources import JdbcSource
+
+        source = JdbcSource(conn_id="warehouse", table="shop", cursor="id", split_records=1_000_000)
+        publish(turn, f"jdbc-{read_with}", source=source, read_with=read_with)
+
+    def parquet(turn: int) -> None:
+        from airflow_kafka_spark.sources import FilesSource
+
+        publish(turn, "parquet", source=FilesSource(path=str(stand.directory / "shop")))
 
     def limit(turn: int) -> None:
         arguments = [
@@ -83,10 +93,37 @@ def run(stand: Stand) -> None:
     contestants: dict[str, Any] = {
         LIMIT: limit,
         SPARK: plain,
-        "SourceToKafkaOperator, JdbcSource (exactly-once)": ours,
-        'the same, `read_with="spark"`': lambda turn: ours(turn, "spark"),
+        "SourceToKafkaOperator, JdbcSource (exactly-once)": jdbc,
+        'the same, `read_with="spark"`': lambda turn: jdbc(turn, "spark"),
+        "SourceToKafkaOperator, FilesSource of Parquet (exactly-once)": parquet,
     }
-    compare(stand, "PostgreSQL -> Kafka, 4 partitions", contestants, base=LIMIT)
+    compare(stand, "PostgreSQL and Parquet -> Kafka, 4 partitions", contestants, base=LIMIT)
+    _look(stand)
+
+
+def _look(stand: Stand, splits: int = 64) -> None:
+    """Each split of a window looks for its marker before it writes: here after all of them have written theirs."""
+    from airflow_kafka_spark.formats import Json
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.operators.publishing import publisher
+    from airflow_kafka_spark.sinks.kafka import KafkaSink
+    from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
+    from airflow_kafka_spark.windows.model import SourcePlan, Window
+
+    stand.kafka.create_topic("looks", 4)
+    with KafkaHook() as hook, Ledger(hook, "looks", "run") as ledger:
+        ledger.plan(Window("looks", 1, (), "run", "", source=SourcePlan(tuple({"n": n} for n in range(splits)))))
+        worker = publisher(hook, KafkaSink("looks", Json()), ledger)
+        for split in range(splits):
+            worker.publish(split, Incoming(iter(())))
+        seconds = []
+        for split in range(splits):
+            begun = time.monotonic()
+            assert worker.look(split) is not None
+            seconds.append(time.monotonic() - begun)
+    print(f"\nLook for a split's marker among {splits}: median {statistics.median(seconds) * 1000:.0f} ms, "
+          f"worst {max(seconds) * 1000:.0f} ms", flush=True)  # fmt: skip
 
 
 def _fill(stand: Stand) -> None:
@@ -98,3 +135,8 @@ def _fill(stand: Stand) -> None:
             f"FROM generate_series(0, {stand.records - 1}) AS n"
         )
         connection.execute("VACUUM ANALYZE shop")
+    # As a warehouse would export it: four files, the same rows.
+    stand.spark.range(0, stand.records, 1, 4).selectExpr(
+        "id", "'customer-' || id % 10000 AS customer", "CAST((id % 100000) / 100.0 AS decimal(12,2)) AS amount",
+        "timestamp_seconds(1750000000 + id) AS placed_at",
+    ).write.parquet(str(stand.directory / "shop"))  # fmt: skip
