@@ -491,6 +491,48 @@ class PartitionsChanged(PlanError):
         )
 
 
+# --- windows that belong to a data interval ---------------------------------------------------------------------------
+
+
+class IntervalOverlaps(PlanError):
+    """Two intervals of one pipeline share instants: their records would be moved twice."""
+
+    def __init__(self, pipeline: str, interval: object, other: object) -> None:
+        self.pipeline, self.interval, self.other = pipeline, interval, other
+        super().__init__(
+            f"Interval {interval} of pipeline `{pipeline}` overlaps {other}, which has been planned already",
+            expected="intervals that follow each other",
+            action="After a change of schedule give the operator a new `pipeline=` name, and begin where the old one ends",
+        )
+
+
+class IntervalNotOver(PlanError):
+    """An interval ends in the future: its records are not all there."""
+
+    retryable = True
+
+    def __init__(self, pipeline: str, interval: object) -> None:
+        self.pipeline, self.interval = pipeline, interval
+        super().__init__(
+            f"Interval {interval} of pipeline `{pipeline}` is not over yet",
+            expected="an interval that ends now, or in the past",
+            action="Run it once it is over; see to the clock of this machine if it is",
+        )
+
+
+class IntervalsOpen(PlanError):
+    """A progress window would have to begin in the middle of intervals that are not complete, or pass over some."""
+
+    def __init__(self, pipeline: str, interval: object, state: str) -> None:
+        self.pipeline, self.interval = pipeline, interval
+        super().__init__(
+            f"Pipeline `{pipeline}` cannot go on from where its intervals end: {interval} is {state}, and not all before it are "
+            "complete",
+            expected="intervals that are complete without a hole",
+            action="Run the intervals that are missing first",
+        )
+
+
 # --- windows that follow another pipeline's ---------------------------------------------------------------------------
 
 
@@ -530,4 +572,61 @@ class FollowedMismatch(KafkaSparkError):
             f"Window {window} holds {read:,} records ({kind} of {abs(read - published):,})",
             expected=f"the {published:,} that pipeline `{pipeline}` published",
             action='Find who else writes to the topic, or deletes from it; `on_mismatch="warn"` goes on all the same',
+        )
+
+
+# --- where windows begin and stop, and offset control -------------------------------------------------------------------
+
+
+class BoundRefused(PlanError):
+    """Offsets to begin or to stop at that do not fit the topics."""
+
+
+class ResetRefused(KafkaSparkError):
+    """A pipeline's offsets cannot be changed as asked; nothing was changed."""
+
+
+class PipelineUnknown(ResetRefused):
+    """The ledger holds nothing of a pipeline of this name."""
+
+    def __init__(self, pipeline: str, ledger_topic: str) -> None:
+        self.pipeline, self.ledger_topic = pipeline, ledger_topic
+        super().__init__(
+            f"Ledger topic `{ledger_topic}` holds nothing of a pipeline `{pipeline}`",
+            expected="the name of a pipeline that has run, by default `<dag_id>.<task_id>`",
+            action="Correct the name, or the ledger topic. Where a new pipeline begins is said by its `starting_offsets`",
+        )
+
+
+class WindowOpen(ResetRefused):
+    """A window of the pipeline is planned and not complete: somebody may be working on it.
+
+    :param run: the run that planned it.
+    """
+
+    def __init__(self, window: str, run: str, planned_at: str) -> None:
+        self.window, self.run, self.planned_at = window, run, planned_at
+        super().__init__(
+            f"Window {window} is open: run `{run}` planned it at {planned_at}, and it is not complete",
+            expected="a pipeline that has no open window",
+            action="Run the task again, which finishes the window, and then repeat this. Or give it up with `discard_open`: if "
+            "its sink has taken it already, its records stay there",
+        )
+
+
+# --- sensors ----------------------------------------------------------------------------------------------------------
+
+
+class ConsumerUnwell(KafkaSparkError):
+    """A consumer that is waited for has a status that the user does not want to wait through.
+
+    :param status: as ``STOP``.
+    """
+
+    def __init__(self, consumer: str, status: str, reason: str, lag: str) -> None:
+        self.consumer, self.status, self.reason = consumer, status, reason
+        super().__init__(
+            f"{consumer[:1].upper()}{consumer[1:]} has the status {status}: {reason}. {lag[:1].upper()}{lag[1:]}",
+            expected="a consumer that works the backlog off",
+            action="See why it does not, or take the status out of `fail_on`",
         )

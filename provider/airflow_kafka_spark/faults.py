@@ -9,7 +9,8 @@ Nothing happens unless the environment says so; then the signal is real. Set bef
     A file. The fault fires only for whoever creates it, so that the retry in the same environment gets through; when the file
     exists the fault has really fired, which the test asserts. Of several faults each has a file: ``<file>.<point>``.
 
-The points, in the order in which a window passes them, are :data:`POINTS`, and :data:`PUBLISHING` on the way to Kafka.
+The points, in the order in which a window passes them, are :data:`POINTS`, :data:`PUBLISHING` on the way to Kafka,
+:data:`FOLLOWING` for data intervals, and :data:`CHANGING` for offset control.
 """
 
 from __future__ import annotations
@@ -49,6 +50,15 @@ PUBLISHING = (
     "close.committed",
 )
 """The same for a window that is published to Kafka."""
+
+FOLLOWING = (
+    "group.fenced",  # an interval is complete, whoever moved the group before is shut out
+    "group.in_transaction",  # the group's offsets are sent, not committed
+)
+"""After ``close.committed``, for a window of a data interval."""
+
+CHANGING = ("amend.in_transaction",)
+"""Where a pipeline's offsets are changed by hand: the change is sent, not committed."""
 
 
 def reached(point: str) -> None:

@@ -1,47 +1,145 @@
-"""A window through a real Spark Connect server: the task's process starts no JVM."""
+"""Windows through a real Spark Connect server: the task's process starts no JVM."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pyspark
 import pytest
 
-from airflow_kafka_spark.testing._processes import Keeper, free_ports, tail, wait_until
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.operators import SourceToKafkaOperator
+from airflow_kafka_spark.sources import FilesSource
+from airflow_kafka_spark.testing._processes import Keeper, free_ports, own_directory, tail, wait_until
+from tests.support.oracle import committed_records, same_multiset
+from tests.support.runs import Victim
+from tests.support.shop import Shop, shop
 
 
-@pytest.fixture
-def connect_server(tmp_path):
-    """A server that ends with this process; its port."""
+@dataclass(frozen=True)
+class Server:
+    """:param fired: as long as this file is not there, the next of the server's tasks to publish a split dies of it."""
+
+    port: int
+    fired: Path
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One for all, which ends with this process. It has the drivers that Spark's JDBC reader takes."""
     home, (port,) = Path(pyspark.__file__).parent, free_ports(1)
     conf = {
         "spark.connect.grpc.binding.port": port,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "512m",
         "spark.ui.enabled": "false",
     }
     submit = [home / "bin" / "spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    jars = os.environ["PYSPARK_SUBMIT_ARGS"].split()[:2]
     settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    directory, keeper = own_directory("connect"), Keeper("Spark Connect")
+    keeper.own(directory)
+    log, fired = directory / "log", directory / "fired"
+    fired.touch()
     env = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
-    keeper, log = Keeper("Spark Connect"), tmp_path / "connect.log"
+    env |= {faults.FAULT: "publish.committed", faults.ONCE: str(fired)}
     try:
-        keeper.spawn([*submit, "--master", "local[2]", *settings, "spark-internal"], log=log, env=env)
+        keeper.spawn([*submit, "--master", "local[2]", *jars, *settings, "spark-internal"], log=log, env=env)
         assert wait_until(lambda: "Spark Connect server started" in log.read_text(), 90), tail(log)
-        yield port
+        yield Server(port, fired)
     finally:
         keeper.close()
 
 
-def test_a_window_through_spark_connect(files, connect_server, monkeypatch):
+@pytest.fixture
+def connection(server: Server) -> str:
+    """Taken into the environment once the pipeline has put its own there."""
+    return json.dumps({"conn_type": "spark_connect", "host": "127.0.0.1", "port": server.port})
+
+
+def through(attempt: Victim, connection: str) -> dict[str, Any]:
+    """The report of an attempt that has run through, over the server."""
+    assert attempt.wait() == 0, attempt.tail()
+    assert f"sc://127.0.0.1:{json.loads(connection)['port']}" in attempt.log.read_text()
+    return attempt.result()
+
+
+def test_a_window_through_spark_connect(files, connection, monkeypatch):
     """In a process of its own: one process has either a classic or a Connect session."""
     files.produce(800)
-    connection = {"conn_type": "spark_connect", "host": "127.0.0.1", "port": connect_server}
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
-    attempt = files.victim("run1", fault=None)
-    assert attempt.wait() == 0, attempt.tail()
-    files.reports.append(attempt.result())
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", connection)
+    files.reports.append(through(files.victim("run1", fault=None), connection))
     assert files.check() == 800
-    assert f"sc://127.0.0.1:{connect_server}" in attempt.log.read_text()
+
+
+# --- sources ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def orders(kafka, postgres, unique, tmp_path, connection, monkeypatch) -> Iterator[Shop]:
+    with shop(kafka, postgres, unique, tmp_path) as made:
+        monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", connection)
+        yield made
+
+
+@pytest.mark.parametrize("read_with", ["auto", "spark"])
+def test_rows_of_a_table_are_published_once_over_connect_also_after_a_kill(orders, server, connection, read_with):
+    """A worker of the server dies when one split of the window is published; over Connect that is the end of the attempt."""
+    orders.sell(900)
+    first = through(orders.victim("run1", fault=None, read_with=read_with), connection)
+    assert first["records_written"] == 900 and orders.check() == 900
+    orders.sell(1_000)
+    server.fired.unlink()
+    victim = orders.victim("run2", fault=None, read_with=read_with)
+    assert victim.wait() == 1 and server.fired.exists(), victim.tail()
+    orders.wait_settled()
+    assert 900 < len(orders.records()) < 1_900
+    retried = through(orders.victim("run2", fault=None, read_with=read_with), connection)
+    assert (retried["window"], retried["records_written"]) == ("0000000002", 1_000)
+    assert orders.check() == 1_900
+
+
+def make_files(path: str, format: str, **options: Any) -> SourceToKafkaOperator:
+    schema = {"schema": "id bigint, name string"} if format == "json" else {}
+    source = FilesSource(path, format=format, split_bytes=2_000, **schema)
+    return SourceToKafkaOperator(task_id="task", source=source, value=Json(), key="id", **options)
+
+
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_rows_of_files_are_published_once_over_connect(kafka, unique, tmp_path, connection, monkeypatch, format):
+    topic, name, place = unique("topic"), unique("lake"), tmp_path / "in"
+    kafka.create_topic(topic, 3)
+    place.mkdir()
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", connection)
+    options = {"path": str(place), "format": format, "topic": topic, "pipeline": name, "ledger_topic": f"ledger-{name}"}
+    expected: list[tuple[int, str]] = []
+    for window in (1, 2):
+        # One file of several splits, and small ones of which several make one.
+        for part, count in enumerate((600, 7, 8, 9)):
+            rows = [(10_000 * window + 1_000 * part + n, f"näme {n}") for n in range(count)]
+            write(place / f"{window}-{part}", format, rows)
+            expected += rows
+        attempt = Victim(make_files, options, f"run{window}", fault=None, once=tmp_path / f"attempt-{window}")
+        report = through(attempt, connection)
+        assert report["records_written"] == 624
+    values = [json.loads(value) for *_, value in committed_records(kafka.connection_extra(), topic)]
+    assert same_multiset(expected, ((value["id"], value["name"]) for value in values)) == 1_248
+
+
+def write(path: Path, format: str, rows: list[tuple[int, str]]) -> None:
+    if format == "parquet":
+        ids, names = zip(*rows, strict=True)
+        pa.parquet.write_table(pa.table({"id": pa.array(ids, pa.int64()), "name": names}), path, row_group_size=50)
+    else:
+        path.write_text("".join(json.dumps({"id": n, "name": name}) + "\n" for n, name in rows))

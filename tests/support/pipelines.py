@@ -113,7 +113,7 @@ class Pipeline(Attempts):
     def run(self, run_id: str = "run1", **options: Any) -> dict[str, Any]:
         """One task attempt, here; its report."""
         report = super().run(run_id, **options)
-        if not self.reports or self.reports[-1]["window"] != report["window"]:
+        if not self.reports or self.reports[-1]["window"] != report["window"] or "interval" in report:
             self.reports.append(report)
         return report
 

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -25,15 +26,31 @@ from tests.support.zygote import Forked
 ROOT = Path(__file__).parents[2]
 
 
-def context(run_id: str, *, dag_id: str = "dag", task_id: str = "task") -> dict[str, Any]:
-    """As much of Airflow's context as a window needs."""
-    ti = SimpleNamespace(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=-1)
-    return {"ti": ti, "outlet_events": defaultdict(SimpleNamespace)}
+def context(
+    run_id: str,
+    *,
+    dag_id: str = "dag",
+    task_id: str = "task",
+    interval: tuple[datetime, datetime] | None = None,
+    max_tries: int = 0,
+) -> dict[str, Any]:
+    """As much of Airflow's context as a window needs.
+
+    :param interval: the DAG run's data interval.
+    :param max_tries: higher after the task was cleared, the same in a retry.
+    """
+    start, end = interval or (None, None)
+    ti = SimpleNamespace(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=-1, max_tries=max_tries)
+    dag_run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
+    return {"ti": ti, "dag_run": dag_run, "outlet_events": defaultdict(SimpleNamespace)}
 
 
-def run(make: Any, options: dict[str, Any], run_id: str) -> dict[str, Any]:
-    """Build the operator and execute it here, as one task attempt of the run ``run_id``."""
-    return make(**options).execute(context(run_id))
+def run(make: Any, options: dict[str, Any], run_id: str, **facts: Any) -> dict[str, Any]:
+    """Build the operator and execute it here, as one task attempt of the run ``run_id``.
+
+    :param facts: those of :func:`context`.
+    """
+    return make(**options).execute(context(run_id, **facts))
 
 
 class Victim:
@@ -43,14 +60,15 @@ class Victim:
     :param options: its arguments, picklable.
     :param fault: ``<point>`` or ``<point>:stop``; None runs through.
     :param once: where the fault notes that it fired.
+    :param facts: those of :func:`context`.
     """
 
-    def __init__(self, make: Any, options: dict[str, Any], run_id: str, *, fault: str | None, once: Path) -> None:
+    def __init__(self, make: Any, options: dict[str, Any], run_id: str, *, fault: str | None, once: Path, **facts: Any) -> None:
         self.once = once
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "AIRFLOW__CORE__UNIT_TEST_MODE": "True"}
         if fault:
             env |= {faults.FAULT: fault, faults.ONCE: str(once)}
-        payload = pickle.dumps((make, options, run_id)).hex()
+        payload = pickle.dumps((make, options, run_id, facts)).hex()
         self.log = once.with_suffix(".log")
         self.process = Forked(payload, env, self.log)
 
@@ -124,14 +142,18 @@ class Attempts(ABC):
     def arguments(self) -> dict[str, Any]:
         """What the operator is built of, :attr:`options` among it."""
 
-    def run(self, run_id: str = "run1", **options: Any) -> dict[str, Any]:
-        """One task attempt, here; its report."""
-        return run(self.make, {**self.arguments, **options}, run_id)
+    def run(self, run_id: str = "run1", *, facts: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+        """One task attempt, here; its report.
 
-    def victim(self, run_id: str = "run1", *, fault: str | None, **options: Any) -> Victim:
+        :param facts: those of :func:`context`.
+        """
+        return run(self.make, {**self.arguments, **options}, run_id, **facts or {})
+
+    def victim(self, run_id: str = "run1", *, fault: str | None, facts: dict[str, Any] | None = None, **options: Any) -> Victim:
         """One task attempt in a process of its own, which dies or stops at ``fault``."""
         once = self.directory / f"fault-{len(self._victims)}"
-        self._victims.append(Victim(self.make, {**self.arguments, **options}, run_id, fault=fault, once=once))
+        arguments = {**self.arguments, **options}
+        self._victims.append(Victim(self.make, arguments, run_id, fault=fault, once=once, **facts or {}))
         return self._victims[-1]
 
     def end_victims(self) -> None:

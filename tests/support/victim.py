@@ -12,13 +12,13 @@ import sys
 def main(payload: str) -> None:
     """Build the operator and execute it.
 
-    :param payload: ``(make, options, run_id)``, pickled, in hex.
+    :param payload: ``(make, options, run_id, facts)``, pickled, in hex.
     """
-    make, options, run_id = pickle.loads(bytes.fromhex(payload))
+    make, options, run_id, facts = pickle.loads(bytes.fromhex(payload))
     from tests.support.runs import context
 
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
     operator = make(**options)
     # As Airflow's task runner does: nothing is raised, the operator is told.
     signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
-    print("REPORT " + json.dumps(operator.execute(context(run_id))), flush=True)
+    print("REPORT " + json.dumps(operator.execute(context(run_id, **facts))), flush=True)

@@ -91,6 +91,14 @@ def test_a_topic_that_was_created_again_starts_anew():
     assert len(continues(without_recreated(BEFORE, {}, again), again)) == 2, "an unknown id excuses nothing"
 
 
+@pytest.mark.parametrize("start", [0, 19, 25], ids=["far back", "back", "forward"])
+def test_only_a_window_that_begins_where_somebody_moved_the_pipeline_may_jump(start):
+    jump = window(5, ("t", 0, start, 30), ("t", 1, 5, 5))
+    assert len(continues(BEFORE, jump)) == 1
+    assert continues(BEFORE, replace(jump, moved=1)) == []
+    assert len(continues(BEFORE, replace(jump, moved=1, number=4))) == 1, "not even that one comes twice"
+
+
 def test_same_ranges_does_not_mind_their_order():
     assert same_ranges(BEFORE.ranges, reversed(BEFORE.ranges))
     assert not same_ranges(BEFORE.ranges, BEFORE.ranges[:1])

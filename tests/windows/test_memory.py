@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import (
     Attempt,
     Entry,
     LedgerRecord,
     NewerVersion,
+    change_key,
+    change_record,
     position_record,
     remember,
     window_key,
@@ -70,6 +74,36 @@ def test_a_record_of_a_newer_version_is_refused_not_guessed_at():
     newer = record._replace(value=json.dumps({**json.loads(record.value), "v": 2}).encode())
     with pytest.raises(NewerVersion, match="version 2"):
         remember("p", log(newer))
+
+
+CHANGE = Change(
+    3, "reset", "ann", "a bad deploy", "2026-01-01T00:00:00.000Z", {TopicPartition("t", 0): 9}, {TopicPartition("t", 0): 4}, (7,)
+)
+
+
+def test_what_was_changed_by_hand_is_remembered():
+    memory = remember("p", log(change_record("p", CHANGE), change_record("p", replace(CHANGE, number=4))))
+    assert memory.changes == {3: CHANGE, 4: replace(CHANGE, number=4)}
+    assert memory.exists and memory.is_blank
+    assert not remember("p", log(change_record("p", CHANGE), LedgerRecord(change_key("p", 3), None))).changes
+
+
+def test_a_window_and_a_position_say_that_they_were_moved_by_hand():
+    moved = replace(entry(1, State.PLANNED), window=replace(entry(1, State.PLANNED).window, moved=3))
+    memory = remember("p", log(position_record("p", Position({TopicPartition("t", 0): 4}, moved=3), 0), window_record(moved)))
+    assert (memory.position.moved, memory.entries[1].window.moved) == (3, 3)
+
+
+def test_a_forgotten_pipeline_is_blank_though_its_tombstones_are_there():
+    records = [position_record("p", Position({TopicPartition("t", 0): 4}), 1), window_record(entry(1, State.COMPLETE))]
+    assert not remember("p", log(*records)).is_blank
+    memory = remember("p", log(*records, *(record._replace(value=None) for record in records)))
+    assert memory.is_blank and not memory.position.offsets
+
+
+def test_kinds_of_records_that_a_later_release_may_add_are_passed_over():
+    memory = remember("p", log(LedgerRecord(b'["p","mood",1]', b'{"v":1}'), LedgerRecord(b'["p","mood",1]', None)))
+    assert memory.is_blank
 
 
 @pytest.mark.parametrize("name", ["a/b", "ü", 'quote"d', "with space", "a.b-c_d"])

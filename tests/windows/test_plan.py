@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.errors import ClusterChanged, DataLoss, OffsetsWentBack, PartitionsVanished, PlanError, TopicRecreated
+from airflow_kafka_spark.errors import ClusterChanged, DataLoss, OffsetsWentBack, PartitionsVanished, TopicRecreated
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import (
     Log,
@@ -39,24 +39,20 @@ def window(*ranges: OffsetRange, number: int = 1) -> Window:
 
 
 class TestWhereAWindowBegins:
-    def test_a_new_pipeline_begins_at_the_committed_offset(self):
-        planned = plan_ranges(log(p0=(0, 10, 10), p1=(3, 9, 9)), Position(), ["t"], committed={T0: 7})
-        assert planned.ranges == (OffsetRange("t", 0, 7, 10), OffsetRange("t", 1, 3, 9))
-
-    def test_starting_offsets_count_only_where_nothing_is_committed(self):
-        planned = plan_ranges(log(p0=(0, 10, 10), p1=(3, 9, 9)), Position(), ["t"], committed={T0: 7}, starting_offsets="latest")
+    def test_a_new_pipeline_begins_where_it_is_told(self):
+        planned = plan_ranges(log(p0=(0, 10, 10), p1=(3, 9, 9)), Position(), ["t"], starts={T0: 7, T1: 9})
         assert planned.ranges == (OffsetRange("t", 0, 7, 10), OffsetRange("t", 1, 9, 9))
 
-    def test_starting_offsets_none_refuses_to_guess(self):
-        with pytest.raises(PlanError, match="no committed offset"):
-            plan_ranges(log(p0=(0, 10, 10)), Position(), ["t"], starting_offsets="none")
+    def test_a_start_that_was_deleted_is_a_loss(self):
+        with pytest.raises(DataLoss):
+            plan_ranges(log(p0=(5, 10, 10)), Position(), ["t"], starts={T0: 2})
 
-    def test_the_ledger_counts_not_the_group(self):
-        planned = plan_ranges(log(p0=(0, 10, 10)), at(p0=4), ["t"], committed={T0: 9})
+    def test_a_pipeline_with_a_past_goes_on_from_there(self):
+        planned = plan_ranges(log(p0=(0, 10, 10)), at(p0=4), ["t"], starts={T0: 9})
         assert planned.ranges == (OffsetRange("t", 0, 4, 10),)
 
     def test_a_partition_added_later_is_read_from_earliest(self):
-        planned = plan_ranges(log(p0=(0, 10, 10), p1=(2, 9, 9)), at(p0=10), ["t"], committed={T1: 8}, starting_offsets="latest")
+        planned = plan_ranges(log(p0=(0, 10, 10), p1=(2, 9, 9)), at(p0=10), ["t"], starts={T1: 8})
         assert planned.ranges == (OffsetRange("t", 0, 10, 10), OffsetRange("t", 1, 2, 9))
 
 
@@ -65,6 +61,16 @@ class TestWhereAWindowEnds:
         planned = plan_ranges(log(p0=(0, 6, 10)), Position(), ["t"])
         assert planned.ranges == (OffsetRange("t", 0, 0, 6),)
         assert planned.held_back == 4
+
+    def test_it_stops_where_it_is_told_and_holds_nothing_back_that_was_not_asked_for(self):
+        planned = plan_ranges(log(p0=(0, 6, 10), p1=(0, 6, 10)), Position(), ["t"], stops={T0: 4, T1: 8})
+        assert planned.ranges == (OffsetRange("t", 0, 0, 4), OffsetRange("t", 1, 0, 6))
+        assert planned.held_back == 2
+
+    @given(st.integers(0, 20), st.integers(0, 40))
+    def test_a_stop_before_the_start_gives_an_empty_range_never_an_inverted_one(self, start, stop):
+        (found,) = plan_ranges(log(p0=(0, 20, 20)), at(p0=start), ["t"], stops={T0: stop}).ranges
+        assert (found.start, found.end) == (start, max(start, min(stop, 20)))
 
     @given(st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(1, 3000))
     def test_max_records_is_never_exceeded_and_always_makes_progress(self, spans, limit):
@@ -188,3 +194,11 @@ def test_windows_tile_the_log_with_no_gap_but_the_recorded_ones_and_no_overlap(s
             compared += 1
         assert position.offsets[tp] == pieces[-1][1]
     assert compared >= sum(len(r) - 1 for r in covered.values())
+
+
+class TestAPipelineThatWasMovedByHand:
+    def test_says_so_until_a_window_has_reached_the_sink(self):
+        moved = replace(at(p0=3), moved=2)
+        empty = next_position(moved, replace(window(OffsetRange("t", 0, 3, 3)), moved=2))
+        assert empty.moved == 2, "a sink has seen nothing of an empty window"
+        assert next_position(empty, replace(window(OffsetRange("t", 0, 3, 4)), moved=2)).moved == 0

@@ -70,6 +70,7 @@ class Ledger:
     :param keep_windows: how many windows are remembered; older ones are tombstoned.
     :param replication_factor: of the ledger topic, should it have to be created; -1 is the brokers' default.
     :param hint_topics: topics whose committed offsets may carry a short cut into the ledger.
+    :param max_tries: how many tries Airflow allows the run's task, see :class:`~airflow_kafka_spark.windows.memory.Attempt`.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Ledger:
         keep_windows: int = KEEP_WINDOWS,
         replication_factor: int = -1,
         hint_topics: Sequence[str] = (),
+        max_tries: int = 0,
     ) -> None:
         self.hook = hook
         self.pipeline = pipeline
@@ -91,6 +93,7 @@ class Ledger:
         self.topic = LedgerTopic(hook, topic, replication_factor)
         self.keep_windows = keep_windows
         self.hint_topics = tuple(hint_topics)
+        self.max_tries = max_tries
         self.memory = Memory(pipeline)
         self.hint: Hint | None = None
         self._partition = 0
@@ -119,6 +122,9 @@ class Ledger:
         return self.look()
 
     def _fence(self, purpose: str) -> Producer:
+        return self._fence_as(transactional_id_of(self.topic.name, self.pipeline, purpose))
+
+    def _fence_as(self, transactional_id: str) -> Producer:
         from confluent_kafka import KafkaException
 
         config = self.hook.producer_config(
@@ -128,7 +134,6 @@ class Ledger:
                 "linger.ms": 0,
             }
         )
-        transactional_id = transactional_id_of(self.topic.name, self.pipeline, purpose)
         try:
             return fencing_producer(config, transactional_id, self.topic.name, TRANSACTION_SECONDS, self._events)
         except KafkaException as error:
@@ -173,6 +178,10 @@ class Ledger:
             if kind == "split":
                 self._fence_split(number[-1])
 
+    def completed(self, run: str) -> Entry | None:
+        """The COMPLETE window of this run, if it is remembered."""
+        return self.memory.completed_by(run)
+
     # --- write ---
 
     def plan(self, window: Window) -> Entry:
@@ -186,15 +195,25 @@ class Ledger:
         """Take over a window that an earlier attempt planned and did not complete."""
         return self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
 
+    def replay(self, entry: Entry) -> Entry:
+        """Open a COMPLETE window once more, with the same offsets: the sink replaces its rows. Neither the position nor the
+        group's offsets move."""
+        window = replace(entry.window, replay=entry.window.replay + 1)
+        return self._claim(replace(entry, window=window, state=State.PLANNED, attempt=self._attempt(1)))
+
     def _attempt(self, number: int) -> Attempt:
-        return Attempt(number, secrets.token_hex(8), self.run, utc_now())
+        return Attempt(number, secrets.token_hex(8), self.run, utc_now(), self.max_tries)
+
+    def along(self, entry: Entry) -> list[LedgerRecord]:
+        """Further records that are written with a window's."""
+        return []
 
     def _claim(self, entry: Entry) -> Entry:
         producer, self._planner = self._planner, None
         assert producer is not None, "one ledger plans one window"
         try:
             producer.begin_transaction()
-            offsets = self._send(producer, [window_record(entry)])
+            offsets = self._send(producer, [window_record(entry), *self.along(entry)])
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             self._resolve_claim(error, entry)
@@ -299,13 +318,43 @@ class Ledger:
             if found.state is State.COMPLETE:
                 return
 
+    def amend(
+        self,
+        records: Sequence[LedgerRecord],
+        offsets: Mapping[TopicPartition, int],
+        metadata: Callable[[str], str],
+        is_done: Callable[[Memory], bool],
+    ) -> None:
+        """What offset control does in place of a window: records and the group's offsets, in one Kafka transaction.
+
+        :param metadata: what the group's offsets say of where they come from, by topic.
+        :param is_done: whether it has happened, by what the ledger holds: asked when the outcome is unknown.
+        :raises Fenced: when an attempt of the pipeline has taken over meanwhile; nothing was changed.
+        """
+        producer, self._closer = self._closer, None
+        assert producer is not None, "one ledger is amended once"
+        try:
+            producer.begin_transaction()
+            self._send(producer, records)
+            if self.group_id and offsets:
+                self._send_offsets(producer, self.group_id, offsets, metadata)
+            faults.reached("amend.in_transaction")
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            failure = self._translate(error, "changing the pipeline's offsets")
+            if isinstance(failure, (Fenced, GroupHasMembers)) or not is_done(self._fence_and_look()):
+                raise failure from error
+
     def _close_once(self, producer: Producer, entry: Entry, offsets: Mapping[TopicPartition, int]) -> None:
         window = entry.window
-        position = next_position(self.memory.position, window)
-        forgotten = [n for n in self.memory.entries if n <= window.number - self.keep_windows]
+        # A window that is moved again was counted in the position when it was moved first.
+        position = self.memory.position if window.replay else next_position(self.memory.position, window)
+        last_number = max(self.memory.last_number, window.number)
+        forgotten = [n for n in self.memory.entries if n <= last_number - self.keep_windows]
         records = [
             window_record(entry),
-            position_record(self.pipeline, position, window.number),
+            *self.along(entry),
+            position_record(self.pipeline, position, last_number),
             *(LedgerRecord(window_key(self.pipeline, number), None) for number in sorted(forgotten)),
             *(LedgerRecord(marker_key(self.pipeline, *split), None) for split in sorted(self.memory.markers)),
         ]
@@ -313,10 +362,10 @@ class Ledger:
         written = self._send(producer, records)
         entries = {n: e for n, e in self.memory.entries.items() if n not in forgotten}
         entries[window.number] = replace(entry, offset=written[0])
-        memory = replace(self.memory, position=position, last_number=window.number, entries=entries, markers={})
+        memory = replace(self.memory, position=position, last_number=last_number, entries=entries, markers={})
         hint = Hint(self.topic.topic_id, self._partition, memory.oldest_offset)
         if self.group_id and offsets:
-            self._send_offsets(producer, self.group_id, window, offsets, hint)
+            self._send_offsets(producer, self.group_id, offsets, lambda topic: offset_metadata(window, topic, hint))
         faults.reached("close.in_transaction")
         producer.commit_transaction(TRANSACTION_SECONDS)
         self.memory, self.hint = memory, hint
@@ -345,7 +394,7 @@ class Ledger:
         return [offsets[index] for index in range(len(records))]
 
     def _send_offsets(
-        self, producer: Producer, group_id: str, window: Window, offsets: Mapping[TopicPartition, int], hint: Hint
+        self, producer: Producer, group_id: str, offsets: Mapping[TopicPartition, int], metadata: Callable[[str], str]
     ) -> None:
         from confluent_kafka import Consumer
         from confluent_kafka import TopicPartition as KafkaTopicPartition
@@ -355,7 +404,7 @@ class Ledger:
         try:
             producer.send_offsets_to_transaction(
                 [
-                    KafkaTopicPartition(tp.topic, tp.partition, offset, offset_metadata(window, tp.topic, hint))
+                    KafkaTopicPartition(tp.topic, tp.partition, offset, metadata(tp.topic))
                     for tp, offset in sorted(offsets.items())
                 ],
                 consumer.consumer_group_metadata(),

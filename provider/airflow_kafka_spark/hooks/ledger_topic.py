@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
@@ -35,6 +35,7 @@ READ_SECONDS = 330.0
 """How long another pipeline's open transaction is waited for: longer than the brokers let one of ours stay open by default."""
 
 
+T = TypeVar("T")
 OnHidden = Callable[[frozenset[bytes]], None]
 
 
@@ -88,10 +89,18 @@ class LedgerPlace:
 
 @dataclass(frozen=True)
 class Found:
-    """What reading the ledger gave: a pipeline's memory and the partition its records belong to."""
+    """What reading the ledger gave: a pipeline's memory and the partition its records belong to.
+
+    :param family: what the ledger holds of the pipeline that it lies beside.
+    """
 
     memory: Memory
     partition: int
+    family: Memory | None = None
+
+    @property
+    def exists(self) -> bool:
+        return self.memory.exists or bool(self.family and self.family.exists)
 
 
 class LedgerTopic:
@@ -132,45 +141,75 @@ class LedgerTopic:
                 f"Set `cleanup.policy=compact` on topic `{self.name}`, or name another topic with `ledger_topic`",
             )
 
-    def look(self, pipeline: str, hint: Hint | None = None, on_hidden: OnHidden | None = None) -> Found:
+    def look(
+        self, pipeline: str, hint: Hint | None = None, on_hidden: OnHidden | None = None, *, beside: str | None = None
+    ) -> Found:
         """Read everything the ledger holds of a pipeline, up to the high watermark seen now, in read_committed.
 
         Not only to the last stable offset: another pipeline's open transaction may hide one of our records, so it is waited for.
 
         :param hint: where to begin; without a valid one the partition is read from its beginning.
         :param on_hidden: told the keys of the pipeline's records that an open transaction hides, which are then waited for.
+        :param beside: another pipeline, in whose partition this one's records lie, and which is looked at too.
         :raises LedgerUnreadable: when the end cannot be reached, or a record is of a newer version.
         """
         if hint and hint.topic_id == self.topic_id and hint.partition in self.partitions:
             found = self._remember(pipeline, hint.partition, hint.offset, on_hidden)
-            if found.memory.exists:
+            if found.exists:
                 return found
-        home = murmur2(pipeline.encode()) % len(self.partitions)
-        # A pipeline stays where its first record went, even when partitions were added since: so look there, then everywhere.
-        found = self._remember(pipeline, home, 0, on_hidden)
+
+        def there(partition: int) -> Found:
+            return self._remember(pipeline, partition, 0, on_hidden, beside)
+
+        return self.find(beside or pipeline, there, lambda found: found.exists)
+
+    def find(self, name: str, look: Callable[[int], T], is_there: Callable[[T], bool]) -> T:
+        """Look where records of this name belong, and if there are none, everywhere else.
+
+        What has records stays where its first one went, even when partitions were added since.
+
+        :param look: looks into one partition.
+        """
+        home = self.home(name)
+        found = look(home)
         others = [p for p in self.partitions if p != home]
-        if found.memory.exists or not others:
+        if is_there(found) or not others:
             return found
         with ThreadPoolExecutor(len(others)) as pool:
-            elsewhere = pool.map(lambda partition: self._remember(pipeline, partition, 0, on_hidden), others)
-            return next((there for there in elsewhere if there.memory.exists), found)
+            return next((there for there in pool.map(look, others) if is_there(there)), found)
 
-    def _remember(self, pipeline: str, partition: int, start: int, on_hidden: OnHidden | None) -> Found:
+    def home(self, name: str) -> int:
+        """The partition that new records of this name go to."""
+        return murmur2(name.encode()) % len(self.partitions)
+
+    def _remember(
+        self, pipeline: str, partition: int, start: int, on_hidden: OnHidden | None, beside: str | None = None
+    ) -> Found:
+        names = (pipeline, beside) if beside else (pipeline,)
+        mine = tuple(map(key_prefix, names))
+        records = [r for r in self.read(partition, start, mine, on_hidden) if r.key.startswith(mine)]
         try:
-            return Found(remember(pipeline, self._read(partition, start, key_prefix(pipeline), on_hidden)), partition)
+            memory = remember(pipeline, records)
+            return Found(memory, partition, remember(beside, records) if beside else None)
         except NewerVersion as error:
             raise LedgerUnreadable(
                 self.name, f"pipeline `{pipeline}` has {error}", "records of this version or older",
                 "Upgrade airflow-provider-kafka-spark to the release that wrote it",
             ) from None  # fmt: skip
 
-    def _read(self, partition: int, start: int, mine: bytes, on_hidden: OnHidden | None) -> Iterator[LedgerRecord]:
+    def read(
+        self, partition: int, start: int, mine: tuple[bytes, ...], on_hidden: OnHidden | None = None
+    ) -> Iterator[LedgerRecord]:
+        """Everything that is committed, up to the high watermark seen now.
+
+        :param mine: what keys begin with that must not be missed: behind an open transaction they are waited for.
+        """
         bounds = self.hook.offsets([TopicPartition(self.name, partition)])[TopicPartition(self.name, partition)]
         start = start if bounds.low <= start <= bounds.high else bounds.low
         if start >= bounds.high:
             return
         tp = TopicPartition(self.name, partition)
-        yield from read_to(self.hook.consumer_config(**PROMPT), tp, start, bounds.high, (mine,), on_hidden)
+        yield from read_to(self.hook.consumer_config(**PROMPT), tp, start, bounds.high, mine, on_hidden)
 
 
 PROMPT: Mapping[str, Any] = {"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 50}

@@ -20,6 +20,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -28,6 +29,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, Problem, ValidationError
+from airflow_kafka_spark.operators.metrics import emit
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
 from airflow_kafka_spark.windows.report import Report, describe, sum_up
 
@@ -48,17 +50,23 @@ class Run:
     :param run_id: the DAG run.
     :param task_id: the task.
     :param map_index: index of a mapped task, -1 without mapping.
+    :param interval: start and end of the DAG run's data interval, as far as it has one.
+    :param max_tries: how many tries Airflow allows the task: a retry leaves that as it is, clearing the task raises it.
     """
 
     dag_id: str
     run_id: str
     task_id: str
     map_index: int = -1
+    interval: tuple[datetime | None, datetime | None] = (None, None)
+    max_tries: int = 0
 
     @classmethod
     def of(cls, context: Mapping[str, Any]) -> Run:
-        ti = context["ti"]
-        return cls(ti.dag_id, ti.run_id, ti.task_id, getattr(ti, "map_index", -1))
+        ti, dag_run = context["ti"], context.get("dag_run")
+        interval = (getattr(dag_run, "data_interval_start", None), getattr(dag_run, "data_interval_end", None))
+        map_index, max_tries = getattr(ti, "map_index", -1), getattr(ti, "max_tries", 0) or 0
+        return cls(ti.dag_id, ti.run_id, ti.task_id, map_index, interval, max_tries)
 
     @property
     def id(self) -> str:
@@ -136,6 +144,9 @@ class WindowOperator(BaseOperator):
 
     # --- what a concrete operator says ---
 
+    on_rerun: str | None = "skip"
+    """What clearing a task means whose window is complete: ``skip`` reports it once more, ``replay`` moves it once more."""
+
     @abstractmethod
     def problems(self, run: Run) -> list[Problem]:
         """1. Everything that keeps this task from working. Changes nothing."""
@@ -164,6 +175,9 @@ class WindowOperator(BaseOperator):
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         """6. Complete the window in the ledger and move the group's offsets."""
 
+    def follow(self, ledger: Ledger) -> None:
+        """What is left to do after a close, which an attempt that was killed may not have done."""
+
     # --- the life ---
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,12 +195,13 @@ class WindowOperator(BaseOperator):
                 with watch.step("fence"):
                     ledger = opened.enter_context(self.open_ledger(run))
                 faults.reached("fenced")
-                done = ledger.memory.completed_by(run.id)
-                if done is not None and done.report is not None:
+                done = ledger.completed(run.id)
+                if done is not None and not self.is_rerun(done, run):
                     self.log.info("Window %s of this run is complete already: nothing to do", done.window)
-                    return self.publish(dict(done.report), context)
+                    self.follow(ledger)
+                    return self.publish(dict(done.report or Report(done.window).to_dict()), context)
                 with watch.step("plan"):
-                    entry = self._next_window(ledger, run)
+                    entry = self._next_window(ledger, run, done)
                 faults.reached("planned")
                 report = self._complete(ledger, entry, watch)
             if entry.window.run == run.id:
@@ -199,10 +214,23 @@ class WindowOperator(BaseOperator):
         if problems:
             raise ValidationError(problems)
 
-    def _next_window(self, ledger: Ledger, run: Run) -> Entry:
-        """The open window if there is one, whoever planned it; else a new one, frozen and written down."""
+    def is_rerun(self, done: Entry, run: Run) -> bool:
+        """Whether this run has moved its window before and is to move it again: its task was cleared. A task that is only
+        retried, because it died after the close, is not.
+
+        :raises ValidationError: it was cleared, and the sink cannot replace what it has taken.
+        """
+        cleared = done.attempt.run == run.id and run.max_tries > done.attempt.max_tries
+        return self.on_rerun == "replay" and cleared
+
+    def _next_window(self, ledger: Ledger, run: Run, done: Entry | None) -> Entry:
+        """The open window if there is one, whoever planned it; else the one that is to be moved again; else a new one, frozen and
+        written down."""
         unfinished = ledger.memory.open_entry
-        if unfinished is None:
+        if unfinished is None and done is not None:
+            self.log.info("Window %s is complete, and its task was cleared: moving it once more", done.window)
+            entry = ledger.replay(done)
+        elif unfinished is None:
             entry = ledger.plan(self.plan(ledger, run))
         else:
             self.log.info(
@@ -236,7 +264,9 @@ class WindowOperator(BaseOperator):
         faults.reached("close.begin")
         report = self.close(ledger, window, replace(report, timings=watch.stop()))
         faults.reached("close.committed")
+        self.follow(ledger)
         self.log.info("%s", report.line)
+        emit(report.to_dict())
         return report
 
     def check_results(self, window: Window, results: Sequence[SplitResult]) -> None:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.errors import FollowedMismatch, KafkaSparkError, Problem, TopicMissing
+from airflow_kafka_spark.errors import FollowedMismatch, KafkaSparkError, Problem, TopicMissing, ValidationError
 from airflow_kafka_spark.operators.base import Run, WindowOperator, problem_from
+from airflow_kafka_spark.operators.bounds import bound_problems, starts
+from airflow_kafka_spark.operators.intervals import (
+    IntervalPlan,
+    after_intervals,
+    interval_of,
+    interval_problem,
+    option_problems,
+)
 from airflow_kafka_spark.sources.kafka import Subscription, read_log
+from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written, parse_stop
+from airflow_kafka_spark.windows.latency import parse_counts
 from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import (
     DataLossPolicy,
     Log,
     Position,
-    StartingOffsets,
     check_readable,
     lost_topics,
     make_splits,
@@ -26,6 +40,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.job import ReadWith
     from airflow_kafka_spark.sinks.base import Sink
+    from airflow_kafka_spark.windows.memory import Entry
 
 
 class FromKafkaOperator(WindowOperator):
@@ -34,8 +49,13 @@ class FromKafkaOperator(WindowOperator):
     :param topics: a topic, or several; or give ``topics_pattern``.
     :param topics_pattern: a regular expression for whole topic names.
     :param group_id: the consumer group that mirrors the position. Nobody else may consume with it.
-    :param starting_offsets: where a pipeline begins that neither its ledger, nor the sink, nor the group's committed offsets
-        know: ``earliest`` (default), ``latest``, or ``none``, which refuses.
+    :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
+        that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
+        ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
+        :func:`~airflow_kafka_spark.windows.bounds.parse_start`. Templated.
+    :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
+        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.bounds.parse_stop`.
+        Templated.
     :param max_records: at most so many offsets per window, shared among the partitions; None (default) is everything there is.
     :param data_loss: ``fail`` (default) when records were deleted before they were read, or ``skip``: a gap in ledger and report.
     :param read_with: ``task`` (default by ``auto``): Spark's tasks read their ranges with confluent-kafka; ``spark``: Spark's own
@@ -45,7 +65,16 @@ class FromKafkaOperator(WindowOperator):
     :param follows: another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger topic: the
         window ends with what that has published completely, and its count of records has to be the same.
     :param on_mismatch: ``fail`` (default) or ``warn`` where it is not: somebody else writes to the topic, or records are gone.
+    :param upstream_counts: how many records were written, counted upstream, by instant (ISO 8601 or milliseconds since the
+        epoch): the report then tells over- and under-consumption per time bucket. Nothing fails because of it. Templated.
     :param read_timeout: seconds without any progress after which a task gives the broker up; default 300.
+    :param window: ``progress`` (default): from where the pipeline stands to what there is now; or ``interval``: the records of
+        the DAG run's data interval, ``[start, end)`` by broker timestamp, in any order and side by side.
+    :param grace: seconds (or a timedelta) after the end of an interval at which it is decided though no later record has come;
+        default 60. The task waits for it.
+    :param on_missing_interval: what a run without a data interval does: ``fail`` (default), or ``progress``: move what is new.
+    :param on_rerun: what clearing a task means whose window is complete: ``replay`` moves the same offsets again, and the sink
+        replaces that window's rows (default for intervals); ``skip`` does nothing (default otherwise).
     """
 
     sink: Sink
@@ -56,7 +85,8 @@ class FromKafkaOperator(WindowOperator):
         topics: str | Sequence[str] | None = None,
         topics_pattern: str | None = None,
         group_id: str,
-        starting_offsets: StartingOffsets = "earliest",
+        starting_offsets: Written = CommittedOffsets(),  # noqa: B008 - a frozen value
+        ending_offsets: Written = "latest",
         max_records: int | None = None,
         data_loss: DataLossPolicy = "fail",
         read_with: ReadWith = "auto",
@@ -64,13 +94,26 @@ class FromKafkaOperator(WindowOperator):
         read_timeout: float = 300.0,
         follows: str | None = None,
         on_mismatch: Literal["fail", "warn"] = "fail",
+        upstream_counts: Mapping[Any, int] | str | None = None,
+        window: Literal["progress", "interval"] = "progress",
+        grace: float | timedelta = 60.0,
+        on_missing_interval: Literal["fail", "progress"] = "fail",
+        on_rerun: Literal["skip", "replay"] | None = None,
         **kwargs: Any,
     ) -> None:
+        if window == "interval":
+            # Intervals do not wait for each other: each has a place of its own in ledger and sink.
+            kwargs.setdefault("max_active_tis_per_dag", None)
         super().__init__(**kwargs)
+        self.window = window
+        self.grace = grace.total_seconds() if isinstance(grace, timedelta) else grace
+        self.on_missing_interval = on_missing_interval
+        self.on_rerun = on_rerun
         self.topics = topics
         self.topics_pattern = topics_pattern
         self.group_id = group_id
         self.starting_offsets = starting_offsets
+        self.ending_offsets = ending_offsets
         self.max_records = max_records
         self.data_loss = data_loss
         self.read_with = read_with
@@ -78,12 +121,53 @@ class FromKafkaOperator(WindowOperator):
         self.read_timeout = read_timeout
         self.follows = follows
         self.on_mismatch = on_mismatch
+        self.upstream_counts = upstream_counts
 
     # --- 1. validate ---
 
     def reading_problems(self, run: Run) -> list[Problem]:
         """What is wrong with the arguments, without asking anybody."""
-        return [*self.pipeline_problems(run), *self.subscription.validate(), *self._option_problems()]
+        return [
+            *self.pipeline_problems(run),
+            *self.subscription.validate(),
+            *self._option_problems(),
+            *self._count_problems(),
+            *option_problems(self),
+            *([interval_problem(run)] if self._needs_interval and interval_of(run) is None else []),
+        ]
+
+    def _count_problems(self) -> list[Problem]:
+        try:
+            self.upstream()
+            return []
+        except ValueError as error:
+            return [Problem("upstream_counts", str(error), 'Give {"2026-01-01T00:00:00Z": 500, ...}, or JSON of it')]
+
+    def upstream(self) -> dict[int, int] | None:
+        """``upstream_counts`` by milliseconds since the epoch.
+
+        :raises ValueError: it cannot be understood.
+        """
+        given = self.upstream_counts
+        if isinstance(given, str):
+            given = literal_eval(given) if given.strip().startswith("{'") else json.loads(given or "null")
+        if given is None:
+            return None
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{given!r} is no mapping")
+        return parse_counts(given)
+
+    @property
+    def _needs_interval(self) -> bool:
+        return self.window == "interval" and self.on_missing_interval == "fail"
+
+    def is_rerun(self, done: Entry, run: Run) -> bool:
+        if self.on_rerun is None and self.window == "interval":
+            cleared = done.attempt.run == run.id and run.max_tries > done.attempt.max_tries
+            if cleared and (problems := self.sink.replay_problems()):
+                raise ValidationError(problems)
+            return cleared
+        return super().is_rerun(done, run)
 
     def server_problems(self) -> list[Problem]:
         """What Kafka and Spark say."""
@@ -91,7 +175,6 @@ class FromKafkaOperator(WindowOperator):
 
     def _option_problems(self) -> list[Problem]:
         choices: list[tuple[str, Any, tuple[Any, ...]]] = [
-            ("starting_offsets", self.starting_offsets, ("earliest", "latest", "none")),
             ("data_loss", self.data_loss, ("fail", "skip")),
             ("read_with", self.read_with, ("auto", "task", "spark")),
             ("on_mismatch", self.on_mismatch, ("fail", "warn")),
@@ -101,6 +184,7 @@ class FromKafkaOperator(WindowOperator):
         ]
         if not isinstance(self.group_id, str) or not self.group_id.strip():
             problems.append(Problem("group_id", f"`{self.group_id}` is not the name of a consumer group"))
+        problems.extend(bound_problems(self))
         if self.follows and self.max_records is not None:
             problems.append(Problem("max_records", "a window that follows another pipeline is as large as what that published"))
         numbers = (
@@ -148,36 +232,52 @@ class FromKafkaOperator(WindowOperator):
     # --- 2. fence and look ---
 
     def open_ledger(self, run: Run) -> Ledger:
+        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
         from airflow_kafka_spark.hooks.ledger import Ledger
 
-        return Ledger(
-            self.kafka,
-            self.pipeline_name(run),
-            run.id,
-            group_id=self.group_id,
-            topic=self.ledger_topic,
-            keep_windows=self.keep_windows,
-            hint_topics=self._resolve(),
-        )
+        name = self.pipeline_name(run)
+        options: dict[str, Any] = {
+            "topic": self.ledger_topic,
+            "keep_windows": self.keep_windows,
+            "max_tries": run.max_tries,
+        }
+        interval = interval_of(run) if self.window == "interval" else None
+        if interval is not None:
+            return IntervalLedger(self.kafka, name, run.id, interval, **options)
+        # An interval moves the group by itself, and leaves no short cut there.
+        hints = self._resolve() if self.window == "progress" else ()
+        return Ledger(self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, **options)
 
     # --- 3. plan ---
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
+        from airflow_kafka_spark.hooks.bounds import position_of_group, resolve_stop
+        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
         from airflow_kafka_spark.hooks.ledger import utc_now
 
+        if isinstance(ledger, IntervalLedger):
+            return self._intervals.window(ledger, run)
         topics = self._resolve()
         log = read_log(self.kafka, topics)
-        committed = {tp: c.offset for tp, c in self.kafka.committed(self.group_id, log.partitions).items() if c}
+        of_group = self.kafka.committed(self.group_id, log.partitions)
+        committed = {tp: c.offset for tp, c in of_group.items() if c}
         position, last_number = ledger.memory.position, ledger.memory.last_number
-        if not ledger.memory.exists:
+        if ledger.memory.is_blank:
             position, last_number = self.position_of_sink(ledger.pipeline, log)
-        followed, log = self._follow(log, position, committed, topics)
+        if ledger.memory.intervals:
+            position = after_intervals(ledger.memory, log, committed, self._first)
+        if not position.offsets:
+            # Offsets that this pipeline has committed itself: to begin elsewhere would double or lose what it has moved.
+            position, number = position_of_group(ledger.pipeline, of_group)
+            last_number = max(last_number, number)
+        beginning = {} if position.offsets else starts(self.kafka, self.starting_offsets, log, self.group_id, of_group)
+        followed, log = self._follow(log, position, beginning, topics)
         planned = plan_ranges(
             log,
             position,
             topics,
-            committed=committed,
-            starting_offsets=self.starting_offsets,
+            starts=beginning,
+            stops=resolve_stop(self.kafka, parse_stop(self.ending_offsets), log),
             data_loss=self.data_loss,
             max_records=self._max_records(),
         )
@@ -193,6 +293,7 @@ class FromKafkaOperator(WindowOperator):
             gaps=planned.gaps,
             held_back=planned.held_back,
             follows=followed,
+            moved=position.moved,
         )
         if followed is not None and window.span < followed.records:
             # Fewer offsets than records: that will not get better by reading.
@@ -200,7 +301,7 @@ class FromKafkaOperator(WindowOperator):
         return window
 
     def _follow(
-        self, log: Log, position: Position, committed: dict[TopicPartition, int], topics: Sequence[str]
+        self, log: Log, position: Position, starts: dict[TopicPartition, int], topics: Sequence[str]
     ) -> tuple[Followed | None, Log]:
         """Where another pipeline is followed: what that has published, and the log up to there."""
         if not self.follows:
@@ -218,7 +319,7 @@ class FromKafkaOperator(WindowOperator):
             followed.last,
             f"{followed.records:,}",
         )
-        return followed, log_up_to(ends, log, position, committed)
+        return followed, log_up_to(ends, log, position, starts)
 
     def check_followed(self, window: Window, read: int) -> None:
         """Published = read, where another pipeline is followed.
@@ -227,6 +328,9 @@ class FromKafkaOperator(WindowOperator):
         """
         followed = window.follows
         if followed is None or followed.records == read:
+            return
+        if window.moved:
+            self.log.info("Window %s begins where it was put by hand: its records are not compared", window)
             return
         error = FollowedMismatch(str(window), followed.pipeline, followed.records, read)
         if self.on_mismatch == "fail":
@@ -285,12 +389,22 @@ class FromKafkaOperator(WindowOperator):
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         from airflow_kafka_spark.hooks.ledger import utc_now
 
-        offsets = self.offsets_to_commit(window)
+        # The group has been there when the window was moved first, and follows intervals by itself.
+        offsets = {} if window.replay or window.interval else self.offsets_to_commit(window)
         report = replace(
             report, committed={str(tp): offset for tp, offset in offsets.items()}, group_id=self.group_id, completed_at=utc_now()
         )
         ledger.close(report.to_dict(), offsets)
         return report
+
+    def follow(self, ledger: Ledger) -> None:
+        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
+
+        if not isinstance(ledger, IntervalLedger):
+            return
+        moved = self._intervals.follow(ledger)
+        if moved:
+            self.log.info("Group %s moves to %s", self.group_id, ", ".join(f"{tp}@{o}" for tp, o in sorted(moved.items())[:8]))
 
     def offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
         """The frozen ends, but never lower than what is committed, and nothing for a topic that is another one now."""
@@ -306,6 +420,34 @@ class FromKafkaOperator(WindowOperator):
         return {tp: end for tp, end in ends.items() if tp not in ahead}
 
     # --- what the parts are made of ---
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless the task is being killed.
+
+        :raises RuntimeError: it is.
+        """
+        if self._killed.wait(seconds):
+            raise RuntimeError(f"Task {self.task_id} was killed while it waited for records")
+
+    @cached_property
+    def _killed(self) -> threading.Event:
+        return threading.Event()
+
+    def on_kill(self) -> None:
+        self._killed.set()
+        super().on_kill()
+
+    @property
+    def _intervals(self) -> IntervalPlan:
+        return IntervalPlan(
+            self.kafka, self._resolve(), self.group_id, self.sink, self.data_loss, self.grace, self._first, self.pause
+        )
+
+    @property
+    def _first(self) -> datetime | None:
+        """Where the schedule begins."""
+        dag = self.get_dag()
+        return self.start_date or (dag.start_date if dag is not None else None)
 
     @property
     def topic_uris(self) -> list[str]:

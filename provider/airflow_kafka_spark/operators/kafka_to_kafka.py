@@ -14,6 +14,7 @@ from airflow_kafka_spark.operators.decoding import DecodingOperator
 from airflow_kafka_spark.operators.publishing import check_target, publish_splits, publisher, target, topic_uris
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import Applied, Split, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Log, Position, check_readable, whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_relayed
@@ -67,9 +68,10 @@ class KafkaToKafkaOperator(DecodingOperator):
     :param allow_new_partitions: go on with a window whose target was given more partitions meanwhile: keys then move.
 
     ``key`` and ``metadata_columns`` are those of :class:`~airflow_kafka_spark.operators.KafkaToSinkOperator`; ``topics`` or
-    ``topics_pattern``, ``group_id``, ``starting_offsets``, ``data_loss``, ``follows``, ``on_mismatch`` and ``read_timeout`` of
-    :class:`~airflow_kafka_spark.operators.from_kafka.FromKafkaOperator`; ``pipeline``, ``kafka_conn_id``, ``spark_conn_id``,
-    ``spark_conf``, ``ledger_topic`` and ``keep_windows`` those of :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
+    ``topics_pattern``, ``group_id``, ``starting_offsets``, ``ending_offsets``, ``data_loss``, ``follows``, ``on_mismatch`` and
+    ``read_timeout`` of :class:`~airflow_kafka_spark.operators.from_kafka.FromKafkaOperator`; ``pipeline``, ``kafka_conn_id``,
+    ``spark_conn_id``, ``spark_conf``, ``ledger_topic`` and ``keep_windows`` those of
+    :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
     """
 
     template_fields: Sequence[str] = (
@@ -79,7 +81,9 @@ class KafkaToKafkaOperator(DecodingOperator):
         "pipeline",
         "max_records",
         "starting_offsets",
+        "ending_offsets",
         "follows",
+        "upstream_counts",
         "filter",
         "columns",
     )
@@ -206,7 +210,8 @@ class KafkaToKafkaOperator(DecodingOperator):
             ledger, window, list(splits), lambda left: self._relay(window, ledger, tuple(splits[index] for index in left))
         )
         self.check(window)
-        report = sum_up_relayed(window, markers, {index: split.range for index, split in splits.items()})
+        ranges = {index: split.range for index, split in splits.items()}
+        report = sum_up_relayed(window, markers, ranges, flushed=now_ms(), upstream=self.upstream())
         self.check_followed(window, report.records_read)
         return report
 

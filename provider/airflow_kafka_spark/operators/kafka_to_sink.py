@@ -12,6 +12,7 @@ from airflow_kafka_spark.operators.base import Run, asset_uris
 from airflow_kafka_spark.operators.decoding import DecodingOperator
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import Window
 from airflow_kafka_spark.windows.report import Report, sum_up
 
@@ -36,8 +37,8 @@ class KafkaToSinkOperator(DecodingOperator):
     :param behavior_on_null_values: what a record without a value means: ``delete`` (default where the sink deletes), ``write``
         (default for formats that have null values), ``ignore`` (counted), or ``fail`` (default otherwise).
 
-    ``topics`` or ``topics_pattern``, ``group_id``, ``starting_offsets``, ``max_records``, ``data_loss``, ``read_with``,
-    ``split_records``, ``follows``, ``on_mismatch`` and ``read_timeout`` are those of
+    ``topics`` or ``topics_pattern``, ``group_id``, ``starting_offsets``, ``ending_offsets``, ``max_records``, ``data_loss``,
+    ``read_with``, ``split_records``, ``follows``, ``on_mismatch`` and ``read_timeout`` are those of
     :class:`~airflow_kafka_spark.operators.from_kafka.FromKafkaOperator`;
     ``sink``, ``pipeline``, ``kafka_conn_id``, ``spark_conn_id``, ``spark_conf``, ``ledger_topic`` and ``keep_windows`` those of
     :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
@@ -50,7 +51,9 @@ class KafkaToSinkOperator(DecodingOperator):
         "pipeline",
         "max_records",
         "starting_offsets",
+        "ending_offsets",
         "follows",
+        "upstream_counts",
     )
     ui_color = "#e8f1ff"
 
@@ -125,7 +128,8 @@ class KafkaToSinkOperator(DecodingOperator):
             self.check(window)
             ledger.verify()
             applied = writer.commit(results)
-        return sum_up(window, results, applied, {split.index: split.range for split in splits})
+        ranges = {split.index: split.range for split in splits}
+        return sum_up(window, results, applied, ranges, flushed=now_ms(), upstream=self.upstream())
 
     # --- what the parts are made of ---
 

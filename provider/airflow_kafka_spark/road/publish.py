@@ -114,7 +114,9 @@ class PublishJob:
     def _jars(self) -> tuple[str, ...]:
         from airflow_kafka_spark.hooks import jars
 
-        return tuple(map(str, jars.resolve(list(self.source.packages), exclude_bundled=True))) if self.source.packages else ()
+        if self.spark.is_connect or not self.source.packages:  # a server that is only connected to has its own, and Java
+            return ()
+        return tuple(map(str, jars.resolve(list(self.source.packages), exclude_bundled=True)))
 
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""

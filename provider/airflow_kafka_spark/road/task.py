@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.windows.codec import decode_facts, encode_error, result_from_json, result_to_json
+from airflow_kafka_spark.windows.latency import Times
 from airflow_kafka_spark.windows.model import BadRecord, Gap, Split, SplitResult
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def add(result: SplitResult, records: Records, ignored: int, bad: Iterable[BadRe
     import pyarrow.compute as pc
 
     stamps = pc.min_max(records.timestamps).as_py()
+    times = result.times.plus(count_times(records.timestamps, result.times.width))
     bad = tuple(bad)
     return replace(
         result,
@@ -131,7 +133,19 @@ def add(result: SplitResult, records: Records, ignored: int, bad: Iterable[BadRe
         samples=(result.samples + bad)[:SAMPLES],
         min_timestamp=stamps["min"] if result.min_timestamp is None else min(result.min_timestamp, stamps["min"]),
         max_timestamp=stamps["max"] if result.max_timestamp is None else max(result.max_timestamp, stamps["max"]),
+        times=times,
     )
+
+
+def count_times(timestamps: pa.Int64Array, width: int) -> Times:
+    """How many records there are of each span of time.
+
+    :param width: of a span, in milliseconds.
+    """
+    import pyarrow.compute as pc
+
+    buckets = pc.value_counts(pc.divide(timestamps, width))
+    return Times(width, dict(zip(buckets.field(0).to_pylist(), buckets.field(1).to_pylist(), strict=True)))
 
 
 def encode_result(result: SplitResult) -> str:

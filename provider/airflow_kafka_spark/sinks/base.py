@@ -150,13 +150,21 @@ class Sink(ABC):
         write. Changes nothing, needs no Spark, takes seconds at most. Returns an empty list when all is well; never raises for
         what a user can cause."""
 
+    def replay_problems(self) -> list[Problem]:
+        """Why this sink, with these options, cannot replace the rows of a window it has taken, as a replay does."""
+        return [Problem("on_rerun", "this sink cannot replace what it has taken", 'Set `on_rerun="skip"`')]
+
+    def unordered_problems(self) -> list[Problem]:
+        """Why windows that are taken in any order, as intervals may be, would not leave what they leave in theirs."""
+        return []
+
     @abstractmethod
     def last_applied(self, pipeline: str) -> Applied | None:
         """The newest window of this pipeline the sink remembers: where a pipeline goes on when its ledger is lost."""
 
     @abstractmethod
     def applied(self, window: Window) -> Applied | None:
-        """The sink's record of exactly this window, or None."""
+        """The sink's record of exactly this window, or None; of a replay, once that has been taken."""
 
     @abstractmethod
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:

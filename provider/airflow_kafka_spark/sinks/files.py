@@ -23,6 +23,7 @@ from airflow_kafka_spark.sinks.files_layout import (
     Record,
     Staging,
     escape,
+    exchange,
     flush,
     make_below,
     pipeline_slug,
@@ -46,7 +47,8 @@ class FilesSink(Sink):
     """Writes each window as a directory of files below ``path``; whoever lists ``path`` sees complete windows only.
 
     Guarantee: exactly-once. A window's directory is written elsewhere, on the same file system, and becomes visible by one
-    ``rename(2)``, which is atomic and fails when the window is already there (POSIX). Readers are Spark, DuckDB, pandas and
+    ``rename(2)``, which is atomic and fails when the window is already there (POSIX); a replay exchanges the window's directory
+    for another one, in one step too (``RENAME_EXCHANGE``, Linux; not on NFS). Readers are Spark, DuckDB, pandas and
     Arrow, reading ``path`` as an ordinary partitioned table; the window is a partition column of it. Needs a file system
     that the Airflow worker and all of Spark's executors share: a local disk for ``local[*]``, else NFS or another mount.
 
@@ -142,7 +144,11 @@ class FilesSink(Sink):
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
         record = self.record(window)
-        return record.applied if record else None
+        return record.applied if record and record.applied.replay >= window.replay else None
+
+    def replay_problems(self) -> list[Problem]:
+        """None: a window's directory is exchanged for another one."""
+        return []
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> FilesWindowWriter:
         """Takes the directories of earlier attempts away, by a rename first: one that still lives then finds nothing of its
@@ -267,7 +273,7 @@ class FilesWindowWriter(WindowWriter):
 
     def _refuse_conflict(self) -> None:
         newest = self.sink.newest_record(self.window.pipeline)
-        if newest is None:
+        if newest is None or self.window.replay:
             return
         previous = without_recreated(newest.applied, newest.topic_ids, self.window)
         if reasons := continues(previous, self.window):
@@ -296,12 +302,17 @@ class FilesWindowWriter(WindowWriter):
     def _record(self, rows: int, files: Sequence[Mapping[str, Any]]) -> Record:
         window = self.window
         facts = {"run": window.run, "cluster_id": window.cluster_id, "committed_at": datetime.now(timezone.utc).isoformat()}
-        applied = Applied(window.pipeline, window.number, window.ranges, rows)
+        applied = Applied(window.pipeline, window.number, window.ranges, rows, replay=window.replay)
         return Record(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), window.topic_ids, facts)
 
     def _publish(self) -> None:
         self.sink.directory.mkdir(parents=True, exist_ok=True)
-        os.rename(self.attempt / PUBLISH, self.sink.window_path(self.window))
+        place = self.sink.window_path(self.window)
+        if self.window.replay and place.exists():
+            # What was there goes where the attempt was, and away with it.
+            exchange(self.attempt / PUBLISH, place)
+        else:
+            os.rename(self.attempt / PUBLISH, place)
         self.sink.flush()
 
     def _after(self, error: OSError) -> Applied:

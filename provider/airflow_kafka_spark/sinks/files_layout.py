@@ -12,6 +12,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import hashlib
 import json
 import logging
@@ -94,6 +96,24 @@ def flush(path: str | Path) -> None:
         os.close(fd)
 
 
+def exchange(one: Path, other: Path) -> None:
+    """Let two directories change places, in one step: nobody sees neither, or both.
+
+    :raises OSError: the platform or the file system cannot (``EINVAL`` or ``ENOSYS``), or one of them does not exist.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise OSError(errno.ENOSYS, "this platform cannot exchange two directories in one step, as a replay has to", str(other))
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        code = ctypes.get_errno()
+        what = "this file system cannot exchange two directories in one step, as a replay has to"
+        raise OSError(code, what if code == errno.EINVAL else os.strerror(code), str(other))
+
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
 def make_below(base: Path, names: Sequence[str]) -> Path:
     """Make nested directories in ``base``, never ``base`` itself: when a newer attempt took it away, this one has to notice.
 
@@ -138,6 +158,7 @@ class Record:
                 "number": applied.number,
                 "ranges": [[r.topic, r.partition, r.start, r.end] for r in applied.ranges],
                 "rows": applied.written,
+                "replay": applied.replay,
                 "format": self.format,
                 "partition_by": list(self.partition_by),
                 "topic_ids": dict(self.topic_ids),
@@ -154,7 +175,13 @@ class Record:
         found = json.loads(text)
         try:
             return cls(
-                Applied(found["pipeline"], found["number"], tuple(OffsetRange(*r) for r in found["ranges"]), found["rows"]),
+                Applied(
+                    found["pipeline"],
+                    found["number"],
+                    tuple(OffsetRange(*r) for r in found["ranges"]),
+                    found["rows"],
+                    replay=found.get("replay", 0),
+                ),
                 tuple(found["files"]),
                 found["format"],
                 tuple(found["partition_by"]),

@@ -46,6 +46,8 @@ class PostgresSink(Sink):
     :param auto_create: create the table, when it is missing, with columns that fit the rows and ``key`` as primary key.
     :param offset_columns: demand (or create) the columns ``__connect_topic``, ``__connect_partition`` and ``__connect_offset``.
         Where the table has them the sink fills them, and an older offset never overwrites or deletes a newer row.
+    :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``: what a replay of the
+        window deletes before it writes the rows again, in the same transaction. An index on it makes that quick.
     :param windows_table: the sink's record of windows, in the target's schema; created on first use.
     :param splits_table: the markers of ``atomic="split"``, beside it.
     :param stage_schema: where stages are made; default the target's schema. Their names begin with ``airflow_stage_``.
@@ -54,7 +56,10 @@ class PostgresSink(Sink):
     :param lock_timeout: seconds to wait for a lock somebody else holds; default 60.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("conn_id", "table", "key", "windows_table", "splits_table", "stage_schema")
+    template_fields: ClassVar[Sequence[str]] = (
+        "conn_id", "table", "key", "windows_table", "splits_table", "stage_schema",
+        "window_column",
+    )  # fmt: skip
 
     conn_id: str
     table: str
@@ -64,6 +69,7 @@ class PostgresSink(Sink):
     delete_enabled: bool = False
     auto_create: bool = False
     offset_columns: bool = False
+    window_column: str | None = None
     windows_table: str = "airflow_windows"
     splits_table: str = "airflow_window_splits"
     stage_schema: str | None = None
@@ -127,6 +133,29 @@ class PostgresSink(Sink):
         from airflow_kafka_spark.sinks.postgres_check import problems
 
         return problems(self, shape)
+
+    def replay_problems(self) -> list[Problem]:
+        """Rows that are appended need ``window_column``; an upsert needs ``offset_columns`` and must not delete."""
+        where, wrong = "on_rerun", []
+        if self.atomic == "split":
+            wrong.append(('`atomic="split"` shows a window in pieces, and would replace it in pieces', 'Use `atomic="window"`'))
+        if self.mode == "append" and not self.window_column:
+            wrong.append(("appended rows do not say which window they are of", 'Set `window_column="..."` on the sink'))
+        return [*(Problem(where, *why) for why in wrong), *self._guard_problems(where, "a window that is moved again")]
+
+    def unordered_problems(self) -> list[Problem]:
+        """An upsert needs ``offset_columns``, and must not delete."""
+        return self._guard_problems("window", "an interval that is moved after a later one")
+
+    def _guard_problems(self, where: str, what: str) -> list[Problem]:
+        if self.mode != "upsert":
+            return []
+        wrong = []
+        if not self.offset_columns:
+            wrong.append((f"{what} would overwrite newer rows", "Set `offset_columns=True` on the sink: older offsets then lose"))
+        if self.delete_enabled:
+            wrong.append((f"{what} would bring back rows that were deleted since", "Leave `delete_enabled` out"))
+        return [Problem(where, *why) for why in wrong]
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """The row of ``airflow_windows`` with the pipeline's highest number.

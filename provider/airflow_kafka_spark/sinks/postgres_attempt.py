@@ -205,6 +205,9 @@ def _create_missing(
         with connection.transaction():
             run(connection, sql.lock(lock_key("create", str(table))))
             run(connection, statement)
+    there = read_table(connection, windows)
+    if there is not None and "replay" not in there.columns:
+        run(connection, sql.add_replay(windows))
 
 
 def creation(sink: PostgresSink, name: Name, shape: Shape) -> str:
@@ -213,6 +216,8 @@ def creation(sink: PostgresSink, name: Name, shape: Shape) -> str:
     if sink.offset_columns:
         given = {column for column, _ in columns}
         columns += [c for c in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True) if c[0] not in given]
+    if sink.window_column:
+        columns.append((sink.window_column, "text"))
     return sql.create_target(name, columns, sink.key)
 
 
@@ -234,9 +239,12 @@ def _plan(sink: PostgresSink, target: Table, shape: Shape, window: Window) -> tu
         tombstone=TOMBSTONE if upserts and sink.delete_enabled and shape.has_tombstones else None,
         filled=filled,
         guarded=upserts and all(name in target.columns for name in sql.OFFSET_COLUMNS),
+        again=window.replay > 0,
+        window=(sink.window_column, str(window)) if sink.window_column else None,
     )
     direct = (
         not upserts
+        and not sink.window_column
         and sink.atomic == "split"
         and target.kind == "r"
         and not target.filters

@@ -98,6 +98,11 @@ def _shape_problems(sink: PostgresSink, shape: Shape) -> Iterator[Problem]:
             yield Problem("sink", f"{name!r} cannot be a column; expected 1 to {NAME_BYTES} bytes without NUL")
         if name.startswith(RESERVED):
             yield Problem("sink", f"the rows have a column `{name}`; names that begin with `{RESERVED}` are the sink's own")
+    if sink.window_column is not None and (sink.window_column in names or not _is_name(sink.window_column)):
+        what = (
+            "the rows have a column of that name" if sink.window_column in names else f"{sink.window_column!r} cannot be a name"
+        )
+        yield Problem("sink.window_column", what, "Give it another one")
     missing = [name for name in sink.key if name not in names]
     if missing:
         yield Problem("sink.key", f"the rows have no column {_names(missing)}; they have {_names(names)}")
@@ -254,7 +259,8 @@ class _Look:
 
     def _filled_problems(self, table: Table) -> Iterator[Problem]:
         """Columns that the sink itself fills, and those that nobody does."""
-        filled = {*(c.name for c in self.columns), *sql.OFFSET_COLUMNS}
+        filled = {*(c.name for c in self.columns), *sql.OFFSET_COLUMNS, self.sink.window_column}
+        yield from self._window_column_problems(table)
         for name, kind in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True):
             target = table.columns.get(name)
             if target is None and self.sink.offset_columns:
@@ -266,6 +272,17 @@ class _Look:
             if target.required and name not in filled:
                 what = f"{table.name} takes no NULL in it and has no default, and the rows do not have it"
                 yield Problem(f"sink.table column `{name}`", what, "Add it to the schema, or give it a default")
+
+    def _window_column_problems(self, table: Table) -> Iterator[Problem]:
+        name = self.sink.window_column
+        if name is None:
+            return
+        target = table.columns.get(name)
+        if target is None:
+            add = f"ALTER TABLE {table.name} ADD COLUMN {quote(name)} text"
+            yield Problem("sink.window_column", f"{table.name} has no column `{name}`", add)
+        elif target.base not in ("text", "character varying"):
+            yield Problem("sink.window_column", f"`{name}` is {target.type}; the sink fills it with text")
 
     def _key_problems(self, table: Table) -> Iterator[Problem]:
         key = frozenset(self.sink.key)
@@ -287,6 +304,8 @@ class _Look:
         needed = {"INSERT"}
         if self.sink.mode == "upsert":
             needed |= {"SELECT", "UPDATE"}
+        elif self.sink.window_column:
+            needed |= {"SELECT", "DELETE"}
         if self.sink.delete_enabled:
             needed.add("DELETE")
         missing = ", ".join(sorted(needed - table.rights))

@@ -58,6 +58,8 @@ class Merge:
     :param tombstone: the stage's hidden column that marks deletes, if it has one.
     :param filled: which of :data:`~airflow_kafka_spark.sinks.postgres_sql.OFFSET_COLUMNS` the sink fills.
     :param guarded: whether the target has all of them, so that an older offset never overwrites a newer one.
+    :param again: whether rows of these very offsets may be there already, and are written again.
+    :param window: a column and what it holds in every row: the window's name.
     """
 
     target: Name
@@ -67,11 +69,13 @@ class Merge:
     tombstone: str | None = None
     filled: tuple[str, ...] = ()
     guarded: bool = False
+    again: bool = False
+    window: tuple[str, str] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """The target's columns that get a value."""
-        return (*(c.name for c in self.columns), *self.filled)
+        return (*(c.name for c in self.columns), *self.filled, *(self.window or ())[:1])
 
     def insert(self, stage: Stage) -> str:
         """Add all rows of one stage."""
@@ -98,7 +102,8 @@ class Merge:
         )
 
     def _values(self) -> list[str]:
-        return [*(c.value for c in self.columns), *(f"s.{quote(name)}" for name in self.filled)]
+        named = [f"{literal(self.window[1])}::text"] if self.window else []
+        return [*(c.value for c in self.columns), *(f"s.{quote(name)}" for name in self.filled), *named]
 
     def _rows(self, stages: Sequence[Stage]) -> str:
         """The rows of all stages, with where they came from: ``s``."""
@@ -117,6 +122,7 @@ class Merge:
         # A key is compared as the target compares it, and handed on like that.
         values = [f"{c.key_value if c.name in self.key else c.value} AS {quote(c.name)}" for c in self.columns]
         values += [f"s.{quote(name)}" for name in self.filled]
+        values += [f"{literal(self.window[1])}::text AS {quote(self.window[0])}"] if self.window else []
         values += [f"s.{quote(self.tombstone)}"] if self.tombstone else []
         return (
             f"SELECT DISTINCT ON ({keys}) {', '.join(values)} FROM {self._rows(stages)} "
@@ -142,7 +148,7 @@ class Merge:
         topic, partition, offset = map(quote, OFFSET_COLUMNS)
         return (
             f"{word}((t.{topic}, t.{partition}) IS DISTINCT FROM ({new}.{topic}, {new}.{partition}) "
-            f"OR t.{offset} < {new}.{offset})"
+            f"OR t.{offset} {'<=' if self.again else '<'} {new}.{offset})"
         )
 
 

@@ -103,17 +103,25 @@ def create_windows(windows: Name) -> str:
         f"CREATE TABLE IF NOT EXISTS {windows} (pipeline text NOT NULL, number bigint NOT NULL, ranges jsonb NOT NULL, "
         "written bigint NOT NULL DEFAULT 0, deleted bigint NOT NULL DEFAULT 0, target text NOT NULL, run text NOT NULL, "
         "cluster_id text NOT NULL, topic_ids jsonb NOT NULL, applied_at timestamptz NOT NULL DEFAULT now(), "
+        "replay integer NOT NULL DEFAULT 0, "
         "PRIMARY KEY (pipeline, number))"
     )
 
 
+def add_replay(windows: Name) -> str:
+    """For a table of before there were replays."""
+    return f"ALTER TABLE {windows} ADD COLUMN IF NOT EXISTS replay integer NOT NULL DEFAULT 0"
+
+
 def claim_window(windows: Name, facts: Mapping[str, Any], target: str) -> str:
-    """Insert the window's row. No row comes back when it is there already; waits for whoever is about to insert it."""
+    """Insert the window's row; for a replay, take that of the time before. No row comes back when it is there already; waits for
+    whoever is about to insert it."""
     return (
-        f"INSERT INTO {windows} (pipeline, number, ranges, target, run, cluster_id, topic_ids) VALUES ("
+        f"INSERT INTO {windows} AS w (pipeline, number, ranges, target, run, cluster_id, topic_ids, replay) VALUES ("
         f"{literal(facts['pipeline'])}, {literal(facts['number'])}, {jsonb(facts['ranges'])}, {literal(target)}, "
-        f"{literal(facts['run'])}, {literal(facts['cluster_id'])}, {jsonb(facts['topic_ids'])}) "
-        "ON CONFLICT (pipeline, number) DO NOTHING RETURNING 1"
+        f"{literal(facts['run'])}, {literal(facts['cluster_id'])}, {jsonb(facts['topic_ids'])}, {literal(facts['replay'])}) "
+        "ON CONFLICT (pipeline, number) DO UPDATE SET target = excluded.target, run = excluded.run, replay = excluded.replay "
+        "WHERE w.replay < excluded.replay RETURNING 1"
     )
 
 
@@ -126,19 +134,28 @@ def count_window(windows: Name, pipeline: str, number: int, written: int, delete
 
 
 def window_row(windows: Name, pipeline: str, number: int) -> str:
-    return (
-        f"SELECT number, ranges, written, deleted, topic_ids FROM {windows} "
-        f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
-    )
+    return f"{_select_windows(windows)} WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
 
 
 def last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
     """The row with the highest number, ``but`` left aside."""
     others = "" if but is None else f"AND number <> {literal(but)} "
-    return (
-        f"SELECT number, ranges, written, deleted, topic_ids FROM {windows} WHERE pipeline = {literal(pipeline)} "
-        f"{others}ORDER BY number DESC LIMIT 1"
-    )
+    return f"{_select_windows(windows)} WHERE pipeline = {literal(pipeline)} {others}ORDER BY number DESC LIMIT 1"
+
+
+def _select_windows(windows: Name) -> str:
+    # Through JSON: the table may be of before there were replays, and is only read here.
+    return f"SELECT number, ranges, written, deleted, topic_ids, (to_jsonb(w)->>'replay')::integer FROM {windows} AS w"
+
+
+def delete_window(target: Name, column: str, window: str) -> str:
+    """The rows of one window."""
+    return f"DELETE FROM {target} WHERE {quote(column)} = {literal(window)}"
+
+
+def unmarked(target: Name, column: str) -> str:
+    """Whether there are rows that do not say which window they are of."""
+    return f"SELECT EXISTS (SELECT 1 FROM {target} WHERE {quote(column)} IS NULL)"
 
 
 def create_splits(splits: Name) -> str:

@@ -39,7 +39,7 @@ def last_recorded(connection: psycopg.Connection, windows: Name, pipeline: str, 
 
 
 def recorded(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:
-    """The row of exactly this window.
+    """The row of exactly this window; None for a replay that has not been taken yet.
 
     :raises WindowConflict: a window of this number is there, but of other offsets.
     """
@@ -49,11 +49,11 @@ def recorded(connection: psycopg.Connection, windows: Name, window: Window) -> A
     if not same_ranges(found.applied.ranges, window.ranges):
         there = ", ".join(map(str, found.applied.ranges))
         raise WindowConflict(str(window), f"{windows} has {there} under this number", ", ".join(map(str, window.ranges)))
-    return found.applied
+    return found.applied if found.applied.replay >= window.replay else None
 
 
 def claim(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool:
-    """Insert the window's row, which only one transaction can. False: it is there."""
+    """Insert the window's row, or for a replay take it, which only one transaction can. False: it is there."""
     facts: dict[str, Any] = {
         "pipeline": window.pipeline,
         "number": window.number,
@@ -61,6 +61,7 @@ def claim(connection: psycopg.Connection, windows: Name, window: Window, target:
         "run": window.run,
         "cluster_id": window.cluster_id,
         "topic_ids": dict(window.topic_ids),
+        "replay": window.replay,
     }
     return bool(rows(connection, sql.claim_window(windows, facts, target)))
 
@@ -68,7 +69,7 @@ def claim(connection: psycopg.Connection, windows: Name, window: Window, target:
 def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Window) -> None:
     """:raises WindowConflict: the sink's last window of this pipeline is not the one this window follows."""
     last = last_recorded(connection, windows, window.pipeline, but=window.number)
-    if last is None:
+    if last is None or window.replay:
         return
     previous = without_recreated(last.applied, last.topic_ids, window)
     if reasons := continues(previous, window):
@@ -77,14 +78,20 @@ def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Windo
         )
 
 
+def written_before(connection: psycopg.Connection, windows: Name, window: Window) -> int:
+    """How many rows the window had written when it was taken the time before."""
+    found = rows(connection, sql.window_row(windows, window.pipeline, window.number))
+    return int(found[0][2]) if found else 0
+
+
 def count(connection: psycopg.Connection, windows: Name, window: Window, written: int, deleted: int) -> Applied:
     """Complete the row in the transaction that claimed it."""
     run(connection, sql.count_window(windows, window.pipeline, window.number, written, deleted))
-    return Applied(window.pipeline, window.number, window.ranges, written, deleted)
+    return Applied(window.pipeline, window.number, window.ranges, written, deleted, window.replay)
 
 
 def _recorded(pipeline: str, found: list[tuple]) -> Recorded | None:
     if not found:
         return None
-    number, ranges, written, deleted, topic_ids = found[0]
-    return Recorded(Applied(pipeline, number, ranges_from_json(ranges), written, deleted), topic_ids)
+    number, ranges, written, deleted, topic_ids, replay = found[0]
+    return Recorded(Applied(pipeline, number, ranges_from_json(ranges), written, deleted, replay or 0), topic_ids)

@@ -62,7 +62,26 @@ class _Transaction:
             self.session.rollback()
             return False
         record.refuse_conflict(self.session, attempt.windows, attempt.window)
+        if attempt.window.replay and attempt.merge.window and not attempt.merge.key:
+            self._remove(*attempt.merge.window)
         return True
+
+    def _remove(self, column: str, name: str) -> None:
+        """Delete what the window wrote the time before, so that it can be written again in the same transaction.
+
+        :raises SinkRejected: some of it cannot be told from other rows.
+        """
+        attempt = self.attempt
+        removed = run(self.session, sql.delete_window(attempt.target, column, name))
+        before = record.written_before(self.session, attempt.windows, attempt.window)
+        if removed < before and rows(self.session, sql.unmarked(attempt.target, column))[0][0]:
+            raise SinkRejected(
+                str(attempt.target),
+                str(attempt.window),
+                f"it wrote {before} rows, of which {removed} have its name in `{column}`, and there are rows with none",
+                f"Fill `{column}` in the rows that were written before the sink did, or delete the window's rows by hand",
+            )
+        log.info("Removed %s rows of window %s: they are written again", f"{removed:,}", attempt.window)
 
     def stages(self) -> list[tuple[int, str | None, int, int]]:
         """What tasks have registered by now: split, stage, rows, tombstones."""

@@ -182,6 +182,10 @@ class EmbeddedAirflow(Embedded):
             )
         return done.stdout
 
+    def pid(self, component: str) -> int:
+        """The process of a component, as ``scheduler``: with the LocalExecutor tasks run below that one."""
+        return self._servers[component].pid
+
     def log(self, component: str) -> Path:
         return self.home / f"{component}.log"
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.windows.latency import Times
 from airflow_kafka_spark.windows.model import (
     BadRecord,
     Followed,
@@ -48,6 +49,9 @@ def window_to_json(window: Window) -> dict[str, Any]:
         **({"source": _source_to_json(window.source)} if window.source else {}),
         **({"follows": vars(window.follows)} if window.follows else {}),
         **({"target": vars(window.target)} if window.target else {}),
+        **({"interval": list(window.interval)} if window.interval else {}),
+        **({"replay": window.replay} if window.replay else {}),
+        **({"moved": window.moved} if window.moved else {}),
     }
 
 
@@ -65,6 +69,9 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
         source=_source_from_json(value["source"]) if value.get("source") else None,
         follows=Followed(**value["follows"]) if value.get("follows") else None,
         target=Target(**value["target"]) if value.get("target") else None,
+        interval=tuple(value["interval"]) if value.get("interval") else None,
+        replay=value.get("replay", 0),
+        moved=value.get("moved", 0),
     )
 
 
@@ -106,6 +113,7 @@ def result_to_json(result: SplitResult) -> dict[str, Any]:
         **vars(result),
         "samples": [list(vars(s).values()) for s in result.samples],
         "gaps": [list(vars(g).values()) for g in result.gaps],
+        "times": [result.times.width, sorted(result.times.counts.items())],
         "token": dict(result.token),
     }
 
@@ -114,6 +122,9 @@ def result_from_json(value: Mapping[str, Any]) -> SplitResult:
     lists = {
         "samples": tuple(BadRecord(*s) for s in value["samples"]),
         "gaps": tuple(Gap(*g) for g in value["gaps"]),
+        "times": Times(value["times"][0], {bucket: count for bucket, count in value["times"][1]})
+        if "times" in value
+        else Times(),
     }
     return SplitResult(**{**value, **lists})
 
@@ -125,6 +136,7 @@ def position_to_json(position: Position) -> dict[str, Any]:
         "cluster_id": position.cluster_id,
         **({"source": dict(position.source)} if position.source is not None else {}),
         **({"followed": dict(position.followed)} if position.followed else {}),
+        **({"moved": position.moved} if position.moved else {}),
     }
 
 
@@ -135,6 +147,7 @@ def position_from_json(value: Mapping[str, Any]) -> Position:
         cluster_id=value.get("cluster_id", ""),
         source=value.get("source"),
         followed=value.get("followed", {}),
+        moved=value.get("moved", 0),
     )
 
 

@@ -12,7 +12,8 @@ def continues(previous: Applied, window: Window) -> list[str]:
     """Why ``window`` cannot be the pipeline's next window after ``previous``; an empty list when it can.
 
     Each partition has to start where the previous window ended, or behind it if the window's own gaps account for every offset
-    between. A partition that ``previous`` did not have may start anywhere, and a topic may be left out as a whole.
+    between. A partition that ``previous`` did not have may start anywhere, and a topic may be left out as a whole. A window that
+    begins where somebody has moved the pipeline to (offset control) may start anywhere: its plan says so, and no other's does.
 
     :param previous: the last window a sink remembers of this pipeline.
     :param window: the one that is to be applied now.
@@ -20,6 +21,8 @@ def continues(previous: Applied, window: Window) -> list[str]:
     """
     if previous.number >= window.number:
         return [f"window #{previous.number} of this pipeline was applied already, and #{window.number} does not come after it"]
+    if window.moved:
+        return []
     starts = {r.topic_partition: r.start for r in window.ranges}
     topics = {tp.topic for tp in starts}
     found = []

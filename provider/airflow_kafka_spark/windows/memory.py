@@ -6,9 +6,14 @@ Three kinds of record, all keyed by pipeline so that compaction keeps the newest
     where the pipeline stands, and the number of its last complete window.
 ``["<pipeline>", "window", <number>]``
     one window: PLANNED with the attempt that works on it, later COMPLETE with its report; finally a tombstone.
+``["<pipeline>", "interval", "<name>"]``
+    one of its data intervals: which offsets it stands for and whether it is complete; its window is in a lane of its own
+    (:mod:`~airflow_kafka_spark.windows.interval`).
 ``["<pipeline>", "split", <number>, <index>]``
     a split of the open window that is published: written in the transaction of its records, a tombstone once the window is
     complete.
+``["<pipeline>", "change", <number>]``
+    what somebody has done to its offsets (:mod:`~airflow_kafka_spark.windows.changes`).
 """
 
 from __future__ import annotations
@@ -18,14 +23,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from airflow_kafka_spark.windows.changes import Change, change_from_json, change_to_json
 from airflow_kafka_spark.windows.codec import (
     marker_from_json,
     marker_to_json,
     position_from_json,
     position_to_json,
+    ranges_from_json,
+    ranges_to_json,
     window_from_json,
     window_to_json,
 )
+from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.model import Marker, State, Window
 from airflow_kafka_spark.windows.plan import Position
 
@@ -53,19 +62,21 @@ class Attempt:
     :param token: unguessable; whose token is in the ledger owns the window.
     :param run: the run it belongs to.
     :param started_at: UTC instant, ISO 8601.
+    :param max_tries: how many tries Airflow allowed the task: a retry leaves that as it is, clearing the task raises it.
     """
 
     number: int
     token: str
     run: str
     started_at: str
+    max_tries: int = 0
 
 
 @dataclass(frozen=True)
 class Entry:
     """A window as the ledger knows it.
 
-    :param report: the report of a COMPLETE window, as JSON.
+    :param report: the report of a COMPLETE window, as JSON; while it is replayed, that of the time before.
     :param offset: where its newest record lies in the ledger partition; -1 when not read from there.
     """
 
@@ -85,6 +96,8 @@ class Memory:
     :param entries: its recent windows by number.
     :param exists: False when the ledger has never heard of it.
     :param markers: splits that are published, by window number and split index.
+    :param intervals: its data intervals, by name.
+    :param changes: what was done to its offsets by hand, by number.
     """
 
     pipeline: str
@@ -93,6 +106,13 @@ class Memory:
     entries: Mapping[int, Entry] = field(default_factory=dict)
     exists: bool = False
     markers: Mapping[tuple[int, int], Marker] = field(default_factory=dict)
+    intervals: Mapping[str, IntervalState] = field(default_factory=dict)
+    changes: Mapping[int, Change] = field(default_factory=dict)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the ledger knows nothing to go on from: it has never heard of the pipeline, or was told to forget it."""
+        return not (self.position.offsets or self.position.source or self.last_number or self.entries)
 
     @property
     def open_entry(self) -> Entry | None:
@@ -116,7 +136,11 @@ class Memory:
 
 def position_record(pipeline: str, position: Position, last_number: int) -> LedgerRecord:
     value = {"v": VERSION, "position": position_to_json(position), "last_number": last_number}
-    return LedgerRecord(_dump([pipeline, "position"]), _dump(value))
+    return LedgerRecord(position_key(pipeline), _dump(value))
+
+
+def position_key(pipeline: str) -> bytes:
+    return _dump([pipeline, "position"])
 
 
 def window_record(entry: Entry) -> LedgerRecord:
@@ -125,7 +149,7 @@ def window_record(entry: Entry) -> LedgerRecord:
         "v": VERSION,
         "state": entry.state.value,
         "window": window_to_json(entry.window),
-        "attempt": {"number": attempt.number, "token": attempt.token, "run": attempt.run, "started_at": attempt.started_at},
+        "attempt": dict(vars(attempt)),
         "report": entry.report,
     }
     return LedgerRecord(window_key(entry.window.pipeline, entry.window.number), _dump(value))
@@ -135,6 +159,34 @@ def marker_record(pipeline: str, marker: Marker) -> LedgerRecord:
     return LedgerRecord(
         marker_key(pipeline, marker.window, marker.split), _dump({"v": VERSION, "marker": marker_to_json(marker)})
     )
+
+
+def interval_record(pipeline: str, state: IntervalState) -> LedgerRecord:
+    interval = state.interval
+    value = {
+        "v": VERSION,
+        "interval": [interval.start_ms, interval.end_ms],
+        "state": state.state.value,
+        "ranges": ranges_to_json(state.ranges),
+        "run": state.run,
+        "replay": state.replay,
+        "topic_ids": dict(state.topic_ids),
+        "forgotten": state.forgotten,
+        "first": state.offset,
+    }
+    return LedgerRecord(interval_key(pipeline, interval), _dump(value))
+
+
+def interval_key(pipeline: str, interval: Interval) -> bytes:
+    return _dump([pipeline, "interval", interval.name])
+
+
+def change_record(pipeline: str, change: Change) -> LedgerRecord:
+    return LedgerRecord(change_key(pipeline, change.number), _dump({"v": VERSION, "change": change_to_json(change)}))
+
+
+def change_key(pipeline: str, number: int) -> bytes:
+    return _dump([pipeline, "change", number])
 
 
 def marker_key(pipeline: str, number: int, split: int) -> bytes:
@@ -151,38 +203,63 @@ def remember(pipeline: str, records: Iterable[LedgerRecord]) -> Memory:
     :raises NewerVersion: for a record of this pipeline that a later release wrote.
     :raises ValueError: for a record of this pipeline that cannot be read.
     """
-    position, last_number, exists = Position(), 0, False
-    entries: dict[int, Entry] = {}
-    markers: dict[tuple[int, int], Marker] = {}
-    mine = key_prefix(pipeline)
+    newest: dict[tuple[Any, ...], tuple[dict[str, Any], int]] = {}
+    exists, mine = False, key_prefix(pipeline)
     for record in records:
         if not record.key.startswith(mine):
             continue
         exists = True
-        kind, *number = json.loads(record.key)[1:]
+        key = tuple(json.loads(record.key)[1:])
         if record.value is None:
-            if kind == "window":
-                entries.pop(number[0], None)
-            elif kind == "split":
-                markers.pop(tuple(number), None)
-            continue
-        value = json.loads(record.value)
-        if value["v"] > VERSION:
-            raise NewerVersion(f"a record of version {value['v']} at offset {record.offset}")
-        if kind == "position":
-            position, last_number = position_from_json(value["position"]), value["last_number"]
-        elif kind == "window":
-            entry = Entry(
-                window=window_from_json(value["window"]),
-                state=State(value["state"]),
-                attempt=Attempt(**value["attempt"]),
-                report=value.get("report"),
-                offset=record.offset,
-            )
-            entries[entry.window.number] = entry
-        elif kind == "split":
-            markers[tuple(number)] = marker_from_json(value["marker"])
-    return Memory(pipeline, position, last_number, entries, exists, markers)
+            newest.pop(key, None)
+        else:
+            newest[key] = _value(record), record.offset
+
+    def of(kind: str) -> list[tuple[tuple[Any, ...], dict[str, Any], int]]:
+        return [(key[1:], value, offset) for key, (value, offset) in newest.items() if key[0] == kind]
+
+    position = next((value for _, value, _ in of("position")), None)
+    return Memory(
+        pipeline,
+        position=position_from_json(position["position"]) if position else Position(),
+        last_number=position["last_number"] if position else 0,
+        entries={number: _entry(value, offset) for (number,), value, offset in of("window")},
+        exists=exists,
+        markers={split: marker_from_json(value["marker"]) for split, value, _ in of("split")},
+        intervals={name: _interval_state(value, offset) for (name,), value, offset in of("interval")},
+        changes={number: change_from_json(value["change"]) for (number,), value, _ in of("change")},
+    )
+
+
+def _value(record: LedgerRecord) -> dict[str, Any]:
+    assert record.value is not None
+    value: dict[str, Any] = json.loads(record.value)
+    if value["v"] > VERSION:
+        raise NewerVersion(f"a record of version {value['v']} at offset {record.offset}")
+    return value
+
+
+def _entry(value: Mapping[str, Any], offset: int) -> Entry:
+    return Entry(
+        window=window_from_json(value["window"]),
+        state=State(value["state"]),
+        attempt=Attempt(**value["attempt"]),
+        report=value.get("report"),
+        offset=offset,
+    )
+
+
+def _interval_state(value: Mapping[str, Any], offset: int) -> IntervalState:
+    return IntervalState(
+        interval=Interval.of_ms(*value["interval"]),
+        state=State(value["state"]),
+        ranges=ranges_from_json(value["ranges"]),
+        run=value["run"],
+        replay=value["replay"],
+        topic_ids=value["topic_ids"],
+        forgotten=value["forgotten"],
+        offset=value["first"] if value["first"] >= 0 else offset,
+    )
 
 
 def key_prefix(pipeline: str) -> bytes:

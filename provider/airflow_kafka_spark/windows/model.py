@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
+from airflow_kafka_spark.windows.latency import Times
+
 
 class TopicPartition(NamedTuple):
     """One partition of one topic."""
@@ -141,6 +143,10 @@ class Window:
     :param source: what is taken from a source of rows; None for a window that is read from Kafka.
     :param follows: the windows of another pipeline that it reads, None where it reads whatever there is.
     :param target: the topic that a window read from Kafka is published to; None for every other sink.
+    :param interval: start and end, in milliseconds since the epoch, of the data interval whose records it moves; None otherwise.
+    :param replay: how often it is moved again, its rows replacing those of the time before; 0 is the first time.
+    :param moved: the number of the change (offset control) that put the pipeline where this window begins; 0 where it begins at
+        the end of the one before.
     """
 
     pipeline: str
@@ -155,6 +161,9 @@ class Window:
     source: SourcePlan | None = None
     follows: Followed | None = None
     target: Target | None = None
+    interval: tuple[int, int] | None = None
+    replay: int = 0
+    moved: int = 0
 
     @property
     def id(self) -> str:
@@ -177,6 +186,7 @@ class Window:
         return {r.topic_partition: r.end for r in self.ranges}
 
     def __str__(self) -> str:
+        """Its name, the same each time it is replayed: what rows carry that say where they came from."""
         return f"{self.pipeline}#{self.number}"
 
 
@@ -254,6 +264,7 @@ class SplitResult:
     :param gaps: offsets found deleted while reading (data loss policy ``skip``).
     :param min_timestamp: smallest record timestamp, milliseconds since the epoch; None without records.
     :param max_timestamp: largest one.
+    :param times: how many records there are of each span of time.
     :param token: what the sink's writer wants to tell the sink (a file, a stage); JSON.
     """
 
@@ -266,6 +277,7 @@ class SplitResult:
     gaps: tuple[Gap, ...] = ()
     min_timestamp: int | None = None
     max_timestamp: int | None = None
+    times: Times = Times()
     token: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -278,6 +290,7 @@ class Applied:
     :param ranges: the window's ranges.
     :param written: rows written (inserted or updated).
     :param deleted: rows deleted by tombstones.
+    :param replay: which of its replays this was; 0 is the first time.
     """
 
     pipeline: str
@@ -285,3 +298,4 @@ class Applied:
     ranges: tuple[OffsetRange, ...]
     written: int = 0
     deleted: int = 0
+    replay: int = 0

@@ -16,13 +16,11 @@ from airflow_kafka_spark.errors import (
     DataLoss,
     OffsetsWentBack,
     PartitionsVanished,
-    PlanError,
     TopicRecreated,
 )
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, Split, TopicPartition, Window
 
 DataLossPolicy = Literal["fail", "skip"]
-StartingOffsets = Literal["earliest", "latest", "none"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,7 @@ class Position:
     :param cluster_id: the cluster these offsets belong to; empty when unknown.
     :param source: where its source of rows stands, in the source's own words (JSON); None without one.
     :param followed: per pipeline that is followed, the number of its last window that was read.
+    :param moved: the number of the change by which somebody has put it here (offset control); 0 where its windows led here.
     """
 
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -69,6 +68,7 @@ class Position:
     cluster_id: str = ""
     source: Mapping[str, Any] | None = None
     followed: Mapping[str, int] = field(default_factory=dict)
+    moved: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,21 @@ def plan_ranges(
     position: Position,
     topics: Sequence[str],
     *,
-    committed: Mapping[TopicPartition, int] | None = None,
-    starting_offsets: StartingOffsets = "earliest",
+    starts: Mapping[TopicPartition, int] | None = None,
+    stops: Mapping[TopicPartition, int] | None = None,
     data_loss: DataLossPolicy = "fail",
     max_records: int | None = None,
 ) -> Ranges:
-    """Decide what the next window covers: from where the pipeline stands to the last stable offsets.
+    """Decide what the next window covers: from where the pipeline stands to the last stable offsets, or to where it has to stop.
 
     Windows tile the log: each starts where the one before ended, a partition seen for the first time at its earliest record.
+    A stop before the start gives an empty range there, never an inverted one.
 
     :param log: what Kafka holds now.
     :param position: where the pipeline stands; empty for a pipeline without a past.
     :param topics: the subscribed topics, each in ``log``.
-    :param committed: the group's committed offsets, used where a pipeline without a past begins.
-    :param starting_offsets: where it begins in partitions without a committed offset; ``none`` refuses.
+    :param starts: where a pipeline without a past begins; its earliest record in partitions that are missing here.
+    :param stops: where the window ends at the latest; the last stable offset in partitions that are missing here.
     :param data_loss: ``fail`` refuses to pass over deleted records; ``skip`` records them as gaps.
     :param max_records: at most so many offsets in all, shared among the partitions by their backlog; None = no limit.
     :raises PlanError: one of its subclasses, when log and position do not fit together.
@@ -112,7 +113,7 @@ def plan_ranges(
     _check_partitions(log, position, set(topics) - recreated)
 
     first_window = not position.offsets
-    ranges, gaps = [], []
+    ranges, gaps, held_back = [], [], 0
     for tp, partition in sorted(log.partitions.items()):
         if tp.topic not in topics:
             continue
@@ -120,7 +121,7 @@ def plan_ranges(
         if remembered is not None:
             start = remembered
         elif first_window:
-            start = _first_start(tp, partition, committed or {}, starting_offsets)
+            start = (starts or {}).get(tp, partition.low)
         else:
             start = partition.low
         if start < partition.low:
@@ -130,8 +131,9 @@ def plan_ranges(
             start = partition.low
         if partition.lso < start:
             raise OffsetsWentBack(*tp, start, partition.lso)
-        ranges.append(OffsetRange(*tp, start, partition.lso))
-    held_back = sum(log.partitions[r.topic_partition].high - r.end for r in ranges)
+        stop = (stops or {}).get(tp, partition.high)
+        ranges.append(OffsetRange(*tp, start, max(start, min(stop, partition.lso))))
+        held_back += max(0, min(stop, partition.high) - partition.lso)
     return Ranges(tuple(cap(ranges, max_records)), tuple(gaps), held_back)
 
 
@@ -147,20 +149,6 @@ def _check_partitions(log: Log, position: Position, topics: Iterable[str]) -> No
         found = sum(1 for tp in log.partitions if tp.topic == topic)
         if found < known or found == 0:
             raise PartitionsVanished(topic, max(known, 1), found)
-
-
-def _first_start(
-    tp: TopicPartition, partition: PartitionLog, committed: Mapping[TopicPartition, int], starting_offsets: StartingOffsets
-) -> int:
-    if tp in committed:
-        return committed[tp]
-    if starting_offsets == "none":
-        raise PlanError(
-            f"{tp} has no committed offset to begin at",
-            expected='a committed offset, as `starting_offsets="none"` demands',
-            action='Set `starting_offsets` to "earliest" or "latest", or commit offsets for the group first',
-        )
-    return partition.low if starting_offsets == "earliest" else partition.lso
 
 
 def cap(ranges: Sequence[OffsetRange], max_records: int | None) -> list[OffsetRange]:
@@ -252,4 +240,6 @@ def next_position(position: Position, window: Window) -> Position:
         cluster_id=window.cluster_id or position.cluster_id,
         source=window.source.position if window.source else position.source,
         followed={**position.followed, **({window.follows.pipeline: window.follows.last} if window.follows else {})},
+        # An empty window never reaches a sink: the next one is still the first that the sink sees after the change.
+        moved=position.moved if window.is_empty else 0,
     )

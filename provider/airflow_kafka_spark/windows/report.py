@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from airflow_kafka_spark.windows.instants import iso
+from airflow_kafka_spark.windows.latency import Consumption, Latency, consumption, latency, total
 from airflow_kafka_spark.windows.model import Applied, Gap, Landed, Marker, OffsetRange, SplitResult, TopicPartition, Window
 
 
@@ -24,6 +26,9 @@ class Report:
     :param gaps: offsets that were deleted before they could be read.
     :param min_timestamp: smallest record timestamp, milliseconds since the epoch; None without records.
     :param max_timestamp: largest one.
+    :param latency: seconds from the timestamps of its records to the moment at which the sink had taken them; None without
+        records, and where an earlier attempt had brought them there.
+    :param consumption: records by the time they were written, beside what was counted upstream; None likewise.
     :param timings: seconds per step: ``fence``, ``plan``, ``move`` (read, decode and flush), ``commit``, ``close``, ``total``.
     :param committed: offsets the consumer group was set to, per ``topic-partition``.
     :param group_id: that group.
@@ -46,6 +51,8 @@ class Report:
     gaps: tuple[Gap, ...] = ()
     min_timestamp: int | None = None
     max_timestamp: int | None = None
+    latency: Latency | None = None
+    consumption: Consumption | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     committed: Mapping[str, int] = field(default_factory=dict)
     group_id: str = ""
@@ -92,6 +99,8 @@ class Report:
             "gaps": [{"topic": g.topic, "partition": g.partition, "start": g.start, "end": g.end} for g in self.gaps],
             "min_timestamp": self.min_timestamp,
             "max_timestamp": self.max_timestamp,
+            "latency": {name: round(s, 3) for name, s in vars(self.latency).items()} if self.latency else None,
+            "consumption": self.consumption.to_dict() if self.consumption else None,
             "held_back": self.window.held_back,
             "timings": {step: round(seconds, 3) for step, seconds in self.timings.items()},
             "committed": dict(self.committed),
@@ -101,6 +110,8 @@ class Report:
             "attempts": self.attempts,
             "planned_at": self.window.planned_at,
             "completed_at": self.completed_at,
+            **({"interval": list(map(iso, self.window.interval))} if self.window.interval else {}),
+            **({"replay": self.window.replay} if self.window.replay else {}),
             **({"follows": vars(self.window.follows)} if self.window.follows else {}),
             **({"source": self.source} if self.window.source else {}),
             **({"published": [vars(part) for part in self.published]} if self._is_published else {}),
@@ -117,9 +128,12 @@ class Report:
                 (self.records_rejected, "rejected"),
                 (sum(g.end - g.start for g in self.gaps), "offsets lost to retention"),
                 (self.window.held_back, "offsets held back by an open transaction"),
+                (self.window.replay, "times replayed"),
             )
             if count
         ]
+        if self.latency:
+            extra.append(f"latency {self.latency.p50:,.1f} s (p95 {self.latency.p95:,.1f} s)")
         seconds = self.timings.get("total", 0.0)
         return (
             f"Window {self.window}: {self.records_read:,} records read, {self.records_written:,} rows written"
@@ -131,7 +145,8 @@ class Report:
 def describe(window: Window) -> str:
     """What a window covers, for a log line."""
     if window.source is None:
-        return f"{describe_ranges(window.ranges)} (at most {window.span:,} records)"
+        interval = f"[{iso(window.interval[0])}, {iso(window.interval[1])}): " if window.interval else ""
+        return f"{interval}{describe_ranges(window.ranges)} (at most {window.span:,} records)"
     splits, rows = len(window.source.splits), window.source.rows
     more = "; the source holds more, for the next window" if window.source.remaining else ""
     return f"{splits} split{'s' if splits != 1 else ''} of the source{f', {rows:,} rows' if rows is not None else ''}{more}"
@@ -152,20 +167,31 @@ def describe_ranges(ranges: Sequence[OffsetRange], limit: int = 8) -> str:
 
 
 def sum_up(
-    window: Window, results: Sequence[SplitResult], applied: Applied | None, splits: Mapping[int, OffsetRange], **facts: Any
+    window: Window,
+    results: Sequence[SplitResult],
+    applied: Applied | None,
+    splits: Mapping[int, OffsetRange],
+    *,
+    flushed: int = 0,
+    upstream: Mapping[int, int] | None = None,
+    **facts: Any,
 ) -> Report:
     """Add up what the tasks and the sink tell.
 
     :param results: one per split; empty where the sink had taken the window before this attempt.
     :param applied: the sink's own record; None for a window without offsets, which no sink sees.
     :param splits: which offsets each split read.
+    :param flushed: when the sink had taken it, in milliseconds since the epoch.
+    :param upstream: records counted upstream, by instant in milliseconds since the epoch.
     :param facts: further fields of :class:`Report`.
     """
     records: dict[str, int] = {}
     for result in results:
         place = str(splits[result.index].topic_partition)
         records[place] = records.get(place, 0) + result.records
-    known = [r for r in results if r.min_timestamp is not None]
+    oldest = min((r.min_timestamp for r in results if r.min_timestamp is not None), default=None)
+    newest = max((r.max_timestamp for r in results if r.max_timestamp is not None), default=None)
+    times = total(r.times for r in results)
     written, deleted = (applied.written, applied.deleted) if applied else (0, 0)
     return Report(
         window=window,
@@ -177,8 +203,10 @@ def sum_up(
         bytes=sum(r.bytes for r in results),
         records=records,
         gaps=window.gaps + tuple(g for r in results for g in r.gaps),
-        min_timestamp=min((r.min_timestamp for r in known if r.min_timestamp is not None), default=None),
-        max_timestamp=max((r.max_timestamp for r in known if r.max_timestamp is not None), default=None),
+        min_timestamp=oldest,
+        max_timestamp=newest,
+        latency=latency(times, oldest, newest, flushed),
+        consumption=consumption(times, upstream=upstream) if times.counts or (results and upstream) else None,
         **facts,
     )
 

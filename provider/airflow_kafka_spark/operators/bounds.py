@@ -1,0 +1,69 @@
+"""Where the next window of an operator that reads from Kafka begins and stops, apart from what its ledger says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.windows.bounds import CommittedOffsets, Latest, parse_start, parse_stop
+from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.plan import Log
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka_values import CommittedOffset
+
+log = logging.getLogger(__name__)
+
+
+def bound_problems(operator: Any) -> list[Problem]:
+    """What is wrong with ``starting_offsets`` and ``ending_offsets``, without asking anybody."""
+    problems = []
+    try:
+        parse_start(operator.starting_offsets)
+    except ValueError as error:
+        problems.append(Problem("starting_offsets", str(error)))
+    try:
+        stop = parse_stop(operator.ending_offsets)
+    except ValueError as error:
+        return [*problems, Problem("ending_offsets", str(error))]
+    if stop == Latest():
+        return problems
+    if operator.follows:
+        found = "a window that follows another pipeline ends where that has published to"
+        problems.append(Problem("ending_offsets", found, "Leave it out, or `follows`"))
+    if operator.window == "interval":
+        problems.append(Problem("ending_offsets", "a window of a data interval ends with that", "Leave it out"))
+    if isinstance(stop, CommittedOffsets) and stop.group_id == operator.group_id:
+        found = f"`{stop.group_id}` is this pipeline's own group: no window would ever get past it"
+        problems.append(Problem("ending_offsets", found, "Name another group"))
+    return problems
+
+
+def starts(
+    hook: KafkaHook, value: Any, current: Log, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]
+) -> dict[TopicPartition, int]:
+    """Where a pipeline begins that nobody knows: neither its ledger, nor its sink, nor its group.
+
+    :param value: ``starting_offsets``.
+    :param committed: what its group has committed, by somebody else.
+    :raises PlanError: one of its subclasses, when the log does not hold what was asked for.
+    """
+    from airflow_kafka_spark.hooks.bounds import resolve_start
+
+    start = parse_start(value)
+    if isinstance(start, CommittedOffsets):
+        other = start.group_id or group_id
+        if other != group_id and (members := hook.group_state(other).members):
+            log.warning(
+                "Group %s still has live members (%s): what they read from now on is read here as well",
+                other,
+                ", ".join(map(str, members)),
+            )
+    elif any(committed.values()):
+        log.warning("Group %s has committed offsets: `starting_offsets` says %s, so they do not count", group_id, start)
+    found = resolve_start(hook, start, current, group_id)
+    log.info("A new pipeline: it begins at %s", ", ".join(f"{tp}@{offset}" for tp, offset in sorted(found.items())[:20]))
+    return found

@@ -1,0 +1,222 @@
+"""Offset control as a task: what a pipeline's next window is, and moving it, beside the DAG that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.providers.common.compat.sdk import BaseOperator
+
+from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.operators.base import Run
+from airflow_kafka_spark.windows.bounds import ShiftBy, Written, parse_start, parse_stop, parse_target
+from airflow_kafka_spark.windows.plan import DataLossPolicy
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+ACTIONS = ("show", "plan", "reset", "windows", "forget")
+
+
+class PipelineOffsetsOperator(BaseOperator):
+    """Show where a pipeline stands, what its next window would be and what it has moved; move it; or have it forgotten.
+
+    As KIP-875 has it for connectors. ``show``, ``plan`` and ``windows`` disturb nobody. ``reset`` and ``forget`` are refused
+    while a window is open; each is a record in the ledger with who and why. No Spark is started.
+
+    :param action: ``show`` (default), ``plan``, ``reset``, ``windows`` or ``forget``.
+    :param pipeline: the pipeline's name, by default ``<dag_id>.<task_id>``.
+    :param to: of ``reset``, where to: ``"earliest"``, ``"latest"``, a time, an offset per partition, ``"committed:<group>"``.
+    :param shift_by: of ``reset``, in place of ``to``: so many offsets on, or back if negative; no further than the log.
+    :param only: of ``reset``: topics (``orders``) or partitions (``orders:0,2``); empty (default) is all that it reads.
+    :param why: of ``reset`` and ``forget``: what for.
+    :param who: who asks; default this task's run.
+    :param group_id: the pipeline's group; default what its last report names.
+    :param discard_open: of ``reset`` and ``forget``: give up an open window, whose records a sink may have taken already.
+    :param delete_group: of ``forget``: delete its group with the offsets it has committed.
+    :param dry_run: of ``reset`` and ``forget``: say what would happen, and change nothing.
+    :param topics: of ``plan``: what it subscribes to; empty (default) is what it has read.
+    :param starting_offsets: of ``plan``: as the pipeline's operator has it; so are ``ending_offsets``, ``max_records`` and
+        ``data_loss``.
+    :param limit: of ``windows``: at most so many, default 20.
+    :param kafka_conn_id: connection of type ``kafka``.
+    :param ledger_topic: the topic that holds its ledger.
+
+    :return: what was found or done, as JSON.
+    """
+
+    template_fields: Sequence[str] = (
+        "action",
+        "pipeline",
+        "to",
+        "shift_by",
+        "only",
+        "why",
+        "who",
+        "group_id",
+        "topics",
+        "starting_offsets",
+        "ending_offsets",
+        "max_records",
+        "ledger_topic",
+    )
+    ui_color = "#f3e8ff"
+
+    def __init__(
+        self,
+        *,
+        action: Literal["show", "plan", "reset", "windows", "forget"] = "show",
+        pipeline: str,
+        to: Written | ShiftBy = None,
+        shift_by: int | str | None = None,
+        only: str | Sequence[str] = (),
+        why: str = "",
+        who: str = "",
+        group_id: str | None = None,
+        discard_open: bool = False,
+        delete_group: bool = False,
+        dry_run: bool = False,
+        topics: str | Sequence[str] = (),
+        starting_offsets: Written = None,
+        ending_offsets: Written = None,
+        max_records: int | str | None = None,
+        data_loss: DataLossPolicy = "fail",
+        limit: int = 20,
+        kafka_conn_id: str = "kafka_default",
+        ledger_topic: str = "airflow-windows",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.action = action
+        self.pipeline = pipeline
+        self.to = to
+        self.shift_by = shift_by
+        self.only = only
+        self.why = why
+        self.who = who
+        self.group_id = group_id
+        self.discard_open = discard_open
+        self.delete_group = delete_group
+        # `dry_run` is a method of every operator.
+        self.only_tell = dry_run
+        self.topics = topics
+        self.starting_offsets = starting_offsets
+        self.ending_offsets = ending_offsets
+        self.max_records = max_records
+        self.data_loss = data_loss
+        self.limit = limit
+        self.kafka_conn_id = kafka_conn_id
+        self.ledger_topic = ledger_topic
+
+    def execute(self, context: Mapping[str, Any]) -> Any:
+        """:raises ValidationError: arguments that cannot be; nothing was asked or changed.
+        :raises KafkaSparkError: it was refused, or Kafka did not answer; nothing was changed.
+        """
+        from airflow_kafka_spark.hooks.pipeline_offsets import to_json
+
+        if problems := self._problems():
+            raise ValidationError(problems)
+        with self.kafka:
+            found = getattr(self, f"_{self.action}")(Run.of(context))
+        return to_json(found)
+
+    def _show(self, run: Run) -> Any:
+        from airflow_kafka_spark.hooks.pipeline_offsets import show
+
+        return show(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, group_id=self.group_id or None)
+
+    def _windows(self, run: Run) -> Any:
+        from airflow_kafka_spark.hooks.pipeline_offsets import windows
+
+        return windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
+
+    def _plan(self, run: Run) -> Any:
+        from airflow_kafka_spark.hooks.pipeline_preview import preview
+
+        return preview(
+            self.kafka,
+            self.pipeline,
+            ledger_topic=self.ledger_topic,
+            topics=_several(self.topics),
+            group_id=self.group_id or None,
+            starting_offsets=self.starting_offsets,
+            ending_offsets=self.ending_offsets,
+            max_records=_whole(self.max_records),
+            data_loss=self.data_loss,
+        )
+
+    def _reset(self, run: Run) -> Any:
+        from airflow_kafka_spark.hooks.pipeline_changes import reset
+
+        done = reset(self.kafka, self.pipeline, self._target(), only=_several(self.only), **self._change(run))
+        for move in done.moves:
+            self.log.info("%s-%d: %s -> %d", move.topic, move.partition, move.before, move.after)
+        return done
+
+    def _forget(self, run: Run) -> Any:
+        from airflow_kafka_spark.hooks.pipeline_forget import forget
+
+        return forget(self.kafka, self.pipeline, delete_group=self.delete_group, **self._change(run))
+
+    def _change(self, run: Run) -> dict[str, Any]:
+        return {
+            "why": self.why,
+            "who": self.who or run.id,
+            "ledger_topic": self.ledger_topic,
+            "group_id": self.group_id or None,
+            "discard_open": self.discard_open,
+            "dry_run": self.only_tell,
+        }
+
+    def _target(self) -> Any:
+        shift = _whole(self.shift_by)
+        return parse_target(self.to) if shift is None else ShiftBy(shift)
+
+    def _problems(self) -> list[Problem]:
+        if self.action not in ACTIONS:
+            return [Problem("action", f"`{self.action}` is not one of {', '.join(ACTIONS)}")]
+        problems = []
+        if not isinstance(self.pipeline, str) or not self.pipeline.strip():
+            problems.append(Problem("pipeline", f"`{self.pipeline}` is not the name of a pipeline"))
+        if self.action in ("reset", "forget") and not str(self.why or "").strip():
+            problems.append(Problem("why", "it is not said what this change is for", "Say why"))
+        if self.action == "reset" and (self.to is None) == (self.shift_by in (None, "")):
+            problems.append(Problem("to", "give either `to` or `shift_by`"))
+        elif self.action == "reset":
+            problems += _tried("shift_by" if self.to is None else "to", self._target)
+        if self.action == "plan":
+            problems += _tried("starting_offsets", lambda: parse_start(self.starting_offsets))
+            problems += _tried("ending_offsets", lambda: parse_stop(self.ending_offsets))
+            problems += _tried("max_records", lambda: _whole(self.max_records))
+        return problems
+
+    @cached_property
+    def kafka(self) -> KafkaHook:
+        from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+        return KafkaHook(self.kafka_conn_id)
+
+
+def _tried(where: str, parse: Any) -> list[Problem]:
+    try:
+        parse()
+    except ValueError as error:
+        return [Problem(where, str(error))]
+    return []
+
+
+def _whole(value: int | str | None) -> int | None:
+    """Templates render to text."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        raise ValueError(f"`{value}` is not a whole number")
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"`{value}` is not a whole number") from None
+
+
+def _several(value: str | Sequence[str]) -> list[str]:
+    return [value] if isinstance(value, str) and value else list(value)

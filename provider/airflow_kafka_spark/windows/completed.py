@@ -1,0 +1,114 @@
+"""Which of a pipeline's windows somebody waits for, and whether it is complete."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from airflow_kafka_spark.windows.memory import Entry, Memory
+from airflow_kafka_spark.windows.model import State
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A window that is waited for: all that is given has to hold.
+
+    :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``. Of a run of another DAG with another id, the moment in
+        the id counts: ``scheduled__2026-01-01T00:00:00+00:00`` and ``manual__2026-01-01T00:00:00+00:00_x7Qa`` are one.
+    :param after: its number is above this one.
+    :param since: it was completed at or after this moment, seconds since the epoch.
+    """
+
+    run: str | None = None
+    after: int | None = None
+    since: float | None = None
+
+    def __str__(self) -> str:
+        parts = (
+            f"planned by run {self.run}" if self.run else "",
+            f"numbered above {self.after}" if self.after is not None else "",
+            f"completed since {datetime.fromtimestamp(self.since, timezone.utc).isoformat()}" if self.since is not None else "",
+        )
+        return "a window " + " and ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A complete window that is what was waited for.
+
+    :param window: its number within the pipeline as text; for one that belongs to a data interval, the interval's name.
+    :param run: the run that planned it.
+    :param report: its report, empty where the ledger keeps none beside it.
+    """
+
+    window: str
+    run: str
+    report: Mapping[str, Any]
+
+
+def completed(memory: Memory, wanted: Wanted) -> Completed | None:
+    """The newest complete window that is wanted, None while there is none. Nothing else decides this.
+
+    :param memory: what the ledger holds of the pipeline; windows it does not remember any more are not found.
+    """
+    for entry in sorted(memory.entries.values(), key=lambda e: e.window.number, reverse=True):
+        if entry.state is State.COMPLETE and entry.report is not None and _is_wanted(entry, wanted):
+            return Completed(entry.window.id, entry.window.run, entry.report)
+    if wanted.run and wanted.after is None and wanted.since is None:
+        for name, state in sorted(memory.intervals.items(), reverse=True):
+            if state.state is State.COMPLETE and same_run(state.run, wanted.run):
+                return Completed(name, state.run, {})
+    return None
+
+
+def _is_wanted(entry: Entry, wanted: Wanted) -> bool:
+    if wanted.run is not None and not same_run(entry.window.run, wanted.run):
+        return False
+    if wanted.after is not None and entry.window.number <= wanted.after:
+        return False
+    return wanted.since is None or _completed_at(entry) >= wanted.since
+
+
+def _completed_at(entry: Entry) -> float:
+    text = str((entry.report or {}).get("completed_at") or "")
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
+
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:?\d\d)?")
+
+
+def same_run(known: str, wanted: str) -> bool:
+    """Whether two runs are the same, or tasks of two DAGs of which the runs belong to the same moment."""
+    if known == wanted:
+        return True
+    known_dag, known_run, known_task = _parts(known)
+    dag, run, task = _parts(wanted)
+    if (known_dag, known_task) != (dag, task):
+        return False
+    if known_run == run:
+        return True
+    moments = [_moment(text) for text in (known_run, run)]
+    return None not in moments and moments[0] == moments[1]
+
+
+def _parts(run: str) -> tuple[str, str, str]:
+    """DAG, run and task, with the index of a mapped one; a run's id may hold slashes, the others may not."""
+    dag, _, rest = run.partition("/")
+    run_id, _, task = rest.rpartition("/")
+    if task.isdecimal() and "/" in run_id:
+        run_id, _, name = run_id.rpartition("/")
+        task = f"{name}/{task}"
+    return dag, run_id, task
+
+
+def _moment(run_id: str) -> datetime | None:
+    """The moment that Airflow has put into a run's id."""
+    found = _MOMENT.search(run_id)
+    try:
+        moment = datetime.fromisoformat(found.group().replace("Z", "+00:00")) if found else None
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=timezone.utc) if moment and moment.tzinfo is None else moment

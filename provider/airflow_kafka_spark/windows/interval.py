@@ -1,0 +1,130 @@
+"""Windows that belong to a data interval: their names, what is known of them, and how far they are complete without a hole.
+
+An interval of a pipeline is moved in a *lane* of its own, ``<pipeline>.<interval>``: with its own number, fence and place in the
+sink, so that intervals may be moved in any order and side by side. What all lanes have in common is the pipeline's list of
+intervals, of which the consumer group follows the contiguous prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from airflow_kafka_spark.windows.instants import instant_ms, instant_of, iso
+from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition
+
+
+@dataclass(frozen=True, order=True)
+class Interval:
+    """A half-open span of time, ``[start, end)``, in UTC: nothing here adds hours to days, so daylight saving changes nothing.
+
+    Instants are whole milliseconds, as timestamps of records are; finer ones are moved to the next.
+
+    :param start: the first instant that belongs to it.
+    :param end: the first instant that does not.
+    :raises ValueError: when it is empty, or an instant has no time zone.
+    """
+
+    start: datetime
+    end: datetime
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            instant = getattr(self, name)
+            if instant.tzinfo is None:
+                raise ValueError(f"Not an interval: `{name}` is {instant}, without a time zone.")
+            object.__setattr__(self, name, instant_of(instant_ms(instant)))
+        if self.start >= self.end:
+            raise ValueError(f"Not an interval: [{self.start}, {self.end}). Expected start < end.")
+
+    @classmethod
+    def of_ms(cls, start: int, end: int) -> Interval:
+        """From milliseconds since the epoch."""
+        return cls(instant_of(start), instant_of(end))
+
+    @property
+    def start_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return instant_ms(self.start)
+
+    @property
+    def end_ms(self) -> int:
+        return instant_ms(self.end)
+
+    @property
+    def name(self) -> str:
+        """``20260101T000000Z-20260101T010000Z``: sorts as the intervals do, and every file system takes it."""
+        return f"{_basic(self.start)}-{_basic(self.end)}"
+
+    def lane(self, pipeline: str) -> str:
+        """Under which name ledger and sink know this interval of a pipeline."""
+        return f"{pipeline}.{self.name}"
+
+    def overlaps(self, other: Interval) -> bool:
+        """Whether an instant belongs to both."""
+        return self.start < other.end and other.start < self.end
+
+    def __str__(self) -> str:
+        return f"[{iso(self.start_ms)}, {iso(self.end_ms)})"
+
+
+@dataclass(frozen=True)
+class IntervalState:
+    """What a pipeline knows of one of its intervals.
+
+    :param state: PLANNED, or COMPLETE.
+    :param ranges: the offsets it stands for.
+    :param run: the run that planned it.
+    :param replay: how often it was replayed.
+    :param topic_ids: the ids of the topics.
+    :param forgotten: whether its window is no longer remembered in detail.
+    :param offset: where it was first written down in the ledger partition: of two that overlap, the earlier one counts.
+    """
+
+    interval: Interval
+    state: State
+    ranges: tuple[OffsetRange, ...]
+    run: str = ""
+    replay: int = 0
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    forgotten: bool = False
+    offset: int = -1
+
+
+def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[IntervalState]:
+    """The other intervals of the pipeline that share instants with this one: their records would be moved twice."""
+    return sorted(
+        (other for other in known if other.interval != interval and other.interval.overlaps(interval)), key=lambda o: o.interval
+    )
+
+
+def contiguous(
+    known: Iterable[IntervalState], position: Mapping[TopicPartition, int], first: datetime | None = None
+) -> dict[TopicPartition, int]:
+    """How far everything is complete, without a hole: what the consumer group may commit.
+
+    Intervals count by their offsets, not by their times: one continues another if it begins at or before the offset at which
+    that ends, in all its partitions.
+
+    :param known: the pipeline's intervals.
+    :param position: where the group stands, or the first record there is, for every partition.
+    :param first: the instant at which the schedule begins: nobody will move what lies before the interval that contains it, or
+        that follows it directly.
+    :return: the offsets, never below ``position``.
+    """
+    reached = dict(position)
+    complete = sorted((k for k in known if k.state is State.COMPLETE), key=lambda k: k.interval)
+    for entry in complete:
+        starts = {r.topic_partition: r.start for r in entry.ranges}
+        length = entry.interval.end - entry.interval.start
+        begins = first is not None and entry.interval.start - length < first <= entry.interval.end
+        if begins or all(start <= reached.get(tp, 0) for tp, start in starts.items()):
+            for r in entry.ranges:
+                reached[r.topic_partition] = max(reached.get(r.topic_partition, 0), r.end)
+    return reached
+
+
+def _basic(instant: datetime) -> str:
+    fraction = f".{instant.microsecond // 1000:03d}" if instant.microsecond else ""
+    return f"{instant:%Y%m%dT%H%M%S}{fraction}Z"

@@ -1,0 +1,344 @@
+"""Lag as values and rules: how far a consumer is behind, whether that is much, and whether anybody is still at work on it.
+
+Nothing here asks Kafka anything: what was found there comes in, and the same input gives the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+from typing import Any, Literal
+
+from airflow_kafka_spark.windows.model import TopicPartition
+
+Per = Literal["total", "partition"]
+
+OBSERVATIONS = 10
+"""How many observations a verdict looks back on, as in Burrow."""
+ENOUGH = 3
+"""How many observations a pattern takes: fewer prove nothing."""
+PERIODS = 1.5
+"""How many periods of the schedule a consumer may be silent: one, and half of one for a run that starts late or takes long."""
+
+
+class Status(str, Enum):
+    """How a consumer fares, the worst last."""
+
+    OK = "OK"
+    WARN = "WARN"
+    STALL = "STALL"
+    STOP = "STOP"
+    REWIND = "REWIND"
+
+    @property
+    def rank(self) -> int:
+        return list(Status).index(self)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first record of a backlog that a read_committed reader is handed.
+
+    :param offset: its offset.
+    :param timestamp: its timestamp, milliseconds since the epoch; None where the record has none.
+    """
+
+    offset: int
+    timestamp: int | None
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """What is known of a consumer and one partition.
+
+    :param committed: the next offset it reads; None when it has none: it never committed, or that has expired.
+    :param low: the first offset that is still there.
+    :param end: the last stable offset: a reader of committed records gets no further.
+    :param head: the first record at or behind the committed offset, and before ``end``; None when there is none, so that only
+        transaction markers, aborted records and compacted ones lie in between.
+    :param held_back: offsets behind ``end``, of open transactions.
+    :param seconds: age of ``head``, at least 0; 0 without one, None when it has no timestamp.
+    """
+
+    committed: int | None
+    low: int
+    end: int
+    head: Head | None = None
+    held_back: int = 0
+    seconds: float | None = 0.0
+
+    @property
+    def start(self) -> int:
+        """Where a reader goes on: at the committed offset, or at the first record that is still there."""
+        return max(self.low, self.committed or 0)
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is a record to read."""
+        return self.head is not None
+
+    @property
+    def records(self) -> int:
+        """Offsets from the first unread record to the end: an upper bound of the records, 0 exactly when there is none."""
+        return max(self.end - self.head.offset, 1) if self.head else 0
+
+    @property
+    def lost(self) -> int:
+        """Offsets that retention has deleted before they were read."""
+        return max(0, self.low - self.committed) if self.committed is not None else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "committed": self.committed,
+            "end": self.end,
+            "records": self.records,
+            "seconds": self.seconds,
+            "lost": self.lost,
+            "held_back": self.held_back,
+        }
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far a consumer is behind, in all partitions it was asked about.
+
+    :param of: the group or the pipeline.
+    :param partitions: the state of each.
+    :param now: when, seconds since the epoch.
+    :param active: whether the consumer shows that it lives: its group has members.
+    """
+
+    of: str
+    partitions: Mapping[TopicPartition, PartitionState]
+    now: float
+    active: bool = False
+
+    def records(self, per: Per = "total") -> int:
+        """The sum over the partitions, or the most that any has."""
+        every = [state.records for state in self.partitions.values()]
+        return sum(every) if per == "total" else max(every, default=0)
+
+    @property
+    def seconds(self) -> float | None:
+        """Age of the oldest unread record; None when one of unknown age is among them."""
+        ages = [state.seconds for state in self.partitions.values()]
+        known = [age for age in ages if age is not None]
+        return max(known, default=0.0) if len(known) == len(ages) else None
+
+    @property
+    def committed(self) -> dict[str, int | None]:
+        """Where the consumer stands, by ``topic-partition``."""
+        return {str(tp): state.committed for tp, state in sorted(self.partitions.items())}
+
+    @property
+    def line(self) -> str:
+        """One line a person can read."""
+        seconds = self.seconds
+        age = "" if not self.records() else f", the oldest {'of unknown age' if seconds is None else f'{seconds:,.1f} s old'}"
+        return f"{self.of} is {self.records():,} records behind{age} ({len(self.partitions)} partitions)"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What is waited for: a lag that is small enough, or a backlog that is large enough.
+
+    :param at_most_records: wait until at most so many records are left.
+    :param at_most_seconds: wait until the oldest unread record is at most so old. Given both, both have to hold.
+    :param at_least_records: wait until at least so many records are there.
+    :param at_least_seconds: wait until the oldest of them is at least so old. Given both, one is enough.
+    :param per: count records in ``total``, or by ``partition``: at most in each, at least in one.
+    """
+
+    at_most_records: int | None = None
+    at_most_seconds: float | None = None
+    at_least_records: int | None = None
+    at_least_seconds: float | None = None
+    per: Per = "total"
+
+    def reached(self, lag: Lag) -> bool:
+        """Whether the lag is what is waited for. A record without a timestamp is neither young nor old."""
+        records, seconds = lag.records(self.per), lag.seconds
+        at_most = [
+            limit is None or (value is not None and value <= limit)
+            for limit, value in ((self.at_most_records, records), (self.at_most_seconds, seconds))
+        ]
+        at_least = [
+            limit is not None and value is not None and value >= limit
+            for limit, value in ((self.at_least_records, records), (self.at_least_seconds, seconds))
+        ]
+        if self.at_most_records is None and self.at_most_seconds is None:
+            return any(at_least)
+        return all(at_most)
+
+    def __str__(self) -> str:
+        where = " in every partition" if self.per == "partition" and self.at_most_records is not None else ""
+        where = where or (" in one partition" if self.per == "partition" and self.at_least_records is not None else "")
+        parts = (
+            (self.at_most_records, "at most {:,} records" + where, " and "),
+            (self.at_most_seconds, "at most {:,g} s", " and "),
+            (self.at_least_records, "at least {:,} records" + where, " or "),
+            (self.at_least_seconds, "at least {:,g} s", " or "),
+        )
+        given = [(text.format(limit), joint) for limit, text, joint in parts if limit is not None]
+        return given[0][1].join(text for text, _ in given) if given else "nothing"
+
+
+# --- is anybody at work? ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A partition's consumer as it was at one moment.
+
+    :param time: seconds since the epoch.
+    :param committed: its offset, None without one.
+    :param records: its lag, None where that is not known any more.
+    :param seconds: age of the first unread record then, None where that is not known.
+    :param active: a sign of life other than an offset that moves: a window was completed, the group had members.
+    """
+
+    time: float
+    committed: int | None
+    records: int | None = None
+    seconds: float | None = None
+    active: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A status, and why."""
+
+    status: Status
+    reason: str = ""
+
+
+def judge(history: Sequence[Observation], period: float | None = None) -> Verdict:
+    """A partition's status by Burrow's rules, adapted to consumers that come by a schedule.
+
+    In this order, the first that holds:
+
+    - no lag now, or none at any time that is looked back on: ``OK``, there was nothing to do;
+    - no committed offset, but records: ``STOP``, since that is what an expired or deleted group looks like;
+    - the committed offset went back: ``REWIND``;
+    - no sign of life for longer than the schedule allows: ``STOP``;
+    - signs of life, but the offset does not move although a record is waiting: ``STALL``;
+    - the lag never decreases: ``WARN``;
+    - else ``OK``.
+
+    With a ``period`` a consumer may be silent for one and a half of it; while it is, a lag that grows is no warning either: it
+    is compared at commits only. A record is a reproach only since it came: silence is never longer than its age. Without a
+    period, Burrow's own rule holds: silent for longer than all the commits that were seen took.
+
+    :param history: what was seen, oldest first, at least one; the last one is now.
+    :param period: seconds from one run of the consumer to the next, None for one that runs all the time or was not told.
+    """
+    now = history[-1]
+    if now.records == 0:
+        return Verdict(Status.OK, "caught up")
+    if now.committed is None:
+        return Verdict(Status.STOP, "no committed offset: nothing was ever committed, or it has expired")
+    recent = history[-OBSERVATIONS:]
+    oldest = recent[0].time if period is None else now.time - PERIODS * period
+    if any(seen.records == 0 and seen.time >= oldest for seen in recent):
+        return Verdict(Status.OK, "was caught up a short while ago")
+    back = _went_back(recent)
+    if back is not None:
+        return Verdict(Status.REWIND, f"the committed offset went back from {back[0]} to {back[1]}")
+    return _silent(history, period) or _stalled(history) or _growing(recent, period) or Verdict(Status.OK)
+
+
+def _went_back(recent: Sequence[Observation]) -> tuple[int, int] | None:
+    known = [seen.committed for seen in recent if seen.committed is not None]
+    return next(((before, after) for before, after in pairwise(known) if after < before), None)
+
+
+def _signs(history: Sequence[Observation]) -> list[float]:
+    """When the consumer was seen at work."""
+    first = [history[0].time] if history[0].active else []
+    return first + [after.time for before, after in pairwise(history) if after.active or after.committed != before.committed]
+
+
+def _silent(history: Sequence[Observation], period: float | None) -> Verdict | None:
+    now, signs = history[-1], _signs(history)
+    waiting = [now.seconds] if now.seconds is not None else []
+    # Nothing seen yet: then the record at the committed offset tells for how long nobody has taken it.
+    silence = min([now.time - signs[-1], *waiting]) if signs else max([now.time - history[0].time, *waiting])
+    if period is not None:
+        allowed = PERIODS * period
+    elif len(signs) >= ENOUGH:
+        allowed = signs[-1] - signs[0]
+    else:
+        return None
+    if silence <= allowed:
+        return None
+    return Verdict(Status.STOP, f"no sign of life for {silence:,.0f} s, {allowed:,.0f} s are usual")
+
+
+def _stalled(history: Sequence[Observation]) -> Verdict | None:
+    now = history[-1]
+    since = now.time - now.seconds if now.seconds is not None else history[0].time
+    waiting = [seen for seen in history if seen.time >= since]
+    moved = any(seen.committed != now.committed for seen in waiting)
+    if moved or sum(seen.active for seen in waiting) < ENOUGH:
+        return None
+    return Verdict(Status.STALL, f"the consumer is at work, but stays at offset {now.committed}")
+
+
+def _growing(recent: Sequence[Observation], period: float | None) -> Verdict | None:
+    if period is None:
+        lags = [seen.records for seen in recent if seen.records is not None]
+    else:
+        commits = [after for before, after in pairwise(recent) if after.committed != before.committed]
+        lags = [seen.records for seen in commits if seen.records is not None]
+    # Who was caught up in between has begun anew.
+    lags = lags[max((n + 1 for n, lag in enumerate(lags) if lag == 0), default=0) :]
+    if len(lags) < ENOUGH or any(after < before for before, after in pairwise(lags)):
+        return None
+    return Verdict(Status.WARN, f"the lag never decreases: {lags[0]:,} to {lags[-1]:,} records")
+
+
+def usual_period(times: Sequence[float]) -> float | None:
+    """The longest that a pipeline took from one window to the next; None when it has completed too few to tell.
+
+    :param times: when it completed windows, seconds since the epoch, ascending.
+    """
+    gaps = [after - before for before, after in pairwise(times)]
+    return max(gaps) if len(gaps) >= ENOUGH - 1 else None
+
+
+@dataclass
+class History:
+    """What was seen of a consumer so far; it forgets what no verdict looks back on.
+
+    :param period: seconds from one run of the consumer to the next, None where that is not known.
+    """
+
+    period: float | None = None
+    _seen: dict[TopicPartition, list[Observation]] = field(default_factory=dict)
+
+    def add(self, tp: TopicPartition, observation: Observation) -> None:
+        seen = self._seen.setdefault(tp, [])
+        seen.append(observation)
+        del seen[:-OBSERVATIONS]
+
+    def judge(self, lag: Lag, past: Mapping[TopicPartition, Sequence[Observation]]) -> dict[TopicPartition, Verdict]:
+        """Take what is there now in, and the status of every partition.
+
+        :param past: what is known from elsewhere (a ledger) of the time before.
+        """
+        verdicts = {}
+        for tp, state in lag.partitions.items():
+            self.add(tp, Observation(lag.now, state.committed, state.records, state.seconds, lag.active))
+            known = sorted([*past.get(tp, ()), *self._seen[tp]], key=lambda seen: seen.time)
+            verdicts[tp] = judge(known, self.period)
+        return verdicts
+
+
+def worst(verdicts: Mapping[TopicPartition, Verdict]) -> Verdict:
+    """The worst of several; ``OK`` without any. Its reason says where."""
+    tp, verdict = max(verdicts.items(), key=lambda item: item[1].status.rank, default=(None, Verdict(Status.OK)))
+    if tp is None or verdict.status is Status.OK:
+        return Verdict(verdict.status)
+    return Verdict(verdict.status, f"{tp}: {verdict.reason}")

@@ -1,0 +1,283 @@
+"""Windows that belong to a data interval: any order, side by side, replayed, on a real broker and real sinks."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from airflow_kafka_spark.errors import DataLoss, IntervalNotOver, IntervalOverlaps, IntervalsOpen, ValidationError
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
+from airflow_kafka_spark.sinks import PostgresSink
+from tests.support.intervals import BEGIN, HOURS, Intervals, ends, hour
+from tests.support.oracle import same_multiset
+from tests.support.pipelines import order, row_of
+
+
+@pytest.fixture
+def intervals(files):
+    return Intervals(files, table=False)
+
+
+@pytest.fixture
+def in_table(table):
+    return Intervals(table, table=True)
+
+
+@pytest.mark.parametrize("numbers", [range(HOURS), reversed(range(HOURS)), (3, 0, 5, 1, 4, 2)], ids=["on", "back", "any"])
+def test_in_whatever_order_intervals_are_moved_each_holds_its_records_and_they_tile_the_log(intervals, numbers):
+    intervals.fill()
+    reports = []
+    for number in numbers:
+        reports.append(intervals.run(number))
+        # Between two runs something comes late.
+        intervals.produce(5, 200, partition=number % 3)
+    assert intervals.check(reports) >= HOURS * 5
+
+
+def test_a_record_at_the_end_of_an_interval_belongs_to_the_next(intervals):
+    intervals.produce(0, 59.9999, 60, 60.001, 120, 121, partition=0)
+    intervals.produce(200, partition=1)
+    intervals.produce(200, partition=2)
+    reports = [intervals.run(0), intervals.run(1)]
+    assert [r["records_read"] for r in reports] == [2, 2]
+    assert intervals.check(reports) == 4
+
+
+def test_intervals_side_by_side_are_each_moved_once(in_table):
+    in_table.fill()
+    in_table.run(0)
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(in_table.run, range(HOURS)))
+    assert in_table.check(reports) >= HOURS * 5
+    assert in_table.pipeline.committed() == ends(reports[-1])
+
+
+def test_the_group_follows_the_contiguous_completed_prefix_only(intervals):
+    intervals.fill()
+    # What lies before the first interval is not the pipeline's: begin at the first record.
+    first, fifth = intervals.run(0), intervals.run(4)
+    assert intervals.pipeline.committed() == ends(first)
+    intervals.run(2)
+    assert intervals.pipeline.committed() == ends(first)
+    second = intervals.run(1)
+    assert intervals.pipeline.committed() != ends(second)
+    intervals.run(3)
+    assert intervals.pipeline.committed() == ends(fifth)
+
+
+def test_a_boundary_beyond_the_newest_record_is_decided_only_after_grace(intervals):
+    now = datetime.now(timezone.utc)
+    intervals.produce(0)
+    begun = datetime.now(timezone.utc)
+    facts = {"interval": (BEGIN, now)}
+    report = intervals.pipeline.run("run-a", facts=facts, grace=timedelta(seconds=3))
+    assert datetime.now(timezone.utc) >= now + timedelta(seconds=3)
+    assert report["records_read"] == 1
+    # Decided: what comes later, though its timestamp is older, belongs to the next interval.
+    intervals.produce(1, 2)
+    again = {"interval": (now, begun + timedelta(seconds=4))}
+    assert intervals.pipeline.run("run-b", facts=again, grace=0)["records_read"] == 2
+
+
+def test_two_pipelines_with_the_same_boundaries_agree(intervals, unique, tmp_path):
+    intervals.produce(0, 30, 70, partition=0)
+    hourly = [intervals.run(0), intervals.run(1)]
+    intervals.produce(40, 110, partition=0)
+    name = unique("daily")
+    facts = {"interval": hour(0, 2)}
+    daily = intervals.pipeline.run(
+        "daily", facts=facts, pipeline=name, group_id=name, place=str(tmp_path / "daily")
+    )  # fmt: skip
+    assert daily["records_read"] == sum(r["records_read"] for r in hourly) == 3
+
+
+def test_a_partition_created_later_belongs_to_the_intervals_of_its_records(intervals):
+    intervals.produce(0, 70, 130, partition=0)
+    intervals.produce(130, partition=1)
+    intervals.produce(130, partition=2)
+    first = intervals.run(0)
+    admin = AdminClient(intervals.pipeline.kafka.connection_extra())
+    admin.create_partitions([NewPartitions(intervals.pipeline.topic, 4)])[intervals.pipeline.topic].result(30)
+    intervals.produce(100, 150, partition=3)
+    second = intervals.run(1)
+    assert {r["partition"]: (r["start"], r["end"]) for r in second["ranges"]}[3] == (0, 1)
+    assert intervals.check([first, second]) == 3
+
+
+class TestReplay:
+    @pytest.mark.parametrize("kind", ["intervals", "in_table"])
+    def test_clearing_an_interval_replays_the_same_offsets_and_replaces_exactly_its_rows(self, kind, request):
+        intervals = request.getfixturevalue(kind)
+        intervals.fill()
+        reports = [intervals.run(number) for number in (0, 1, 2)]
+        before, group = intervals.rows(), intervals.pipeline.committed()
+        again = intervals.run(1, cleared=1)
+        assert again["replay"] == 1
+        assert [(r["start"], r["end"]) for r in again["ranges"]] == [(r["start"], r["end"]) for r in reports[1]["ranges"]]
+        after = intervals.rows()
+        assert {name: sorted(rows) for name, rows in after.items()} == {name: sorted(rows) for name, rows in before.items()}
+        assert intervals.pipeline.committed() == group, "a replay never moves the group"
+        assert intervals.run(1, cleared=2)["replay"] == 2
+        assert intervals.check([reports[0], again, reports[2]]) >= 15
+
+    def test_a_replay_writes_rows_anew(self, in_table):
+        in_table.fill()
+        report = in_table.run(0)
+        with in_table.pipeline.postgres.connect(autocommit=True) as connection:
+            spoilt = connection.execute(f"UPDATE \"{in_table.pipeline.place}\" SET customer = 'spoilt'").rowcount
+            connection.execute(f'DELETE FROM "{in_table.pipeline.place}" WHERE id = 0')
+        assert spoilt == report["records_written"] > 0
+        assert in_table.check([in_table.run(0, cleared=1)]) == spoilt
+
+    def test_a_retry_after_success_is_no_replay(self, intervals):
+        intervals.fill()
+        first = intervals.run(0)
+        assert intervals.run(0) == first
+
+    def test_another_run_of_the_same_interval_does_nothing(self, intervals):
+        intervals.fill()
+        first = intervals.run(0)
+        other = intervals.pipeline.run("another", facts={"interval": hour(0), "max_tries": 5})
+        assert other == first
+
+    def test_appended_rows_that_do_not_say_their_window_are_not_replayed(self, in_table):
+        in_table.fill()
+        sink = PostgresSink(conn_id="warehouse", table=in_table.pipeline.place)
+        in_table.run(0, sink=sink)
+        before = sorted(in_table.pipeline.rows())
+        with pytest.raises(ValidationError, match="window_column"):
+            in_table.run(0, sink=sink, cleared=1)
+        with pytest.raises(ValidationError, match="window_column"):
+            in_table.run(1, sink=sink, on_rerun="replay")
+        assert in_table.run(0, sink=sink, cleared=1, on_rerun="skip")["records_read"] == len(before)
+        assert sorted(in_table.pipeline.rows()) == before
+
+    def test_rows_written_before_there_was_a_window_column_are_not_doubled(self, in_table):
+        from airflow_kafka_spark.errors import SinkRejected
+
+        in_table.fill()
+        in_table.run(0, sink=PostgresSink(conn_id="warehouse", table=in_table.pipeline.place))
+        before = sorted(in_table.pipeline.rows())
+        with pytest.raises(SinkRejected, match="rows with none"):
+            in_table.run(0, cleared=1)
+        assert sorted(in_table.pipeline.rows()) == before
+
+    def test_records_deleted_since_fail_a_replay_and_leave_the_rows(self, intervals):
+        intervals.fill()
+        report = intervals.run(0)
+        before = intervals.rows()
+        admin = AdminClient(intervals.pipeline.kafka.connection_extra())
+        target = TopicPartition(intervals.pipeline.topic, 0, report["ranges"][0]["start"] + 1)
+        admin.delete_records([target])[target].result(30)
+        with pytest.raises(DataLoss):
+            intervals.run(0, cleared=1)
+        assert intervals.rows() == before
+
+    def test_an_upsert_replays_without_bringing_back_what_is_older(self, table):
+        name = table.place
+        with table.postgres.connect(autocommit=True) as connection:
+            connection.execute(
+                f'ALTER TABLE "{name}" ADD PRIMARY KEY (id), ADD COLUMN "__connect_topic" text, '
+                'ADD COLUMN "__connect_partition" integer, ADD COLUMN "__connect_offset" bigint'
+            )
+        sink = PostgresSink(conn_id="warehouse", table=name, mode="upsert", key="id", offset_columns=True)
+        producer = Producer(table.kafka.connection_extra())
+        for version, minutes in enumerate((0, 60, 120)):
+            at = round((BEGIN + timedelta(minutes=minutes)).timestamp() * 1000)
+            event = json.loads(order(1)) | {"customer": f"version-{version}"}
+            producer.produce(table.topic, json.dumps(event).encode(), b"1", 0, timestamp=at)
+        producer.flush(30)
+        options = {"window": "interval", "grace": 0, "sink": sink}
+
+        def customer():
+            with table.postgres.connect(autocommit=True) as connection:
+                return connection.execute(f'SELECT customer FROM "{name}"').fetchall()
+
+        table.run("b", facts={"interval": hour(1)}, **options)
+        assert customer() == [("version-1",)]
+        table.run("a", facts={"interval": hour(0)}, **options)
+        assert customer() == [("version-1",)], "an interval that is moved later is not a newer one"
+        with table.postgres.connect(autocommit=True) as connection:
+            connection.execute(f"UPDATE \"{name}\" SET customer = 'spoilt'")
+        table.run("b", facts={"interval": hour(1), "max_tries": 1}, **options)
+        assert customer() == [("version-1",)]
+        with pytest.raises(ValidationError, match="offset_columns"):
+            plain = PostgresSink(conn_id="warehouse", table=name, mode="upsert", key="id")
+            table.run("c", facts={"interval": hour(2)}, window="interval", sink=plain)
+
+    def test_clearing_a_progress_window_is_a_no_op_unless_it_is_to_be_replayed(self, files):
+        files.produce(50)
+        first = files.run("run1")
+        files.produce(30)
+        files.run("run2")
+        assert files.run("run1", facts={"max_tries": 1}) == first
+        group = files.committed()
+        again = files.run("run1", facts={"max_tries": 1}, on_rerun="replay")
+        assert (again["replay"], again["records_read"], again["ranges"]) == (1, 50, first["ranges"])
+        assert files.committed() == group
+        assert same_multiset((row_of(value) for *_, value in files.events()), files.rows()) == 80
+        files.produce(20)
+        assert files.run("run3", on_rerun="replay")["window"] == "0000000003"
+        assert same_multiset((row_of(value) for *_, value in files.events()), files.rows()) == 100
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize("interval", [None, (BEGIN, BEGIN)], ids=["missing", "zero-width"])
+    def test_an_interval_that_is_missing_or_has_no_width_names_the_timetable_to_use(self, intervals, interval):
+        with pytest.raises(ValidationError, match="CronDataIntervalTimetable"):
+            intervals.pipeline.run("manual", facts={"interval": interval})
+
+    def test_such_a_run_moves_what_is_new_if_the_user_says_so(self, intervals):
+        intervals.produce(0, 30, 70, 130, partition=0)
+        first = intervals.run(0)
+        manual = intervals.pipeline.run("manual", on_missing_interval="progress")
+        assert (first["records_read"], manual["records_read"]) == (2, 2)
+        # What the manual run has moved belongs to no interval any more.
+        intervals.produce(80, 190, partition=0)
+        assert [intervals.run(1)["records_read"], intervals.run(2)["records_read"]] == [0, 1]
+        assert same_multiset(range(5), (row[0] for _, row in intervals.marked_rows())) == 5
+
+    def test_a_progress_window_does_not_pass_over_an_interval_that_is_missing(self, intervals):
+        intervals.fill()
+        intervals.run(0)
+        intervals.run(2)
+        with pytest.raises(IntervalsOpen):
+            intervals.pipeline.run("manual", on_missing_interval="progress")
+
+    def test_an_interval_that_overlaps_another_one_is_refused(self, intervals):
+        intervals.fill()
+        reports = [intervals.run(1)]
+        with pytest.raises(IntervalOverlaps):
+            intervals.pipeline.run("daily", facts={"interval": hour(0, 6)})
+        assert intervals.check([*reports, intervals.run(0)]) >= 10
+
+    def test_an_interval_that_is_not_over_is_refused(self, intervals):
+        with pytest.raises(IntervalNotOver):
+            intervals.pipeline.run("daily", facts={"interval": hour(0, 24)})
+
+    def test_max_records_and_follows_mean_nothing_for_an_interval(self, intervals):
+        with pytest.raises(ValidationError, match="max_records"):
+            intervals.run(0, max_records=5, follows="other")
+
+
+def test_what_is_remembered_of_intervals_stays_small_and_old_ones_can_still_be_replayed(intervals):
+    intervals.fill()
+    reports = [intervals.run(number, keep_windows=2) for number in range(HOURS)]
+    pipeline = intervals.pipeline
+    with KafkaHook() as hook:
+        ledger = LedgerTopic(hook, f"ledger-{pipeline.name}")
+        ledger.ensure()
+        lanes = [f"{pipeline.name}.{name}" for name in ledger.look(pipeline.name).memory.intervals]
+        assert len(lanes) == HOURS
+        remembered = [lane for lane in lanes if ledger.look(lane, beside=pipeline.name).memory.entries]
+    assert len(remembered) == 2
+    assert intervals.run(0, keep_windows=2)["records_read"] == 0, "told without its details"
+    again = intervals.run(0, keep_windows=2, cleared=1)
+    assert again["replay"] == 1
+    assert intervals.check([again, *reports[1:]]) >= HOURS * 5

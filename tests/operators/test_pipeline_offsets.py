@@ -1,0 +1,202 @@
+"""Offset control end to end: a pipeline is moved, and its sink takes what it is asked to take, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from airflow_kafka_spark.errors import ValidationError, WindowConflict, WindowOpen
+from airflow_kafka_spark.operators import PipelineOffsetsOperator
+from airflow_kafka_spark.windows.bounds import ShiftBy
+from tests.support.pipelines import row_of
+from tests.support.relay import relay
+from tests.support.runs import context
+
+
+@pytest.fixture(params=["files", "table"])
+def sunk(request):
+    """A pipeline into files, and one into a table, both of which append."""
+    return request.getfixturevalue(request.param)
+
+
+def control(pipeline, **options):
+    """A task of PipelineOffsetsOperator: what it puts into XCom."""
+    given = {"pipeline": pipeline.name, "ledger_topic": f"ledger-{pipeline.name}", **options}
+    found = PipelineOffsetsOperator(task_id="offsets", **given).execute(context("manual", task_id="offsets"))
+    json.dumps(found)
+    return found
+
+
+def values(pipeline) -> list[tuple[int, int, tuple]]:
+    """Partition, offset and row of every record of the topic."""
+    return [(partition, offset, row_of(value)) for partition, offset, _, value in pipeline.events()]
+
+
+def test_moved_back_records_come_twice_because_somebody_asked_for_it(sunk):
+    sunk.produce(300)
+    first = sunk.run("run1")
+    done = control(sunk, action="reset", shift_by="-10", why="a bad deploy", who="ann")
+    assert [m["before"] - m["after"] for m in done["moves"]] == [10, 10, 10]
+    assert sunk.committed() == {m["partition"]: m["after"] for m in done["moves"]}
+    sunk.produce(30)
+    second = sunk.run("run2")
+    assert second["window"] == "0000000002" and second["records_read"] == 60
+    ends = {r["partition"]: r["end"] for r in first["ranges"]}
+    expected = Counter(
+        {row: 2 if ends[partition] - 10 <= offset < ends[partition] else 1 for partition, offset, row in values(sunk)}
+    )
+    assert Counter(sunk.rows()) == expected and len(expected) == 330
+    sunk.produce(5)
+    assert sunk.run("run3")["records_read"] == 5
+    assert len(sunk.rows()) == 365
+
+
+def test_moved_forward_records_are_skipped(sunk):
+    sunk.produce(90)
+    sunk.run("run1")
+    sunk.produce(60)
+    before = sunk.rows()
+    control(sunk, action="reset", to="latest", why="nobody needs these")
+    assert sunk.run("run2")["records_read"] == 0, "an empty window, of which the sink hears nothing"
+    sunk.produce(20)
+    assert sunk.run("run3")["records_read"] == 20
+    sunk.produce(10)
+    assert sunk.run("run4")["records_read"] == 10
+    newest = {row_of(value) for *_, value in sunk.events()} - set(before)
+    rows = Counter(sunk.rows())
+    assert sum(rows.values()) == len(rows) == 120 and len(newest) == 90
+    assert set(rows) - set(before) <= newest
+
+
+def test_a_window_that_jumps_without_a_reset_is_still_refused(sunk):
+    """The position is moved behind the ledger's back, as a ledger restored from a backup would: the sink does not take it."""
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.windows.memory import position_record
+    from airflow_kafka_spark.windows.plan import Position
+
+    sunk.produce(90)
+    sunk.run("run1")
+    sunk.produce(30)
+    with KafkaHook() as hook, Ledger(hook, sunk.name, "backup", topic=f"ledger-{sunk.name}") as ledger:
+        known = ledger.memory.position
+        back = Position({tp: offset - 5 for tp, offset in known.offsets.items()}, known.topic_ids, known.cluster_id)
+        ledger.amend([position_record(sunk.name, back, 1)], {}, lambda topic: "", lambda memory: False)
+    with pytest.raises(WindowConflict, match="was applied already"):
+        sunk.run("run2")
+    assert len(sunk.rows()) == 90
+
+
+def test_an_open_window_is_refused_until_the_task_has_run_again(sunk, monkeypatch):
+    from airflow_kafka_spark import faults
+
+    sunk.produce(60)
+    monkeypatch.setenv(faults.FAULT, "sink.committed:raise")
+    with pytest.raises(Exception, match="fault injected"):
+        sunk.run("run1")
+    monkeypatch.delenv(faults.FAULT)
+    with pytest.raises(WindowOpen, match="run1"):
+        control(sunk, action="reset", to="earliest", why="x")
+    (window,) = control(sunk, action="show")["open_windows"]
+    assert (window["number"], window["run"]) == (1, "dag/run1/task")
+    assert control(sunk, action="plan")["begins"] == "open window"
+    sunk.run("run1")
+    assert sunk.check() == 60
+    control(sunk, action="reset", to="earliest", why="x")
+    assert sunk.run("run2")["records_read"] == 60
+    assert Counter(sunk.rows()) == Counter({row: 2 for *_, row in values(sunk)})
+
+
+def test_a_window_given_up_that_the_sink_has_taken_does_not_hold_up_what_comes_next(sunk, monkeypatch):
+    from airflow_kafka_spark import faults
+
+    sunk.produce(60)
+    monkeypatch.setenv(faults.FAULT, "sink.committed:raise")
+    with pytest.raises(Exception, match="fault injected"):
+        sunk.run("run1")
+    monkeypatch.delenv(faults.FAULT)
+    done = control(sunk, action="reset", to="earliest", why="x", discard_open=True, group_id=sunk.name)
+    assert done["discarded"] == [1]
+    report = sunk.run("run2")
+    assert (report["window"], report["records_read"]) == ("0000000002", 60)
+    assert Counter(sunk.rows()) == Counter({row: 2 for *_, row in values(sunk)})
+
+
+def test_a_topic_takes_what_it_is_asked_to_take_as_well(kafka, unique, tmp_path):
+    with relay(kafka, unique, tmp_path) as orders:
+        orders.send(100)
+        orders.run("run1")
+        moves = control(orders, action="reset", to=ShiftBy(-5), why="again")["moves"]
+        assert sum(m["before"] - m["after"] for m in moves) == 15
+        orders.send(10)
+        assert orders.run("run2")["records_read"] == 25
+        copied = Counter((r.key, r.value) for r in orders.read(orders.output))
+        sent = Counter((r.key, r.value) for r in orders.read(orders.topic))
+        assert set(copied) == set(sent) and sum(copied.values()) == 125
+
+
+def test_forgotten_the_sink_still_remembers(files):
+    files.produce(60)
+    files.run("run1")
+    assert control(files, action="forget", why="a new name")["records"] == 2
+    files.produce(30)
+    report = files.run("run2", starting_offsets="earliest")
+    assert (report["window"], report["records_read"]) == ("0000000002", 30)
+    assert files.check() == 90
+
+
+def test_show_plan_and_windows_go_to_xcom(files):
+    files.produce(60)
+    files.run("run1")
+    files.produce(30)
+    assert sum(p["lag"] for p in control(files)["partitions"]) == 30
+    plan = control(files, action="plan", max_records="12")
+    assert (plan["number"], plan["offsets"], plan["begins"]) == (2, 12, "ledger")
+    assert plan["bytes"] > 0 and plan["age"] >= 0
+    (window,) = control(files, action="windows")
+    assert (window["number"], window["records_written"], window["run"]) == (1, 60, "dag/run1/task")
+    (asked,) = [p for p in control(files, action="reset", to="earliest", why="x", dry_run=True)["moves"] if p["partition"] == 0]
+    assert asked["after"] == 0
+    assert files.run("run2")["records_read"] == 30, "a dry run has changed nothing"
+
+
+@pytest.mark.parametrize(
+    "options, where",
+    [
+        ({"action": "move"}, ["action"]),
+        ({"pipeline": " "}, ["pipeline"]),
+        ({"action": "reset"}, ["why", "to"]),
+        ({"action": "reset", "why": "x", "to": "latest", "shift_by": 3}, ["to"]),
+        ({"action": "reset", "why": "x", "to": "sometimes"}, ["to"]),
+        ({"action": "reset", "why": "x", "shift_by": "much"}, ["shift_by"]),
+        ({"action": "forget"}, ["why"]),
+        ({"action": "plan", "starting_offsets": "?", "ending_offsets": "earliest", "max_records": "x"},
+         ["starting_offsets", "ending_offsets", "max_records"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_is_refused_all_at_once(options, where):
+    operator = PipelineOffsetsOperator(**{"task_id": "offsets", "pipeline": "p", **options})
+    with pytest.raises(ValidationError) as caught:
+        operator.execute(context("run1"))
+    assert [p.where for p in caught.value.problems] == where
+
+
+def test_a_dag_with_it_is_serialised(tmp_path):
+    """What the UI shows of starts and targets are values, too."""
+    from airflow.sdk import DAG
+
+    from airflow_kafka_spark.windows.bounds import CommittedOffsets, SpecificOffsets
+    from tests.support.pipelines import make
+
+    try:
+        from airflow.serialization.serialized_objects import DagSerialization as Serialized
+    except ImportError:
+        from airflow.serialization.serialized_objects import SerializedDAG as Serialized
+    with DAG("offsets", schedule=None) as dag:
+        PipelineOffsetsOperator(task_id="reset", pipeline="p", action="reset", to=SpecificOffsets({"t": {0: 1}}), why="x")
+        make("files", str(tmp_path), topics="t", group_id="g", starting_offsets=CommittedOffsets("connect-orders"))
+    text = json.dumps(Serialized.to_dict(dag))
+    assert "connect-orders" in text and " at 0x" not in text

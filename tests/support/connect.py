@@ -1,0 +1,38 @@
+"""A real Spark Connect server, for tasks that shall not start a JVM of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+
+from airflow_kafka_spark.testing._processes import Keeper, free_ports, tail, wait_until
+
+
+@contextmanager
+def spark_connect(directory: Path) -> Iterator[int]:
+    """Its port; it ends with this process.
+
+    :param directory: takes its log.
+    """
+    home, (port,) = Path(pyspark.__file__).parent, free_ports(1)
+    conf = {
+        "spark.connect.grpc.binding.port": port,
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+    }
+    submit = [home / "bin" / "spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    env = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
+    keeper, log = Keeper("Spark Connect"), directory / "connect.log"
+    try:
+        keeper.spawn([*submit, "--master", "local[2]", *settings, "spark-internal"], log=log, env=env)
+        assert wait_until(lambda: "Spark Connect server started" in log.read_text(), 90), tail(log)
+        yield port
+    finally:
+        keeper.close()

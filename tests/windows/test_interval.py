@@ -1,0 +1,109 @@
+"""Intervals: their names, and how far they are complete without a hole."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping
+from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def hour(number: int, length: int = 1) -> Interval:
+    return Interval(NEW_YEAR + timedelta(hours=number), NEW_YEAR + timedelta(hours=number + length))
+
+
+def done(number: int, *ranges: tuple[int, int], state: State = State.COMPLETE) -> IntervalState:
+    """``done(3, (start, end), ...)``: one range per partition."""
+    return IntervalState(hour(number), state, tuple(OffsetRange("t", p, *r) for p, r in enumerate(ranges)))
+
+
+class TestInterval:
+    def test_an_interval_is_half_open_and_in_utc(self):
+        berlin = ZoneInfo("Europe/Berlin")
+        night = Interval(datetime(2026, 3, 29, 0, tzinfo=berlin), datetime(2026, 3, 30, 0, tzinfo=berlin))
+        assert night.end_ms - night.start_ms == 23 * 3_600_000, "the night of the change to summer time has 23 hours"
+        assert str(night) == "[2026-03-28T23:00:00Z, 2026-03-29T22:00:00Z)"
+        assert night.name == "20260328T230000Z-20260329T220000Z"
+
+    def test_the_hour_that_comes_twice_is_two_intervals(self):
+        berlin = ZoneInfo("Europe/Berlin")
+        first = datetime(2026, 10, 25, 2, tzinfo=berlin)
+        second, third = datetime(2026, 10, 25, 2, fold=1, tzinfo=berlin), datetime(2026, 10, 25, 3, tzinfo=berlin)
+        one, two = Interval(first, second), Interval(second, third)
+        assert one.end == two.start
+        assert one.name != two.name
+        assert not one.overlaps(two)
+
+    def test_instants_are_whole_milliseconds_as_timestamps_of_records_are(self):
+        made = Interval(NEW_YEAR + timedelta(microseconds=1), NEW_YEAR + timedelta(seconds=1))
+        assert made.start_ms - Interval(NEW_YEAR, made.end).start_ms == 1
+        assert Interval.of_ms(made.start_ms, made.end_ms) == made
+
+    @pytest.mark.parametrize("end", [NEW_YEAR, NEW_YEAR - timedelta(hours=1)])
+    def test_an_empty_interval_is_refused(self, end):
+        with pytest.raises(ValueError, match="start < end"):
+            Interval(NEW_YEAR, end)
+
+    def test_an_instant_without_a_time_zone_is_refused(self):
+        with pytest.raises(ValueError, match="without a time zone"):
+            Interval(datetime(2026, 1, 1), NEW_YEAR)
+
+    def test_names_sort_as_intervals_do(self):
+        intervals = [hour(n, length) for n in range(30) for length in (1, 2)]
+        assert sorted(intervals, key=lambda i: i.name) == sorted(intervals)
+
+    def test_overlapping_names_only_the_others_that_share_instants(self):
+        known = [done(0, (0, 1)), done(1, (1, 2)), done(2, (2, 3))]
+        assert overlapping(hour(1), known) == []
+        assert [k.interval for k in overlapping(hour(1, 2), known)] == [hour(1), hour(2)]
+
+
+class TestContiguous:
+    def test_the_group_follows_the_intervals_that_are_complete_without_a_hole(self):
+        known = [done(0, (0, 10)), done(1, (10, 20)), done(3, (30, 40))]
+        assert contiguous(known, {T0: 0}) == {T0: 20}
+
+    def test_an_interval_that_is_not_complete_is_a_hole(self):
+        known = [done(0, (0, 10)), done(1, (10, 20), state=State.PLANNED), done(2, (20, 30))]
+        assert contiguous(known, {T0: 0}) == {T0: 10}
+
+    def test_an_interval_without_records_is_no_hole(self):
+        assert contiguous([done(0, (0, 10)), done(2, (10, 15))], {T0: 0}) == {T0: 15}
+
+    def test_it_never_goes_back(self):
+        assert contiguous([done(0, (0, 10))], {T0: 500}) == {T0: 500}
+
+    def test_one_partition_that_lags_holds_the_others(self):
+        assert contiguous([done(1, (5, 10), (7, 9))], {T0: 5, T1: 6}) == {T0: 5, T1: 6}
+
+    def test_a_schedule_begins_with_its_first_interval_whatever_lies_before_it(self):
+        known = [done(5, (100, 110)), done(6, (110, 120))]
+        assert contiguous(known, {T0: 0}) == {T0: 0}
+        assert contiguous(known, {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 120}
+        assert contiguous(known, {T0: 0}, NEW_YEAR + timedelta(hours=4, minutes=30)) == {T0: 120}
+        assert contiguous(known[1:], {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 0}
+
+    def test_a_partition_that_came_later_is_part_of_it(self):
+        assert contiguous([done(0, (0, 10)), done(1, (10, 20), (0, 7))], {T0: 0, T1: 0}) == {T0: 20, T1: 7}
+
+    @given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.data())
+    def test_in_whatever_order_intervals_complete_it_ends_at_the_first_hole(self, sizes, data):
+        ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+        known = [done(n, (end - size, end)) for n, (size, end) in enumerate(zip(sizes, ends, strict=True))]
+        order = data.draw(st.permutations(range(len(sizes))))
+        complete: list[IntervalState] = []
+        reached = {T0: 0}
+        for number in order:
+            complete.append(known[number])
+            before, reached = reached[T0], contiguous(complete, reached)
+            there = {k.interval for k in complete}
+            hole = next((ends[n] - sizes[n] for n in range(len(sizes)) if sizes[n] and hour(n) not in there), ends[-1])
+            assert before <= reached[T0] == hole

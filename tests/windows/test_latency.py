@@ -1,0 +1,94 @@
+"""Latency and consumption, told from counts of timestamps."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_kafka_spark.windows.latency import (
+    DAY,
+    MINUTE,
+    MOST,
+    WIDTHS,
+    Latency,
+    Times,
+    consumption,
+    latency,
+    parse_counts,
+    total,
+)
+
+STAMPS = st.lists(st.integers(0, 40 * DAY), min_size=1, max_size=200)
+
+
+def times(stamps, width=WIDTHS[0]):
+    return Times(width, Counter(stamp // width for stamp in stamps))
+
+
+@given(st.lists(STAMPS, min_size=1, max_size=6))
+def test_whatever_tasks_tell_no_record_is_lost_and_what_is_kept_stays_small(parts):
+    together = total(map(times, parts))
+    assert together.records == sum(map(len, parts)) > 0
+    assert len(together.counts) <= MOST
+    stamps = sorted(stamp for part in parts for stamp in part)
+    assert together.at(DAY).counts == Counter(stamp // together.width * together.width // DAY for stamp in stamps)
+
+
+@given(STAMPS, st.sampled_from([0.05, 0.5, 0.95]))
+def test_a_percentile_is_right_to_the_width_of_a_bucket(stamps, share):
+    counted, found = total([times(stamps)]), sorted(stamps)
+    exact = found[max(-(-int(share * 100) * len(found) // 100) - 1, 0)]
+    assert abs(counted.percentile(share) - exact) <= counted.width
+
+
+def test_latency_is_from_the_timestamp_of_a_record_to_the_flush():
+    stamps = [1000 * n for n in range(100)]
+    found = latency(times(stamps), min(stamps), max(stamps), 100_000)
+    assert found == Latency(min=1.0, p50=pytest.approx(51, abs=1), p95=pytest.approx(96, abs=1), max=100.0)
+    assert latency(Times(), None, None, 5) is None
+
+
+def test_one_record_has_one_latency():
+    assert latency(times([5050]), 5050, 5050, 6050) == Latency(1.0, 1.0, 1.0, 1.0)
+
+
+def test_under_and_over_consumption_are_told_bucket_by_bucket():
+    read = times([0, 1, 2, MINUTE, MINUTE + 1, 5 * MINUTE])
+    found = consumption(read, upstream={0: 3, MINUTE: 4, 2 * MINUTE: 1})
+    assert (found.under, found.over) == (3, 1)
+    assert found.to_dict() == {
+        "bucket_seconds": 60.0,
+        "buckets": [[0, 3, 3], [MINUTE, 2, 4], [2 * MINUTE, 0, 1], [5 * MINUTE, 1, 0]],
+        "over": 1,
+        "under": 3,
+    }
+    assert consumption(read).to_dict()["buckets"] == [[0, 3], [MINUTE, 2], [5 * MINUTE, 1]]
+
+
+@given(STAMPS)
+def test_the_same_records_are_neither_over_nor_under_consumed(stamps):
+    upstream = Counter(stamp // MINUTE * MINUTE for stamp in stamps)
+    found = consumption(total([times(stamps)]), upstream=upstream)
+    assert (found.over, found.under) == (0, 0)
+    assert sum(found.read.values()) == len(stamps)
+
+
+@given(STAMPS, st.data())
+def test_a_record_that_is_missing_or_too_much_shows(stamps, data):
+    upstream = Counter(stamp // MINUTE * MINUTE for stamp in stamps)
+    dropped = list(stamps)
+    dropped.pop(data.draw(st.integers(0, len(stamps) - 1)))
+    assert consumption(total([times(dropped)]), upstream=upstream).under == 1
+    assert consumption(total([times([*stamps, data.draw(st.sampled_from(stamps))])]), upstream=upstream).over == 1
+
+
+def test_upstream_counts_are_taken_as_users_have_them():
+    assert parse_counts({"2026-01-01T00:00:00Z": 5, 1767225660000: 2, "1767225720000": 1}) == {
+        1767225600000: 5, 1767225660000: 2, 1767225720000: 1,
+    }  # fmt: skip
+    for bad in ({"2026-01-01T00:00:00": 1}, {"yesterday": 1}, {0: -1}, {0: "5"}):
+        with pytest.raises(ValueError):
+            parse_counts(bad)
