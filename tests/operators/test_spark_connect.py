@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
-import pyspark
 import pytest
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources import FilesSource
-from airflow_kafka_spark.testing._processes import Keeper, free_ports, own_directory, tail, wait_until
+from tests.support.connect import spark_connect
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import Victim
 from tests.support.shop import Shop, shop
@@ -34,31 +32,14 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One for all, which ends with this process. It has the drivers that Spark's JDBC reader takes."""
-    home, (port,) = Path(pyspark.__file__).parent, free_ports(1)
-    conf = {
-        "spark.connect.grpc.binding.port": port,
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "512m",
-        "spark.ui.enabled": "false",
-    }
-    submit = [home / "bin" / "spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    jars = os.environ["PYSPARK_SUBMIT_ARGS"].split()[:2]
-    settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    directory, keeper = own_directory("connect"), Keeper("Spark Connect")
-    keeper.own(directory)
-    log, fired = directory / "log", directory / "fired"
+    directory = tmp_path_factory.mktemp("connect")
+    fired = directory / "fired"
     fired.touch()
-    env = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
-    env |= {faults.FAULT: "publish.committed", faults.ONCE: str(fired)}
-    try:
-        keeper.spawn([*submit, "--master", "local[2]", *jars, *settings, "spark-internal"], log=log, env=env)
-        assert wait_until(lambda: "Spark Connect server started" in log.read_text(), 90), tail(log)
+    jars = os.environ["PYSPARK_SUBMIT_ARGS"].split()[:2]
+    with spark_connect(directory, jars=jars, env={faults.FAULT: "publish.committed", faults.ONCE: str(fired)}) as port:
         yield Server(port, fired)
-    finally:
-        keeper.close()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,24 +14,27 @@ from airflow_kafka_spark.testing._processes import Keeper, free_ports, tail, wai
 
 
 @contextmanager
-def spark_connect(directory: Path) -> Iterator[int]:
+def spark_connect(directory: Path, *, jars: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Iterator[int]:
     """Its port; it ends with this process.
 
     :param directory: takes its log.
+    :param jars: the options of spark-submit that name further jars.
+    :param env: further environment of the server and its workers.
     """
     home, (port,) = Path(pyspark.__file__).parent, free_ports(1)
     conf = {
         "spark.connect.grpc.binding.port": port,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "512m",
         "spark.ui.enabled": "false",
     }
     submit = [home / "bin" / "spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    env = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
+    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, **(env or {})}
     keeper, log = Keeper("Spark Connect"), directory / "connect.log"
     try:
-        keeper.spawn([*submit, "--master", "local[2]", *settings, "spark-internal"], log=log, env=env)
+        keeper.spawn([*submit, "--master", "local[2]", *jars, *settings, "spark-internal"], log=log, env=environment)
         assert wait_until(lambda: "Spark Connect server started" in log.read_text(), 90), tail(log)
         yield port
     finally:

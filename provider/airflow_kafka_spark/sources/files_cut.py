@@ -112,6 +112,8 @@ def why_unreadable(path: str) -> str | None:
         path.encode()
     except UnicodeEncodeError:
         return "is not UTF-8"
+    if "//" in path.lstrip("/"):  # which objects may have
+        return "has an empty component in its path"
     # Hadoop looks such paths up component by component, and takes what comes before the colon for a scheme.
     return "has both a `:` and one of `{}[]*?\\` in its path" if ":" in path and _PATTERN.search(path) else None
 

@@ -22,6 +22,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _FOR_FSSPEC = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _FOR_SPARK = {"s3": "s3a", "s3n": "s3a", "gcs": "gs"}
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+_BY_THE_SECOND = "LastModified"
+"""S3 says it of one object in whole seconds. Servers that are more exact in listings would make the same object look changed."""
 _ETAGS = ("ETag", "etag", "e_tag")
 _THREADS = 16
 _FEW = 50
@@ -159,13 +161,18 @@ class ObjectStore(Store):
         import fsspec
         from airflow.sdk import ObjectStoragePath
 
+        if self.conn_id:
+            from airflow.providers.common.compat.sdk import BaseHook
+
+            # Of one that is not defined the Amazon provider makes nobody, who may well be let in somewhere else.
+            BaseHook.get_connection(self.conn_id)
         scheme, _, rest = self.path.partition("://")
         place: Any = ObjectStoragePath(f"{_FOR_FSSPEC.get(scheme, scheme)}://{rest.rstrip('/')}", conn_id=self.conn_id)
         try:
             fs = place.fs
-        except ValueError:  # no Airflow provider serves this scheme, and only one could make use of a connection
+        except ValueError as error:  # no Airflow provider serves this scheme, and only one could make use of a connection
             if self.conn_id:
-                raise
+                raise ValueError(f"{error}: no installed Airflow provider makes use of `conn_id` for {scheme}://") from error
             fs = fsspec.filesystem(scheme)
         return fs, fs._strip_protocol(str(place.path))
 
@@ -215,18 +222,49 @@ class ObjectStore(Store):
     def _listed(self, *, recursive: bool) -> Iterator[tuple[str, File]]:
         fs, base = self._place
         fs.invalidate_cache()
-        if not fs.exists(base):
-            raise FileNotFoundError(f"nothing is there under {self.uri}")
-        for path, info in fs.find(base, maxdepth=None if recursive else 1, detail=True).items():
-            if info.get("type") == "file":
-                name = str(path)[len(base) :].lstrip("/")
+        for info in _below(fs, base) if recursive else fs.ls(base, detail=True):
+            name = str(info["name"])[len(base) :].removeprefix("/")
+            if info.get("type") != "file" or name.endswith("/"):
+                continue
+            if name:
                 yield name, _file(name, info)
+            elif not str(info["name"]).endswith("/"):  # else it only marks the directory
+                raise NotADirectoryError(f"{self.uri} is a file: name its directory, and the file by `glob`")
+
+
+def _below(fs: Any, base: str) -> Iterator[Mapping[str, Any]]:
+    """Every file below, in one listing where the store has no directories.
+
+    :raises OSError: as :meth:`Store.files`. (fsspec's own walk leaves out what it cannot list, and those files would be taken for
+        removed ones.)
+    """
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.spec import AbstractFileSystem
+
+    if isinstance(fs, AsyncFileSystem):
+        is_flat = type(fs)._find is not AsyncFileSystem._find
+    else:
+        is_flat = type(fs).find is not AbstractFileSystem.find
+    if is_flat:
+        found = fs.find(base, detail=True)
+        yield from found.values() if found else fs.ls(base, detail=True)
+        return
+    pending = [base]
+    while pending:
+        for info in fs.ls(pending.pop(), detail=True):
+            if info.get("type") != "directory":
+                yield info
+            elif not is_hidden(str(info["name"]).rstrip("/").rpartition("/")[2]):
+                pending.append(str(info["name"]))
 
 
 def _file(name: str, info: Mapping[str, Any]) -> File:
-    modified = next((info[key] for key in _MODIFIED if info.get(key) is not None), 0)
+    key = next((key for key in _MODIFIED if info.get(key) is not None), None)
+    modified = _microseconds(info[key]) if key else 0
+    if key == _BY_THE_SECOND:
+        modified -= modified % 1_000_000
     etag = next((str(info[key]) for key in _ETAGS if info.get(key)), "")
-    return File(name, int(info.get("size") or 0), _microseconds(modified), etag.strip('"'))
+    return File(name, int(info.get("size") or 0), modified, etag.strip('"'))
 
 
 def _microseconds(moment: Any) -> int:

@@ -1,0 +1,125 @@
+"""A real S3 API for tests, which is moto's server on the loopback interface, and what a process needs to list and to read it.
+
+The packages are not among the tested set: botocore asks for an older ``python-dateutil`` than that has. They are installed once
+into a directory of their own, which a process has to have on its ``PYTHONPATH`` from its beginning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from airflow_kafka_spark.hooks import jars
+from airflow_kafka_spark.testing import _processes as processes
+
+PACKAGES = Path(__file__).with_name("s3_packages.txt")
+HADOOP = "org.apache.hadoop:hadoop-aws:3.4.1"
+# Hadoop names 2.24.6, of which there is no transfer manager; and all of it in one jar of 500 MB, for what takes 9.
+SDK = tuple(
+    f"software.amazon.awssdk:{module}:2.24.5"
+    for module in ("s3", "s3-transfer-manager", "sts", "apache-client", "netty-nio-client")
+)
+EVERYTHING = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+
+
+def packages() -> Path | None:
+    """The directory of the packages, fetched for the first caller; None where they are installed anyway."""
+    if all(importlib.util.find_spec(name) for name in ("moto", "s3fs")):
+        return None
+    wanted = f"{sys.implementation.cache_tag}-{hashlib.sha256(PACKAGES.read_bytes()).hexdigest()[:12]}"
+    target = jars.cache_directory() / "test-packages" / wanted
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as temporary:
+            command = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
+            if importlib.util.find_spec("uv") is None:
+                command = [sys.executable, "-m", "pip", "install"]
+            made = [*command, "--quiet", "--no-deps", "--target", f"{temporary}/made", "--requirement", str(PACKAGES)]
+            subprocess.run(made, check=True, timeout=400)
+            if not target.is_dir():  # nobody else was quicker
+                Path(temporary, "made").rename(target)
+    return target
+
+
+def spark_jars() -> tuple[Path, ...]:
+    """What Spark opens ``s3a://`` with, and does not have."""
+    wanted = tuple(sorted((HADOOP, *SDK)))
+    without = jars._bundled(str(jars.pyspark_jars())) | {"bundle"}
+    root = jars.cache_directory()
+    directory = root / "jars" / jars._directory_name(wanted, without)
+    if jars._published(directory) is None:
+        with jars._locked(root, wanted) as lock:
+            if jars._published(directory) is None:
+                jars._fetch(wanted, without, root, directory, lock)
+    found = jars._published(directory)
+    assert found
+    return found
+
+
+class EmbeddedS3:
+    """Ends with this process. It knows the users that :meth:`user` made, and checks what they sign."""
+
+    def __enter__(self) -> EmbeddedS3:
+        directory = processes.own_directory("s3")
+        self._keeper = processes.Keeper("S3")
+        self._keeper.own(directory)
+        self.log = directory / "log"
+        (port,) = processes.free_ports(1)
+        self.url = f"http://{processes.LOOPBACK}:{port}"
+        # So many calls are let in without anybody to sign them: those that make the first user.
+        env = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "3", "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "moto.server", "-H", processes.LOOPBACK, "-p", str(port)]
+        self._process = self._keeper.spawn(command, log=self.log, env=env)
+        assert processes.wait_until(lambda: "Running on" in self.log.read_text(), 60), processes.tail(self.log)
+        self._first: tuple[str, str] = ("nobody", "nothing")
+        self._first = self.user("everybody", EVERYTHING)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._keeper.close()
+
+    def client(self, service: str = "s3") -> Any:
+        """Of boto3, as the user who may do everything."""
+        import boto3
+
+        key, secret = self._first
+        return boto3.client(
+            service, endpoint_url=self.url, region_name="us-east-1", aws_access_key_id=key, aws_secret_access_key=secret
+        )
+
+    def user(self, name: str, policy: dict[str, Any]) -> tuple[str, str]:
+        """A new user; their access key and secret."""
+        iam = self.client("iam")
+        iam.create_user(UserName=name)
+        made = iam.create_access_key(UserName=name)["AccessKey"]
+        iam.put_user_policy(UserName=name, PolicyName="may", PolicyDocument=json.dumps(policy))
+        return made["AccessKeyId"], made["SecretAccessKey"]
+
+    @property
+    def credentials(self) -> tuple[str, str]:
+        return self._first
+
+    def connection_json(self, credentials: tuple[str, str] | None = None) -> str:
+        """The Airflow connection of type ``aws``."""
+        key, secret = credentials or self._first
+        extra = {"endpoint_url": self.url, "region_name": "us-east-1"}
+        return json.dumps({"conn_type": "aws", "login": key, "password": secret, "extra": extra})
+
+    def spark_settings(self) -> dict[str, str]:
+        """What the extra of a Spark connection has to say."""
+        key, secret = self._first
+        return {
+            "spark.hadoop.fs.s3a.endpoint": self.url,
+            "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+            "spark.hadoop.fs.s3a.access.key": key,
+            "spark.hadoop.fs.s3a.secret.key": secret,
+        }
