@@ -281,3 +281,25 @@ def test_what_is_remembered_of_intervals_stays_small_and_old_ones_can_still_be_r
     again = intervals.run(0, keep_windows=2, cleared=1)
     assert again["replay"] == 1
     assert intervals.check([again, *reports[1:]]) >= HOURS * 5
+
+
+def test_a_new_group_reads_the_topic_from_the_start_into_another_table_and_takes_over(table, unique):
+    """As docs/intervals.md has it."""
+    table.produce(300)
+    table.run("old-1")
+    name, place = unique("new"), unique("orders")
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'CREATE TABLE "{place}" (LIKE "{table.place}")')
+    new = {"pipeline": name, "group_id": name, "starting_offsets": "earliest"}
+    new["sink"] = PostgresSink(conn_id="warehouse", table=place)
+    table.produce(200)
+    first = table.run("new-1", **new)
+    old = table.run("old-2")
+    assert (first["records_read"], old["records_read"]) == (500, 200)
+    assert {r["partition"]: r["end"] for r in first["ranges"]} == {r["partition"]: r["end"] for r in old["ranges"]}
+    table.produce(100)
+    assert table.run("new-2", **new)["records_read"] == 100
+    with table.postgres.connect(autocommit=True) as connection:
+        query = f'SELECT id, customer, amount::text, extract(epoch FROM placed_at)::bigint FROM "{place}"'
+        rows = [tuple(row) for row in connection.execute(query).fetchall()]
+    assert same_multiset((row_of(value) for *_, value in table.events()), rows) == 600
