@@ -46,6 +46,7 @@ FLOORS = {
     "sensors": 4,
     "testing": 5,
     "demo": 6,
+    "cli": 7,
 }
 
 # What a DAG file may import, directly or through the scheduler.

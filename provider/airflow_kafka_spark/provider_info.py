@@ -35,9 +35,31 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_kafka_spark.operators.kafka_to_sink",
                     "airflow_kafka_spark.operators.source_to_kafka",
                     "airflow_kafka_spark.operators.kafka_to_kafka",
+                    "airflow_kafka_spark.operators.pipeline_offsets",
                 ],
             },
         ],
+        "sensors": [
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": [
+                    "airflow_kafka_spark.sensors.interval",
+                    "airflow_kafka_spark.sensors.lag",
+                    "airflow_kafka_spark.sensors.window",
+                ],
+            },
+        ],
+        "triggers": [
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": [
+                    "airflow_kafka_spark.triggers.interval",
+                    "airflow_kafka_spark.triggers.lag",
+                    "airflow_kafka_spark.triggers.window",
+                ],
+            },
+        ],
+        "cli": ["airflow_kafka_spark.cli.definition.get_cli_commands"],
         "hooks": [
             {
                 "integration-name": INTEGRATION,

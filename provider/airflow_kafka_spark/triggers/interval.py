@@ -1,0 +1,96 @@
+"""Wait until an interval is complete in Kafka."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.sources.kafka import Subscription
+from airflow_kafka_spark.triggers import casting
+from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.windows.model import TopicPartition
+
+
+class IntervalWatch:
+    """Looks whether every partition has passed a moment. Arguments as :class:`KafkaIntervalTrigger`."""
+
+    def __init__(self, *, topics: str | Sequence[str] | None, end: Any, grace: Any = 60.0) -> None:
+        self._problems: list[Problem] = []
+        subscription = Subscription.of(topics, None)
+        self.topics = subscription.topics
+        self._problems += (
+            subscription.validate() if self.topics else [Problem("topics", "no topic is given", "Name one, or several")]
+        )
+        self.end = casting.instant("end", end, self._problems)
+        if self.end is None and not self._problems:
+            self._problems.append(Problem("end", "there is no end to wait for"))
+        self.grace = casting.seconds("grace", grace, self._problems) or 0.0
+        self._passed: dict[TopicPartition, int] = {}
+
+    def problems(self) -> list[Problem]:
+        return self._problems
+
+    def look(self, hook: KafkaHook) -> Sight:
+        assert self.end is not None
+        # The clock first: what is written while the brokers are asked is not taken for late.
+        over = time.time() >= self.end.timestamp() + self.grace
+        partitions = [tp for topic in hook.describe_topics(self.topics).values() for tp in topic.topic_partitions]
+        left = [tp for tp in partitions if tp not in self._passed]
+        end_ms = round(self.end.timestamp() * 1000)
+        for tp, offset in (hook.offsets_for_times(left, end_ms) if left else {}).items():
+            if offset is not None:
+                self._passed[tp] = offset
+        waiting = [tp for tp in left if tp not in self._passed]
+        idle: list[TopicPartition] = []
+        if over and waiting:
+            # Who is in the middle of a transaction is not idle: its records may still belong to the interval.
+            offsets = hook.offsets(waiting)
+            idle = [tp for tp in waiting if offsets[tp].held_back == 0]
+        waiting = [tp for tp in waiting if tp not in idle]
+        value = {
+            "end": self.end.astimezone(timezone.utc).isoformat(),
+            "offsets": {str(tp): self._passed[tp] for tp in sorted(self._passed) if tp in partitions},
+            "idle": [str(tp) for tp in sorted(idle)],
+            "waiting": [str(tp) for tp in sorted(waiting)],
+        }
+        passed = len(partitions) - len(waiting) - len(idle)
+        line = f"{passed} of {len(partitions)} partitions have passed {value['end']}, {len(idle)} are idle"
+        if waiting:
+            held = " (an open transaction keeps them back)" if over else ""
+            line += f"; waiting for {', '.join(map(str, sorted(waiting)[:5]))}{'...' if len(waiting) > 5 else ''}{held}"
+        return Sight(not waiting, value, line)
+
+
+class KafkaIntervalTrigger(KafkaTrigger):
+    """Fires once every partition has a record at or behind the interval's end, or is idle beyond the grace.
+
+    :param topics: a topic, or several.
+    :param end: the interval's end, in ISO 8601.
+    :param grace: seconds behind the end after which a partition without a record at or behind it counts as idle.
+    :param options: as :class:`KafkaTrigger`.
+    """
+
+    def __init__(
+        self,
+        *,
+        topics: str | Sequence[str],
+        end: str | float | datetime,
+        grace: float | timedelta | str = 60.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.topics = [topics] if isinstance(topics, str) else list(topics)
+        self.end = end.isoformat() if isinstance(end, datetime) else end
+        self.grace = grace.total_seconds() if isinstance(grace, timedelta) else grace
+
+    def options(self) -> dict[str, Any]:
+        return {"topics": self.topics, "end": self.end, "grace": self.grace}
+
+    def watch(self) -> IntervalWatch:
+        return IntervalWatch(topics=self.topics, end=self.end, grace=self.grace)

@@ -1,0 +1,128 @@
+"""Records, groups and transactions for what measures lag."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.testing import EmbeddedKafka
+from airflow_kafka_spark.windows.model import TopicPartition
+
+SECOND = 1000
+
+
+def now_ms() -> int:
+    return int(time.time() * SECOND)
+
+
+def produce(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0, *, age: float = 0.0) -> int:
+    """Records of this age in seconds; the timestamp they carry, in milliseconds."""
+    producer = Producer(kafka.connection_extra())
+    timestamp = now_ms() - int(age * SECOND)
+    for _ in range(count):
+        producer.produce(topic, b"v", partition=partition, timestamp=timestamp)
+    assert producer.flush(30) == 0
+    return timestamp
+
+
+@contextmanager
+def transaction(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0) -> Iterator[Producer]:
+    """An open transaction with records in it; who does not end it leaves it to be aborted."""
+    producer = Producer({**kafka.connection_extra(), "transactional.id": f"{topic}-{time.monotonic_ns()}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for _ in range(count):
+        producer.produce(topic, b"v", partition=partition)
+    assert producer.flush(30) == 0
+    ended = False
+    try:
+        yield producer
+        ended = True
+    finally:
+        if not ended:
+            producer.abort_transaction(30)
+
+
+def transact(kafka: EmbeddedKafka, hook: KafkaHook, topic: str, count: int, outcome: str, partition: int = 0) -> None:
+    """A transaction, ended and visible as such: its marker is written."""
+    before = hook.offsets([topic])[TopicPartition(topic, partition)].high
+    with transaction(kafka, topic, count, partition) as producer:
+        getattr(producer, f"{outcome}_transaction")(30)
+    wait_for(lambda: hook.offsets([topic])[TopicPartition(topic, partition)].lso == before + count + 1)
+
+
+def commit(kafka: EmbeddedKafka, group: str, topic: str, offset: int, partition: int = 0) -> None:
+    """As somebody else's consumer would."""
+    from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+    consumer = Consumer({**kafka.connection_extra(), "group.id": group})
+    try:
+        consumer.commit(offsets=[KafkaTopicPartition(topic, partition, offset)], asynchronous=False)
+    finally:
+        consumer.close()
+
+
+def end_of(kafka: EmbeddedKafka, topic: str, partition: int = 0) -> int:
+    """Where the next record goes."""
+    from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+    consumer = Consumer({**kafka.connection_extra(), "group.id": "nobody"})
+    try:
+        return consumer.get_watermark_offsets(KafkaTopicPartition(topic, partition), timeout=30)[1]
+    finally:
+        consumer.close()
+
+
+def delete_group(kafka: EmbeddedKafka, group: str) -> None:
+    admin = AdminClient(kafka.connection_extra())
+    admin.delete_consumer_groups([group], request_timeout=30)[group].result(60)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What a condition gives once it holds.
+
+    :raises AssertionError: it never does.
+    """
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.05)
+    return found
+
+
+@contextmanager
+def consuming(kafka: EmbeddedKafka, group: str, topic: str, *, pause: float = 0.0) -> Iterator[list[int]]:
+    """A live consumer of the group, which commits every record it has read; the offsets it has read so far.
+
+    :param pause: seconds after each record.
+    """
+    stop, read = threading.Event(), list[int]()
+
+    def work() -> None:
+        settings = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        consumer = Consumer({**kafka.connection_extra(), **settings})
+        consumer.subscribe([topic])
+        try:
+            while not stop.is_set():
+                message = consumer.poll(0.1)
+                if message is not None and not message.error():
+                    consumer.commit(message, asynchronous=False)
+                    read.append(message.offset())
+                    stop.wait(pause)
+        finally:
+            consumer.close()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield read
+    finally:
+        stop.set()
+        thread.join(30)

@@ -1,0 +1,56 @@
+"""Running triggers as a triggerer does: made from what they serialize to, on an event loop that must not stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from airflow.sdk.module_loading import import_string
+
+
+def again(trigger: Any) -> Any:
+    """The trigger that a triggerer makes of what it has serialized."""
+    path, kwargs = json.loads(json.dumps(trigger.serialize()))
+    made = import_string(path)(**kwargs)
+    assert made.serialize() == trigger.serialize()
+    return made
+
+
+async def first(trigger: Any, seconds: float = 120.0) -> Any:
+    """The payload of its first event, or None when it ends without one."""
+    events = trigger.run()
+    try:
+        event = await asyncio.wait_for(anext(events, None), seconds)
+        return None if event is None else event.payload
+    finally:
+        await events.aclose()
+
+
+def fire(trigger: Any, seconds: float = 120.0) -> Any:
+    """:func:`first`, from a test that is not asynchronous."""
+    return asyncio.run(first(again(trigger), seconds))
+
+
+async def longest_pause(stop: asyncio.Event) -> float:
+    """For how long, at most, the event loop stood still."""
+    longest, last = 0.0, time.monotonic()
+    while not stop.is_set():
+        await asyncio.sleep(0.01)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+class Store:
+    """An asset's state store that survives its triggers, and takes JSON only."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    async def aget(self, key: str, default: Any = None) -> Any:
+        return json.loads(self.values[key]) if key in self.values else default
+
+    async def aset(self, key: str, value: Any) -> None:
+        self.values[key] = json.dumps(value, allow_nan=False)
