@@ -2,7 +2,7 @@
 
 Each message says what was found, what was expected and what to do; the facts it was built from are attributes, so that a
 callback or a retry policy can look at them. ``retryable`` tells whether the same task may succeed when it runs again
-without anybody changing anything; operators turn the others into ``AirflowFailException``.
+without anybody changing anything.
 """
 
 from __future__ import annotations

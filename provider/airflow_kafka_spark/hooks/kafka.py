@@ -44,11 +44,11 @@ _MEMBERS_ARE_LIVE = (
 class KafkaHook(KafkaBaseHook):
     """What a pipeline asks a cluster and tells it, apart from records.
 
-    Every call asks the brokers: nothing is cached. Nothing is created or changed but by ``create_topic``, ``alter_committed`` and
-    ``delete_records``. All calls raise :class:`KafkaUnavailable` when no answer comes in time, :class:`ConnectionInvalid` when
-    the connection does not exist or the brokers do not accept it, and :class:`KafkaRefused` for what the brokers do not allow;
-    a call never returns less than it was asked for. On a first contact a wrong password is reported after about a second,
-    unreachable brokers after about five.
+    Every call asks the brokers: nothing is cached. Nothing is created or changed but by ``create_topic``, ``alter_committed``,
+    ``delete_group`` and ``delete_records``. All calls raise :class:`KafkaUnavailable` when no answer comes in time,
+    :class:`ConnectionInvalid` when the connection does not exist or the brokers do not accept it, and :class:`KafkaRefused` for
+    what the brokers do not allow; a call never returns less than it was asked for. On a first contact a wrong password is
+    reported after about a second, unreachable brokers after about five.
 
     Use it as a context manager, or call :meth:`close`.
 
@@ -329,6 +329,22 @@ class KafkaHook(KafkaBaseHook):
             if partitions:
                 kafka_requests.alter_committed(self._calls, group_id, {p: commits[p] for p in partitions})
         except KafkaRefused as error:
-            if error.code not in _MEMBERS_ARE_LIVE:
-                raise
-            raise GroupHasMembers(group_id, [str(m) for m in self.group_state(group_id).members]) from None
+            raise self._members_or(error, group_id) from None
+
+    def delete_group(self, group_id: str) -> bool:
+        """Delete a group with all that it has committed.
+
+        :param group_id: the group, without live members.
+        :return: whether there was one.
+        :raises GroupHasMembers: when somebody consumes with this group.
+        """
+        try:
+            return kafka_requests.delete_group(self._calls, group_id)
+        except KafkaRefused as error:
+            raise self._members_or(error, group_id) from None
+
+    def _members_or(self, error: KafkaRefused, group_id: str) -> KafkaSparkError:
+        """What the brokers mean: that the group has live members, or what they say."""
+        if error.code not in _MEMBERS_ARE_LIVE:
+            return error
+        return GroupHasMembers(group_id, [str(m) for m in self.group_state(group_id).members])

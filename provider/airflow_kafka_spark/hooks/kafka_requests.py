@@ -243,6 +243,18 @@ def alter_committed(calls: KafkaCalls, group_id: str, commits: Mapping[TopicPart
     _raise_first(calls, doing, answer.topic_partitions or [])
 
 
+def delete_group(calls: KafkaCalls, group_id: str) -> bool:
+    """Whether the group was there, and is gone now."""
+    _, absent = calls.each(
+        f"deleting group {group_id}",
+        [group_id],
+        lambda client, keys, timeout: client.delete_consumer_groups(keys, request_timeout=timeout),
+        tolerate=("GROUP_ID_NOT_FOUND",),
+        coordinator=True,
+    )
+    return not absent
+
+
 def group_state(calls: KafkaCalls, group_id: str) -> GroupState:
     """The group and its members."""
     found, absent = calls.each(

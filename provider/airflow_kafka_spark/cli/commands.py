@@ -1,0 +1,287 @@
+"""What the commands do, and how they show it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.cli.options import parser
+from airflow_kafka_spark.demo.table import render
+from airflow_kafka_spark.errors import KafkaSparkError
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.pipeline_changes import Reset
+    from airflow_kafka_spark.hooks.pipeline_forget import Forgotten
+    from airflow_kafka_spark.hooks.pipeline_offsets import PipelineState, WindowState
+    from airflow_kafka_spark.hooks.pipeline_preview import Preview
+    from airflow_kafka_spark.windows.changes import Change
+    from airflow_kafka_spark.windows.model import OffsetRange
+
+OK, REFUSED, USAGE = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    :param argv: its arguments; default those of this process.
+    :return: 0; 1 when it was refused, or Kafka did not do it, and the message says why; 2 when it was not understood.
+    """
+    return run(parser().parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one command whose arguments are parsed; see :func:`main`."""
+    from airflow_kafka_spark.hooks.pipeline_offsets import to_json
+
+    try:
+        with _hook(args) as hook:
+            found = _RUN[args.command](hook, args)
+    except KafkaSparkError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    print(json.dumps(to_json(found), indent=2) if args.json else _SHOW[args.command](found))
+    return OK
+
+
+def _hook(args: argparse.Namespace) -> KafkaHook:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+    if not args.bootstrap_servers:
+        if args.config:
+            raise ValueError("--config goes with --bootstrap-servers; a connection has its own settings")
+        return KafkaHook(args.kafka_conn_id)
+
+    class DirectHook(KafkaHook):
+        """The brokers that the command line names."""
+
+        @cached_property
+        def config(self) -> dict[str, Any]:
+            return {"bootstrap.servers": args.bootstrap_servers, **_settings(args.config or ())}
+
+    return DirectHook(args.bootstrap_servers)
+
+
+def _settings(pairs: Sequence[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise ValueError(f"--config takes KEY=VALUE, not `{pair}`")
+    return {key.strip(): value for key, _, value in (pair.partition("=") for pair in pairs)}
+
+
+# --- run ------------------------------------------------------------------------------------------------------------------
+
+
+def _show(hook: KafkaHook, args: argparse.Namespace) -> PipelineState:
+    from airflow_kafka_spark.hooks.pipeline_offsets import show
+
+    return show(hook, args.pipeline, ledger_topic=args.ledger_topic, group_id=args.group_id)
+
+
+def _windows(hook: KafkaHook, args: argparse.Namespace) -> tuple[WindowState, ...]:
+    from airflow_kafka_spark.hooks.pipeline_offsets import windows
+
+    return windows(hook, args.pipeline, ledger_topic=args.ledger_topic, limit=args.limit)
+
+
+def _plan(hook: KafkaHook, args: argparse.Namespace) -> Preview:
+    from airflow_kafka_spark.hooks.pipeline_preview import preview
+
+    if args.max_records is not None and args.max_records < 1:
+        raise ValueError(f"--max-records takes a number of at least 1, not {args.max_records}")
+    return preview(
+        hook,
+        args.pipeline,
+        ledger_topic=args.ledger_topic,
+        topics=args.topics,
+        group_id=args.group_id,
+        starting_offsets=args.starting_offsets,
+        ending_offsets=args.ending_offsets,
+        max_records=args.max_records,
+        data_loss=args.data_loss,
+    )
+
+
+def _reset(hook: KafkaHook, args: argparse.Namespace) -> Reset:
+    from airflow_kafka_spark.hooks.pipeline_changes import reset
+    from airflow_kafka_spark.windows.bounds import ShiftBy
+
+    if (args.to is None) == (args.shift_by is None):
+        raise ValueError("reset takes either --to or --shift-by")
+    return reset(
+        hook,
+        args.pipeline,
+        args.to if args.to is not None else ShiftBy(args.shift_by),
+        why=args.why,
+        who=args.who,
+        only=args.only,
+        ledger_topic=args.ledger_topic,
+        group_id=args.group_id,
+        discard_open=args.discard_open,
+        dry_run=args.dry_run,
+    )
+
+
+def _forget(hook: KafkaHook, args: argparse.Namespace) -> Forgotten:
+    from airflow_kafka_spark.hooks.pipeline_forget import forget
+
+    return forget(
+        hook,
+        args.pipeline,
+        why=args.why,
+        who=args.who,
+        ledger_topic=args.ledger_topic,
+        group_id=args.group_id,
+        delete_group=args.delete_group,
+        discard_open=args.discard_open,
+        dry_run=args.dry_run,
+    )
+
+
+_RUN = {"show": _show, "plan": _plan, "reset": _reset, "windows": _windows, "forget": _forget}
+
+
+# --- show it --------------------------------------------------------------------------------------------------------------
+
+
+def _table_of_state(state: PipelineState) -> str:
+    lines = [
+        f"Pipeline {state.pipeline}, group {state.group_id or 'unknown'}: {state.last_window:,} windows complete",
+        *(f"Window {w.number} is open: run {w.run} planned it at {w.planned_at}, {_attempts(w)}" for w in state.open_windows),
+    ]
+    if state.source is not None:
+        lines.append(f"Its source stands at {json.dumps(state.source)}")
+    if state.intervals[0]:
+        lines.append(f"{state.intervals[1]:,} of {state.intervals[0]:,} data intervals are complete")
+    if state.partitions:
+        header = ("topic", "partition", "offset", "committed", "low", "last stable", "lag")
+        rows = [(p.topic, p.partition, *map(_number, (p.offset, p.committed, p.low, p.lso, p.lag))) for p in state.partitions]
+        lines += ["", render(header, rows)]
+    if state.changes:
+        lines += [
+            "",
+            "Changed by hand:",
+            "",
+            render(("#", "at", "what", "who", "why"), [_line_of(c) for c in state.changes[:10]]),
+        ]
+    return "\n".join(lines)
+
+
+def _line_of(change: Change) -> tuple[object, ...]:
+    what = [f"{tp}: {_number(change.before.get(tp))} -> {offset:,}" for tp, offset in sorted(change.after.items())]
+    more = [f"and {len(what) - 8} more"] if len(what) > 8 else []
+    lost = [f"window {n} was given up" for n in change.discarded]
+    return change.number, change.at, "\n".join([*what[:8], *more, *lost] or ["forgotten"]), change.who, change.why
+
+
+def _table_of_windows(found: Sequence[WindowState]) -> str:
+    if not found:
+        return "The ledger remembers no window."
+    header = ("window", "state", "offset ranges", "read", "written", "seconds", "attempts", "complete", "run")
+    rows = [
+        (
+            f"{w.number}{' (moved by hand)' if w.moved else ''}",
+            w.state,
+            _ranges(w.ranges),
+            _number(w.records_read),
+            _number(w.records_written),
+            "-" if w.seconds is None else f"{w.seconds:.1f}",
+            w.attempts,
+            w.completed_at or "-",
+            w.run,
+        )
+        for w in found
+    ]
+    return render(header, rows)
+
+
+def _table_of_preview(found: Preview) -> str:
+    if found.run:
+        first = f"Window {found.number} of {found.pipeline} is open: run {found.run} planned it, and it is finished first"
+    else:
+        first = f"Window {found.number} of {found.pipeline} would begin where its {found.begins} says"
+    rows = [
+        (r.topic, r.partition, f"[{r.start}, {r.end})", f"{r.offsets:,}", _size(r.bytes), _instant(r.oldest))
+        for r in found.ranges
+    ]
+    age = "" if found.age is None else f"; its oldest record is {_age(found.age)} old"
+    held = f"\n{found.held_back:,} offsets behind an open transaction are left to a later one" if found.held_back else ""
+    total = f"At most {found.offsets:,} records, about {_size(found.bytes)}{age}{held}"
+    return "\n".join(
+        [first, "", render(("topic", "partition", "offset range", "at most", "about", "oldest record"), rows), "", total]
+    )
+
+
+def _table_of_reset(done: Reset) -> str:
+    rows = [
+        (
+            m.topic,
+            m.partition,
+            _number(m.before),
+            f"{m.after:,}",
+            "" if m.wanted is None else f"the log ends there, not at {m.wanted:,}",
+        )
+        for m in done.moves
+    ]
+    said = "Nothing was changed. It would be" if done.dry_run else "Done:"
+    lost = [f"Window {number} is given up; its sink may have taken it already" for number in done.discarded]
+    first = f"{said} change {done.change} of pipeline {done.pipeline} and group {done.group_id}, by {done.who}: {done.why}"
+    return "\n".join([first, *lost, "", render(("topic", "partition", "from", "to", ""), rows)])  # fmt: skip
+
+
+def _table_of_forgotten(done: Forgotten) -> str:
+    said = "Nothing was changed. It would forget" if done.dry_run else "Forgot"
+    group = f", and delete group {done.group_id}" if done.group_id else ""
+    return f"{said} pipeline {done.pipeline}: {done.records:,} records of the ledger{group}. By {done.who}: {done.why}"
+
+
+_SHOW: dict[str, Any] = {
+    "show": _table_of_state,
+    "plan": _table_of_preview,
+    "reset": _table_of_reset,
+    "windows": _table_of_windows,
+    "forget": _table_of_forgotten,
+}
+
+
+def _attempts(window: WindowState) -> str:
+    return f"{window.attempts} attempt{'s' if window.attempts != 1 else ''}"
+
+
+def _ranges(ranges: Sequence[OffsetRange], limit: int = 8) -> str:
+    lines = [f"{r.topic}-{r.partition} [{r.start}, {r.end})" for r in ranges[:limit]]
+    return "\n".join([*lines, *([f"and {len(ranges) - limit} more"] if len(ranges) > limit else [])]) or "rows of a source"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _size(count: int | None) -> str:
+    if count is None:
+        return "?"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
+
+
+def _instant(ms: int | None) -> str:
+    if ms is None:
+        return "-"
+    return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _age(seconds: float) -> str:
+    for unit, factor in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * factor:
+            return f"{seconds / factor:.1f} {unit}"
+    return f"{seconds:.1f} s"

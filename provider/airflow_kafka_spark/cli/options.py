@@ -1,0 +1,101 @@
+"""The commands and their arguments, as data: argparse and Airflow's own command line are both made of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BOUND = '"committed:<group>", "earliest", "latest", a time as ISO 8601 with a zone, or offsets as {"topic": {"0": 23}}'
+
+
+@dataclass(frozen=True)
+class Option:
+    """One argument: what ``ArgumentParser.add_argument`` takes."""
+
+    flags: tuple[str, ...]
+    help: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command."""
+
+    name: str
+    help: str
+    options: tuple[Option, ...]
+
+
+def _flag(name: str, text: str) -> Option:
+    return Option((name,), text, {"action": "store_true"})
+
+
+PLACE = (
+    Option(("pipeline",), "the pipeline's name, by default <dag_id>.<task_id>"),
+    Option(("--kafka-conn-id",), "Airflow connection of type kafka (default: kafka_default)", {"default": "kafka_default"}),
+    Option(("--bootstrap-servers",), "brokers, in place of a connection", {"metavar": "HOST:PORT"}),
+    Option(("--config",), "librdkafka setting for --bootstrap-servers", {"action": "append", "metavar": "KEY=VALUE"}),
+    Option(("--ledger-topic",), "ledger topic (default: airflow-windows)", {"default": "airflow-windows"}),
+    _flag("--json", "print JSON"),
+)  # fmt: skip
+GROUP = Option(("--group-id",), "the pipeline's group (default: what its last report names)")
+CHANGE = (
+    GROUP,
+    Option(("--why",), "what for; kept in the ledger", {"required": True}),
+    Option(("--who",), "who (default: you)", {"default": ""}),
+    _flag("--discard-open", "give up an open window; its sink may have taken it already"),
+    _flag("--dry-run", "show what would happen, and change nothing"),
+)
+
+COMMANDS = (
+    Command("show", "where a pipeline stands, and how far behind it is", (*PLACE, GROUP)),
+    Command(
+        "plan",
+        "what its next window would be; changes nothing",
+        (
+            *PLACE,
+            GROUP,
+            Option(("--topics",), "topics that it subscribes to (default: what it has read)", {"nargs": "+", "default": []}),
+            Option(("--starting-offsets",), f"as its operator says: {BOUND}"),
+            Option(("--ending-offsets",), f"as its operator says: {BOUND}"),
+            Option(("--max-records",), "as its operator says", {"type": int}),
+            Option(("--data-loss",), "as its operator says", {"choices": ("fail", "skip"), "default": "fail"}),
+        ),
+    ),
+    Command(
+        "reset",
+        "move it, and its group with it",
+        (
+            *PLACE,
+            Option(("--to",), BOUND),
+            Option(("--shift-by",), "so many offsets on, or back if negative", {"type": int, "metavar": "OFFSETS"}),
+            Option(("--only",), "topics, or partitions as topic:0,2", {"nargs": "+", "default": [], "metavar": "TOPIC"}),
+            *CHANGE,
+        ),
+    ),
+    Command(
+        "windows",
+        "the windows it has moved",
+        (*PLACE, Option(("--limit",), "at most so many (default: 20)", {"type": int, "default": 20})),
+    ),
+    Command(
+        "forget",
+        "make the ledger forget it",
+        (*PLACE, *CHANGE, _flag("--delete-group", "delete its group with the offsets it has committed")),
+    ),
+)  # fmt: skip
+
+
+def parser(prog: str = "python -m airflow_kafka_spark") -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog=prog, description="Where pipelines of the Kafka on Spark provider stand, and moving them."
+    )
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        sub = commands.add_parser(command.name, help=command.help, description=f"{command.help[:1].upper()}{command.help[1:]}.")
+        for option in command.options:
+            sub.add_argument(*option.flags, help=option.help.replace("%", "%%"), **option.settings)
+    return made

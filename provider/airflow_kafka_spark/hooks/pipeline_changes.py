@@ -1,0 +1,328 @@
+"""Moving a pipeline by hand, as KIP-875 has it for connectors.
+
+It happens whole, in one Kafka transaction, or not at all; never while a window is open, and never without saying who and why.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.errors import BoundRefused, GroupHasMembers, PipelineUnknown, ResetRefused, WindowOpen
+from airflow_kafka_spark.hooks.bounds import listed, resolve_start, within
+from airflow_kafka_spark.hooks.ledger import Ledger, offset_metadata, utc_now
+from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Found, Hint
+from airflow_kafka_spark.hooks.pipeline_offsets import find, group_of, has_source, log_of, open_entries
+from airflow_kafka_spark.windows.bounds import ShiftBy, SpecificOffsets, Target, Written, parse_target
+from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.memory import (
+    Entry,
+    LedgerRecord,
+    Memory,
+    change_key,
+    change_record,
+    marker_key,
+    position_record,
+    window_key,
+)
+from airflow_kafka_spark.windows.model import TopicPartition, Window
+from airflow_kafka_spark.windows.plan import Log, Position
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+KEEP_CHANGES = 100
+"""How many changes of a pipeline are remembered."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a reset does to one partition.
+
+    :param before: where the pipeline stood; None where it had read nothing.
+    :param after: where it stands.
+    :param wanted: where a shift would have led to, had the log not ended before; None elsewhere.
+    """
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+    wanted: int | None = None
+
+
+@dataclass(frozen=True)
+class Reset:
+    """What a reset has done, or would do.
+
+    :param group_id: the group that was moved with it.
+    :param change: the number of the change in the ledger; of a dry run, the one it would get.
+    :param discarded: numbers of the open windows that were given up.
+    :param dry_run: nothing was changed.
+    """
+
+    pipeline: str
+    group_id: str
+    change: int
+    who: str
+    why: str
+    moves: tuple[Move, ...]
+    discarded: tuple[int, ...]
+    dry_run: bool
+
+
+def reset(
+    hook: KafkaHook,
+    pipeline: str,
+    to: Written | ShiftBy,
+    *,
+    why: str,
+    who: str = "",
+    only: Sequence[str] = (),
+    ledger_topic: str = TOPIC,
+    group_id: str | None = None,
+    discard_open: bool = False,
+    dry_run: bool = False,
+) -> Reset:
+    """Move a pipeline: its next window begins where ``to`` says, and so does its group.
+
+    Guarantee: position, record of the change and the group's offsets change in one Kafka transaction. Earlier attempts of the
+    pipeline are shut out. Its sink takes the next window though it does not continue the last one; moved back, records come
+    twice to a sink that appends.
+
+    :param hook: the cluster.
+    :param pipeline: its name.
+    :param to: "earliest", "latest", a time, an offset per partition, another group's committed offsets ("committed:<group>"), or
+        a :class:`~airflow_kafka_spark.windows.bounds.ShiftBy`, which goes no further than the log does; see
+        :func:`~airflow_kafka_spark.windows.bounds.parse_target`. Offsets that are named move these partitions alone.
+    :param why: what for.
+    :param who: who asks for it; default the user of this process.
+    :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
+    :param ledger_topic: the ledger that knows it.
+    :param group_id: its group; None is the one that its last report names.
+    :param discard_open: give up an open window, whose records a sink may have taken already.
+    :param dry_run: change nothing, fence nobody, and say what would happen.
+    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises WindowOpen: it has an open window.
+    :raises GroupHasMembers: somebody consumes with its group.
+    :raises BoundRefused: offsets that the log does not hold.
+    :raises ResetRefused: it cannot be moved by offsets.
+    :raises ValueError: ``to`` is no place to move to.
+    """
+    target, who = parse_target(to), who_asks(who, why)
+
+    def planned(memory: Memory) -> tuple[_Move, str]:
+        group = _check(hook, memory, ledger_topic, group_id, discard_open)
+        return _plan(hook, memory, target, only, group), group
+
+    # First without fencing: a window that is being worked on must not be disturbed by what is refused.
+    move, group = planned(find(hook, pipeline, ledger_topic).memory)
+    if not dry_run:
+        with Ledger(hook, pipeline, f"reset by {who}", group_id=group, topic=ledger_topic) as ledger:
+            move, group = planned(ledger.memory)
+            fence_splits(ledger, move.open_windows)
+            _write(ledger, ledger.topic.look(pipeline), move, who, why)
+    discarded = tuple(entry.window.number for entry in move.open_windows)
+    return Reset(pipeline, group, move.number, who, why, move.moves, discarded, dry_run)
+
+
+# --- whether it may be done -----------------------------------------------------------------------------------------------
+
+
+def who_asks(who: str, why: str) -> str:
+    """Who asks for a change; by default the user of this process.
+
+    :raises ResetRefused: it is not said why.
+    """
+    if not str(why or "").strip():
+        raise ResetRefused("It is not said what this change is for", expected="a few words in `why`", action="Say why")
+    return str(who or "").strip() or _user()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return f"uid {os.getuid()}"
+
+
+def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, discard_open: bool) -> str:
+    """The group that is moved, too."""
+    if memory.is_blank and not memory.intervals:
+        raise PipelineUnknown(memory.pipeline, ledger_topic)
+    if has_source(memory):
+        raise ResetRefused(
+            f"Pipeline `{memory.pipeline}` reads rows from a source, not from Kafka",
+            expected="a pipeline that stands at offsets",
+            action="To publish rows again, give it a new `pipeline=` name, or have the ledger `forget` it",
+        )
+    if memory.intervals:
+        raise ResetRefused(
+            f"Pipeline `{memory.pipeline}` moves data intervals",
+            expected="a pipeline whose windows follow each other",
+            action="To move an interval again, clear its task",
+        )
+    if not discard_open:
+        refuse_open(memory)
+    group = group_id or group_of(memory)
+    if not group:
+        raise ResetRefused(
+            f"It is not known which group mirrors pipeline `{memory.pipeline}`: none of its windows is complete",
+            action="Say its `group_id`",
+        )
+    refuse_members(hook, group)
+    return group
+
+
+def refuse_open(memory: Memory) -> None:
+    """:raises WindowOpen: a window is planned and not complete."""
+    for entry in open_entries(memory):
+        raise WindowOpen(str(entry.window), entry.window.run, entry.window.planned_at)
+
+
+def refuse_members(hook: KafkaHook, group: str) -> None:
+    """:raises GroupHasMembers: somebody consumes with this group."""
+    if members := hook.group_state(group).members:
+        raise GroupHasMembers(group, [str(m) for m in members])
+
+
+# --- what it does ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Move:
+    number: int
+    position: Position
+    before: Mapping[TopicPartition, int]
+    moves: tuple[Move, ...]
+    open_windows: tuple[Entry, ...]
+    log: Log
+
+
+def _plan(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[str], group: str) -> _Move:
+    windows, position, number = open_entries(memory), memory.position, next_change(memory)
+    # A pipeline whose first window is given up stands where that would have begun.
+    before = {**{r.topic_partition: r.start for entry in windows for r in entry.window.ranges}, **position.offsets}
+    topics = {tp.topic for tp in before}
+    log = log_of(hook, topics)
+    scope = _scope(only, target, log, topics)
+    stale = {t for t in topics if _is_another(position, log, t)}
+    if isinstance(target, ShiftBy):
+        wanted, after = _shifted(target, before, scope, log, stale)
+    else:
+        part = replace(log, partitions={tp: log.partitions[tp] for tp in scope})
+        wanted, after = {}, within(resolve_start(hook, target, part, group), part)
+    if not after:
+        raise ResetRefused(
+            f"There is nothing of pipeline `{memory.pipeline}` to move",
+            expected="partitions that it reads, and that are still there",
+            action="Correct what is to be moved",
+        )
+    left = {tp for tp in {*before, *log.partitions} if tp.topic in stale and tp not in after and tp in log.partitions}
+    if left:
+        raise ResetRefused(
+            f"Topic `{min(left).topic}` was deleted and created again since the pipeline read it",
+            expected="all of its partitions to be moved at once",
+            action=f"Move {listed(left)}, too",
+        )
+    kept = {tp: offset for tp, offset in before.items() if tp.topic not in stale}
+    ids = {t: log.topic_ids[t] for t in topics if log.topic_ids.get(t)}
+    moved = replace(
+        position,
+        offsets={**kept, **after},
+        topic_ids={**{t: i for t, i in position.topic_ids.items() if t not in stale}, **ids},
+        cluster_id=log.cluster_id,
+        moved=number,
+    )
+    moves = tuple(Move(*tp, before.get(tp), after[tp], wanted.get(tp)) for tp in sorted(after))
+    return _Move(number, moved, before, moves, windows, log)
+
+
+def _scope(only: Sequence[str], target: Target, log: Log, topics: set[str]) -> set[TopicPartition]:
+    """The partitions to move: all there are, or those that were named."""
+    named: set[TopicPartition] = set()
+    for item in [only] if isinstance(only, str) else only:
+        topic, _, numbers = str(item).partition(":")
+        if numbers and not all(number.strip().isdecimal() for number in numbers.split(",")):
+            raise ValueError(f"`{item}` names no partitions. Expected `topic`, or `topic:0,2`")
+        of_topic = {TopicPartition(topic, int(number)) for number in numbers.split(",")} if numbers else set()
+        found = of_topic or {tp for tp in log.partitions if tp.topic == topic} or {TopicPartition(topic, 0)}
+        named |= found
+    scope = named or set(log.partitions)
+    if isinstance(target, SpecificOffsets) and not named:
+        named = set(target.offsets)
+        scope = named & set(log.partitions)
+    if unknown := named - set(log.partitions):
+        raise BoundRefused(
+            f"The pipeline reads no {listed(unknown)}",
+            expected=f"partitions of {', '.join(sorted(topics))}",
+            action="Correct the names",
+        )
+    return scope
+
+
+def _is_another(position: Position, log: Log, topic: str) -> bool:
+    known, found = position.topic_ids.get(topic), log.topic_ids.get(topic)
+    return bool((known and found and known != found) or (position.cluster_id and position.cluster_id != log.cluster_id))
+
+
+def _shifted(
+    target: ShiftBy, before: Mapping[TopicPartition, int], scope: set[TopicPartition], log: Log, stale: set[str]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Where a shift leads to if the log does not go so far, and where it leads."""
+    if others := {tp for tp in scope if tp.topic in stale}:
+        raise ResetRefused(
+            f"Topic `{min(others).topic}` was deleted and created again since the pipeline read it",
+            expected="a place in the new one",
+            action="Say where in it; there is nothing to shift from",
+        )
+    after, wanted = {}, {}
+    for tp in scope & set(before):
+        there, goal = log.partitions[tp], before[tp] + target.offsets
+        after[tp] = min(max(goal, there.low), there.lso)
+        if after[tp] != goal:
+            wanted[tp] = goal
+    return wanted, after
+
+
+def fence_splits(ledger: Ledger, windows: Sequence[Entry]) -> None:
+    """Tasks of a window that is given up may still publish: nobody does any more, once this returns."""
+    for entry in windows:
+        window = entry.window
+        if window.source or window.target:
+            ledger.fence_splits(max(1, len(window.source.splits) if window.source else len(window.ranges)))
+
+
+def _write(ledger: Ledger, found: Found, move: _Move, who: str, why: str) -> None:
+    memory, pipeline = found.memory, ledger.pipeline
+    discarded = tuple(entry.window.number for entry in move.open_windows)
+    # The number of a window that is given up is not used again: a sink may have taken it.
+    last_number = max((memory.last_number, *discarded))
+    after = {TopicPartition(m.topic, m.partition): m.after for m in move.moves}
+    before = {tp: move.before[tp] for tp in after if tp in move.before}
+    change = Change(move.number, "reset", who, why, utc_now(), before, after, discarded)
+    records = [
+        *(LedgerRecord(window_key(pipeline, number), None) for number in discarded),
+        *(LedgerRecord(marker_key(pipeline, *split), None) for split in sorted(memory.markers)),
+        *(LedgerRecord(change_key(pipeline, n), None) for n in sorted(memory.changes) if n <= move.number - KEEP_CHANGES),
+        position_record(pipeline, move.position, last_number),
+        change_record(pipeline, change),
+    ]
+    stands = Window(pipeline, last_number, (), "", "", topic_ids=move.position.topic_ids)
+    kept = {number: entry for number, entry in memory.entries.items() if number not in discarded}
+    hint = Hint(ledger.topic.topic_id, found.partition, replace(memory, entries=kept).oldest_offset)
+    offsets = {tp: offset for tp, offset in move.position.offsets.items() if tp in move.log.partitions}
+    ledger.amend(
+        records,
+        offsets,
+        lambda topic: offset_metadata(stands, topic, hint),
+        lambda memory: memory.changes.get(move.number) == change,
+    )
+
+
+def next_change(memory: Memory) -> int:
+    """The number that the next change gets."""
+    return max(memory.changes, default=0) + 1

@@ -1,0 +1,174 @@
+"""The command line as an operator of a cluster meets it: what it prints, and with what it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark.cli.commands import main
+from airflow_kafka_spark.cli.options import COMMANDS
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
+from airflow_kafka_spark.hooks.pipeline_offsets import log_of
+from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
+
+PACKAGE = Path(__file__).parents[2] / "provider"
+TOPIC = "command-line"
+PROBE = """if True:
+    import runpy, sys
+    try:
+        runpy.run_module("airflow_kafka_spark", run_name="__main__")
+    finally:
+        assert "pyspark" not in sys.modules
+"""
+
+
+@pytest.fixture(scope="module")
+def hook(kafka):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
+        with KafkaHook() as hook:
+            yield hook
+
+
+@pytest.fixture
+def name(kafka, hook, unique):
+    """A pipeline with one complete window, [0, 4) of 10 records."""
+    name, topic = unique("pipe"), TOPIC
+    hook.create_topic(topic, 1)
+    if hook.offsets([topic])[TopicPartition(topic, 0)].high == 0:
+        producer = Producer(kafka.connection_extra())
+        for _ in range(10):
+            producer.produce(topic, b"v" * 1000, partition=0)
+        producer.flush(30)
+    with Ledger(hook, name, "dag/run1/task", group_id=name) as ledger:
+        log = log_of(hook, [topic])
+        window = Window(name, 1, (OffsetRange(topic, 0, 0, 4),), "dag/run1/task", utc_now(), log.cluster_id, log.topic_ids)
+        entry = ledger.plan(window)
+        report = {"group_id": name, "completed_at": utc_now(), "records_read": 4, "records_written": 4, "timings": {"total": 2.0}}
+        ledger.close(report, entry.window.ends)
+    return name
+
+
+@pytest.fixture
+def line(kafka, capsys):
+    """Run a command; what it ended with, and what it printed."""
+
+    def run(*argv: str) -> tuple[int, str]:
+        code = main([*argv, "--bootstrap-servers", kafka.bootstrap_servers])
+        said = capsys.readouterr()
+        return code, said.err if code else said.out
+
+    return run
+
+
+def columns(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+def test_show_is_a_table(line, name):
+    code, text = line("show", name)
+    assert code == 0
+    assert columns(text)[0] == ["Pipeline", f"{name},", "group", f"{name}:", "1", "windows", "complete"]
+    assert columns(text)[-1] == [TOPIC, "0", "4", "4", "0", "10", "6"]
+
+
+def test_plan_tells_ranges_records_bytes_and_age(line, name):
+    code, text = line("plan", name, "--max-records", "5")
+    assert code == 0
+    assert columns(text)[3][:7] == [TOPIC, "0", "[4,", "9)", "5", "5.0", "kB"]
+    assert "At most 5 records, about 5.0 kB; its oldest record is" in text
+
+
+def test_reset_windows_and_show_tell_what_was_done(line, name):
+    code, text = line("reset", name, "--shift-by", "-100", "--why", "reload", "--who", "ann")
+    assert code == 0 and "the log ends there, not at -96" in text
+    assert columns(text)[-1][:4] == [TOPIC, "0", "4", "0"]
+    code, text = line("show", name)
+    assert "reload" in text and "ann" in text and f"{TOPIC}-0: 4 -> 0" in text
+    code, text = line("windows", name)
+    assert code == 0 and columns(text)[-1][:6] == ["1", "COMPLETE", f"{TOPIC}-0", "[0,", "4)", "4"]
+
+
+def test_a_dry_run_says_so(line, name):
+    code, text = line("reset", name, "--to", "latest", "--why", "x", "--dry-run")
+    assert code == 0 and text.startswith("Nothing was changed")
+    code, text = line("forget", name, "--why", "x", "--dry-run")
+    assert code == 0 and text.startswith("Nothing was changed")
+    assert json.loads(line("show", name, "--json")[1])["partitions"][0]["offset"] == 4
+
+
+def test_json_holds_the_same(line, name):
+    for command in ("show", "plan", "windows"):
+        code, text = line(command, name, "--json")
+        found = json.loads(text)
+        assert code == 0 and (found if isinstance(found, list) else found["pipeline"] == name)
+    code, text = line("reset", name, "--to", json.dumps({TOPIC: {"0": 7}}), "--why", "x", "--json")
+    assert [m["after"] for m in json.loads(text)["moves"]] == [7]
+    code, text = line("forget", name, "--why", "x", "--json")
+    assert json.loads(text)["records"] == 3
+
+
+def test_what_is_refused_ends_with_1_and_says_why(line, name):
+    assert line("show", "unheard-of")[0] == 1
+    code, text = line("reset", name, "--to", json.dumps({TOPIC: {"0": 11}}), "--why", "x")
+    assert code == 1 and f"{TOPIC}-0 at 11, not in [0, 10]" in text
+    assert line("forget", name, "--why", "x")[0] == 0
+    code, text = line("reset", name, "--to", "earliest", "--why", "x")
+    assert code == 1 and f"holds nothing of a pipeline `{name}`" in text
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["reset", "p"],
+        ["reset", "p", "--why", "x"],
+        ["reset", "p", "--why", "x", "--to", "latest", "--shift-by", "1"],
+        ["reset", "p", "--why", "x", "--to", "sometimes"],
+        ["plan", "p", "--max-records", "0"],
+        ["show", "p", "--config", "nonsense"],
+        ["move", "p"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_not_understood_ends_with_2(kafka, capsys, argv):
+    try:
+        code = main([*argv, "--bootstrap-servers", kafka.bootstrap_servers] if argv else [])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert "error" in capsys.readouterr().err
+
+
+def test_python_m_ends_with_the_same_codes_and_needs_no_spark(kafka, name, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "AIRFLOW_HOME": str(tmp_path)}
+    ended = {}
+    for pipeline in (name, "unheard-of"):
+        argv = [sys.executable, "-c", PROBE, "show", pipeline, "--bootstrap-servers", kafka.bootstrap_servers]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+        ended[done.returncode] = done
+    assert set(ended) == {0, 1}
+    assert name in ended[0].stdout and "unheard-of" in ended[1].stderr and "Traceback" not in ended[1].stderr
+
+
+def test_airflow_has_the_same_commands(kafka, hook, name, capsys):
+    """``airflow kafka-spark show ...``, through Airflow's own parser and its providers manager."""
+    from airflow.cli import cli_parser
+
+    parser = cli_parser.get_parser()
+    args = parser.parse_args(["kafka-spark", "show", name, "--json"])
+    args.func(args)
+    assert json.loads(capsys.readouterr().out)["pipeline"] == name
+    refused = parser.parse_args(["kafka-spark", "reset", name, "--to", json.dumps({TOPIC: {"0": 11}}), "--why", "x"])
+    with pytest.raises(SystemExit) as ended:
+        refused.func(refused)
+    assert ended.value.code == 1
+    group = cli_parser.ALL_COMMANDS_DICT["kafka-spark"]
+    assert [command.name for command in group.subcommands] == [command.name for command in COMMANDS]
