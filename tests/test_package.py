@@ -33,6 +33,7 @@ HEAVY = ("adbc_driver_manager", "adbc_driver_postgresql", "confluent_kafka", "pa
 
 # A module imports from its own floor or from one below, never from above.
 FLOORS = {
+    "errors": -1,
     "windows": 0,
     "hooks": 1,
     "formats": 2,
@@ -272,7 +273,7 @@ def test_every_subpackage_has_its_floor() -> None:
 
 
 def floor_of(module: str) -> int | None:
-    """The floor of a module of this package; none for its ground files (errors, version) and for other packages."""
+    """The floor of a module of this package; none for its ground files (faults, version) and for other packages."""
     top, *below = module.split(".")
     return FLOORS.get(below[0]) if top == "airflow_kafka_spark" and below else None
 

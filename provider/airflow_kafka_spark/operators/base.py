@@ -215,13 +215,16 @@ class WindowOperator(BaseOperator):
             raise ValidationError(problems)
 
     def is_rerun(self, done: Entry, run: Run) -> bool:
-        """Whether this run has moved its window before and is to move it again: its task was cleared. A task that is only
-        retried, because it died after the close, is not.
+        """Whether this run has moved its window before and is to move it again.
 
-        :raises ValidationError: it was cleared, and the sink cannot replace what it has taken.
+        :raises ValidationError: it is, and the sink cannot replace what it has taken.
         """
-        cleared = done.attempt.run == run.id and run.max_tries > done.attempt.max_tries
-        return self.on_rerun == "replay" and cleared
+        return self.on_rerun == "replay" and self.was_cleared(done, run)
+
+    def was_cleared(self, done: Entry, run: Run) -> bool:
+        """Whether somebody cleared the task after it had moved this window: then Airflow allows it more tries than before. A task
+        that is only retried, because it died after the close, was not."""
+        return done.attempt.run == run.id and run.max_tries > done.attempt.max_tries
 
     def _next_window(self, ledger: Ledger, run: Run, done: Entry | None) -> Entry:
         """The open window if there is one, whoever planned it; else the one that is to be moved again; else a new one, frozen and

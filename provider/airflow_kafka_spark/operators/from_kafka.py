@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.errors import FollowedMismatch, KafkaSparkError, Problem, TopicMissing, ValidationError
-from airflow_kafka_spark.operators.base import Run, WindowOperator, problem_from
-from airflow_kafka_spark.operators.bounds import bound_problems, starts
-from airflow_kafka_spark.operators.intervals import (
-    IntervalPlan,
-    after_intervals,
-    interval_of,
-    interval_problem,
-    option_problems,
-)
+from airflow_kafka_spark.errors import FollowedMismatch, Problem, ValidationError
+from airflow_kafka_spark.operators.base import Run, WindowOperator
+from airflow_kafka_spark.operators.bounds import starts
+from airflow_kafka_spark.operators.from_kafka_check import argument_problems, kafka_problems, max_records, upstream_counts
+from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of
 from airflow_kafka_spark.sources.kafka import Subscription, read_log
 from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written, parse_stop
-from airflow_kafka_spark.windows.latency import parse_counts
 from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import (
     DataLossPolicy,
@@ -127,107 +119,19 @@ class FromKafkaOperator(WindowOperator):
 
     def reading_problems(self, run: Run) -> list[Problem]:
         """What is wrong with the arguments, without asking anybody."""
-        return [
-            *self.pipeline_problems(run),
-            *self.subscription.validate(),
-            *self._option_problems(),
-            *self._count_problems(),
-            *option_problems(self),
-            *([interval_problem(run)] if self._needs_interval and interval_of(run) is None else []),
-        ]
-
-    def _count_problems(self) -> list[Problem]:
-        try:
-            self.upstream()
-            return []
-        except ValueError as error:
-            return [Problem("upstream_counts", str(error), 'Give {"2026-01-01T00:00:00Z": 500, ...}, or JSON of it')]
-
-    def upstream(self) -> dict[int, int] | None:
-        """``upstream_counts`` by milliseconds since the epoch.
-
-        :raises ValueError: it cannot be understood.
-        """
-        given = self.upstream_counts
-        if isinstance(given, str):
-            given = literal_eval(given) if given.strip().startswith("{'") else json.loads(given or "null")
-        if given is None:
-            return None
-        if not isinstance(given, Mapping):
-            raise ValueError(f"{given!r} is no mapping")
-        return parse_counts(given)
-
-    @property
-    def _needs_interval(self) -> bool:
-        return self.window == "interval" and self.on_missing_interval == "fail"
-
-    def is_rerun(self, done: Entry, run: Run) -> bool:
-        if self.on_rerun is None and self.window == "interval":
-            cleared = done.attempt.run == run.id and run.max_tries > done.attempt.max_tries
-            if cleared and (problems := self.sink.replay_problems()):
-                raise ValidationError(problems)
-            return cleared
-        return super().is_rerun(done, run)
+        return [*self.pipeline_problems(run), *argument_problems(self, run)]
 
     def server_problems(self) -> list[Problem]:
         """What Kafka and Spark say."""
-        return [*self._kafka_problems(), *self.spark_problems()]
+        return [*kafka_problems(self), *self.spark_problems()]
 
-    def _option_problems(self) -> list[Problem]:
-        choices: list[tuple[str, Any, tuple[Any, ...]]] = [
-            ("data_loss", self.data_loss, ("fail", "skip")),
-            ("read_with", self.read_with, ("auto", "task", "spark")),
-            ("on_mismatch", self.on_mismatch, ("fail", "warn")),
-        ]
-        problems = [
-            Problem(where, f"`{value}` is not one of {', '.join(known)}") for where, value, known in choices if value not in known
-        ]
-        if not isinstance(self.group_id, str) or not self.group_id.strip():
-            problems.append(Problem("group_id", f"`{self.group_id}` is not the name of a consumer group"))
-        problems.extend(bound_problems(self))
-        if self.follows and self.max_records is not None:
-            problems.append(Problem("max_records", "a window that follows another pipeline is as large as what that published"))
-        numbers = (
-            ("max_records", self._max_records()),
-            ("split_records", self.split_records),
-            ("keep_windows", self.keep_windows),
-        )
-        for where, value in numbers:
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                problems.append(Problem(where, f"`{value}` is not a whole number of at least 1"))
-        return problems
-
-    def _max_records(self) -> Any:
-        """Templates render to text."""
-        value = self.max_records
-        return int(value) if isinstance(value, str) and value.strip().isdecimal() else (value or None if value == "" else value)
-
-    def _kafka_problems(self) -> list[Problem]:
-        try:
-            subscription, hook = self.subscription, self.kafka
-            problems = []
-            if subscription.topics:
-                missing = sorted(set(subscription.topics) - set(hook.describe_topics(subscription.topics, missing="omit")))
-                if missing:
-                    problems.append(problem_from("topics", TopicMissing(hook.conn_id, missing)))
-            elif subscription.pattern and not subscription.validate() and not self._resolve():
-                problems.append(
-                    Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", "Create one, or correct the pattern")
-                )
-            if isinstance(self.group_id, str) and self.group_id.strip():
-                members = hook.group_state(self.group_id).members
-                if members:
-                    listed = ", ".join(map(str, members))
-                    problems.append(
-                        Problem(
-                            "group_id",
-                            f"group `{self.group_id}` has live members: {listed}",
-                            "Stop them, or use a group of this pipeline's own",
-                        )
-                    )
-            return problems
-        except KafkaSparkError as error:
-            return [problem_from("kafka_conn_id", error)]
+    def is_rerun(self, done: Entry, run: Run) -> bool:
+        if self.on_rerun is not None or self.window == "progress":
+            return super().is_rerun(done, run)
+        cleared = self.was_cleared(done, run)
+        if cleared and (problems := self.sink.replay_problems()):
+            raise ValidationError(problems)
+        return cleared
 
     # --- 2. fence and look ---
 
@@ -245,7 +149,7 @@ class FromKafkaOperator(WindowOperator):
         if interval is not None:
             return IntervalLedger(self.kafka, name, run.id, interval, **options)
         # An interval moves the group by itself, and leaves no short cut there.
-        hints = self._resolve() if self.window == "progress" else ()
+        hints = self.resolve() if self.window == "progress" else ()
         return Ledger(self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, **options)
 
     # --- 3. plan ---
@@ -257,7 +161,7 @@ class FromKafkaOperator(WindowOperator):
 
         if isinstance(ledger, IntervalLedger):
             return self._intervals.window(ledger, run)
-        topics = self._resolve()
+        topics = self.resolve()
         log = read_log(self.kafka, topics)
         of_group = self.kafka.committed(self.group_id, log.partitions)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
@@ -279,7 +183,7 @@ class FromKafkaOperator(WindowOperator):
             starts=beginning,
             stops=resolve_stop(self.kafka, parse_stop(self.ending_offsets), log),
             data_loss=self.data_loss,
-            max_records=self._max_records(),
+            max_records=max_records(self.max_records),
         )
         self._compare_group(committed, position)
         window = Window(
@@ -440,7 +344,7 @@ class FromKafkaOperator(WindowOperator):
     @property
     def _intervals(self) -> IntervalPlan:
         return IntervalPlan(
-            self.kafka, self._resolve(), self.group_id, self.sink, self.data_loss, self.grace, self._first, self.pause
+            self.kafka, self.resolve(), self.group_id, self.sink, self.data_loss, self.grace, self._first, self.pause
         )
 
     @property
@@ -448,6 +352,10 @@ class FromKafkaOperator(WindowOperator):
         """Where the schedule begins."""
         dag = self.get_dag()
         return self.start_date or (dag.start_date if dag is not None else None)
+
+    def upstream(self) -> dict[int, int] | None:
+        """``upstream_counts`` by milliseconds since the epoch."""
+        return upstream_counts(self.upstream_counts)
 
     @property
     def topic_uris(self) -> list[str]:
@@ -458,5 +366,6 @@ class FromKafkaOperator(WindowOperator):
     def subscription(self) -> Subscription:
         return Subscription.of(self.topics, self.topics_pattern)
 
-    def _resolve(self) -> tuple[str, ...]:
+    def resolve(self) -> tuple[str, ...]:
+        """The topics that are subscribed now."""
         return self.subscription.resolve(self.kafka, without=(self.ledger_topic,))

@@ -1,0 +1,88 @@
+"""Records and sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_kafka_spark.errors.base import KafkaSparkError
+
+
+class BadRecords(KafkaSparkError):
+    """Records that could not be decoded. Nothing of the window was written or committed."""
+
+    def __init__(self, window: str, count: int, samples: Sequence[object]) -> None:
+        self.window, self.count, self.samples = window, count, tuple(samples)
+        listed = "\n".join(f"  {s}" for s in self.samples)
+        more = f"\n  ... and {count - len(self.samples)} more" if count > len(self.samples) else ""
+        super().__init__(
+            f"Window {window} holds {count} bad record{'s' if count != 1 else ''}; nothing of it was written or committed\n"
+            f"{listed}{more}\n",
+            action="Correct the schema, or the producer, and run the task again: it reads the same window",
+        )
+
+
+class CountMismatch(KafkaSparkError):
+    """Reader and sink disagree about how many rows there are. Nothing was committed."""
+
+    def __init__(self, window: str, read: int, flushed: int) -> None:
+        self.window, self.read, self.flushed = window, read, flushed
+        super().__init__(
+            f"Window {window}: the sink counted {flushed} rows",
+            expected=f"the {read} rows that were read for it",
+            action="Nothing was committed. Run the task again; if it stays, please report it with the task's log",
+        )
+
+
+class WindowConflict(KafkaSparkError):
+    """The sink remembers another last window than the one this window follows."""
+
+    def __init__(self, window: str, found: str, expected: str) -> None:
+        self.window = window
+        super().__init__(
+            f"The sink refuses window {window}: {found}",
+            expected=expected,
+            action="Another pipeline of the same name writes to this sink, or ledger or sink were restored from a backup: "
+            "give this pipeline a name of its own with `pipeline=`",
+        )
+
+
+class SinkUnavailable(KafkaSparkError):
+    """The sink did not answer, or refused."""
+
+    retryable = True
+
+    def __init__(self, sink: str, doing: str, detail: str) -> None:
+        self.sink, self.doing = sink, doing
+        super().__init__(
+            f"Sink {sink} failed while {doing}: {detail}", action="The task may simply be retried: the window is unchanged"
+        )
+
+
+class SinkRejected(KafkaSparkError):
+    """The sink answered, and the answer is no: a value that does not fit, a constraint, a missing right. Nothing was committed.
+
+    :param sink: the sink's URI or table.
+    :param window: the window.
+    :param detail: what the sink says.
+    :param samples: the first few of the records it concerns, where they are known.
+    """
+
+    def __init__(self, sink: str, window: str, detail: str, action: str = "", samples: Sequence[object] = ()) -> None:
+        self.sink, self.window, self.detail, self.samples = sink, window, detail, tuple(samples)
+        listed = "".join(f"\n  {s}" for s in self.samples)
+        super().__init__(
+            f"Sink {sink} refuses window {window}: {detail}{listed}" + ("\n" if listed else ""),
+            action=action or "Correct the target, or what the records hold, and run the task again: it moves the same window",
+        )
+
+
+class SparkJobFailed(KafkaSparkError):
+    """The Spark job that moves a window failed; nothing was committed."""
+
+    retryable = True
+
+    def __init__(self, window: str, detail: str) -> None:
+        self.window = window
+        super().__init__(
+            f"The Spark job of window {window} failed: {detail}", action="Nothing was committed; the task may be retried"
+        )
