@@ -303,3 +303,15 @@ def test_a_new_group_reads_the_topic_from_the_start_into_another_table_and_takes
         query = f'SELECT id, customer, amount::text, extract(epoch FROM placed_at)::bigint FROM "{place}"'
         rows = [tuple(row) for row in connection.execute(query).fetchall()]
     assert same_multiset((row_of(value) for *_, value in table.events()), rows) == 600
+
+
+def test_a_lost_ledger_does_not_double_an_interval_that_the_sink_has_taken(intervals):
+    intervals.fill()
+    reports = [intervals.run(number) for number in (0, 1)]
+    topic = f"ledger-{intervals.pipeline.name}"
+    admin = AdminClient(intervals.pipeline.kafka.connection_extra())
+    admin.delete_topics([topic])[topic].result(30)
+    with KafkaHook() as hook:
+        hook.create_topic(topic, 1, config={"cleanup.policy": "compact"})
+    assert intervals.run(1)["ranges"] is not None
+    assert intervals.check([*reports, intervals.run(2)]) >= 15

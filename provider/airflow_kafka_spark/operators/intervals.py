@@ -14,7 +14,7 @@ from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.boundaries import interval_ranges
 from airflow_kafka_spark.windows.interval import Interval, contiguous
 from airflow_kafka_spark.windows.model import State, TopicPartition, Window
-from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position
+from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
@@ -86,23 +86,25 @@ class IntervalPlan:
             self.topics, bounds, self._log, grace=self.grace, pause=self.pause
         )
         current = self._log()
-        starts, ends = ({topic: boundaries[topic][bound] for topic in self.topics} for bound in bounds)
-        planned = interval_ranges(self.topics, starts, ends, current, self._moved(ledger), self.data_loss)
-        ranges, gaps = planned.ranges, planned.gaps
         there = self.sink.last_applied(ledger.pipeline)
         if there is not None:
             # The ledger has forgotten this interval and the sink has not: it is what it was.
             log.warning("The ledger knows nothing of interval %s, but the sink does: its offsets are the sink's", interval)
-            ranges, gaps = there.ranges, ()
+            planned = Ranges(there.ranges, (), 0)
+        else:
+            starts, ends = ({topic: boundaries[topic][bound] for topic in self.topics} for bound in bounds)
+            # What progress windows of this pipeline have moved is not moved again.
+            moved = ledger.family.position
+            planned = interval_ranges(self.topics, starts, ends, current, moved, self.data_loss)
         return Window(
             pipeline=ledger.pipeline,
             number=1,
-            ranges=ranges,
+            ranges=planned.ranges,
             run=run.id,
             planned_at=utc_now(),
             cluster_id=current.cluster_id,
             topic_ids={t: current.topic_ids[t] for t in self.topics if current.topic_ids.get(t)},
-            gaps=gaps,
+            gaps=planned.gaps,
             interval=bounds,
             replay=there.replay if there else 0,
         )
@@ -111,10 +113,6 @@ class IntervalPlan:
         from airflow_kafka_spark.sources.kafka import read_log
 
         return read_log(self.kafka, self.topics)
-
-    def _moved(self, ledger: IntervalLedger) -> Position:
-        """What progress windows of this pipeline have moved."""
-        return ledger.family.position
 
     def follow(self, ledger: IntervalLedger) -> dict[TopicPartition, int]:
         """Let the group follow what is complete."""
