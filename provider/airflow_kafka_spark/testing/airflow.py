@@ -196,6 +196,8 @@ class EmbeddedAirflow(Embedded):
         settings = {
             "CORE__DAGS_FOLDER": self.dags_folder,
             "CORE__LOAD_EXAMPLES": False,
+            # SQLite has one writer at a time: the others wait, half a minute if need be.
+            "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout=30",
             "CORE__DAGS_ARE_PAUSED_AT_CREATION": False,
             "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": True,
             "CORE__PARALLELISM": self._parallelism,
