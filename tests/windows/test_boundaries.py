@@ -53,32 +53,65 @@ class TestSettle:
 
     @given(st.data())
     def test_whatever_is_proposed_in_whatever_order_offsets_ascend_with_instants_and_windows_tile(self, data):
-        """Logs that grow, get partitions, and hold timestamps out of order; instants asked for in any order, and twice."""
-        records: dict[int, list[int]] = {0: []}
+        """Logs that grow, get partitions, lose their oldest records, have gaps where markers or compacted records were, and hold
+        timestamps out of order; instants asked for in any order, and twice."""
+        logs: dict[int, RandomLog] = {0: RandomLog()}
         proposals: list[Boundary] = []
-        for _ in range(data.draw(st.integers(1, 12))):
-            match data.draw(st.sampled_from(["write", "ask", "ask", "grow"])):
+        for _ in range(data.draw(st.integers(1, 14))):
+            match data.draw(st.sampled_from(["write", "write", "mark", "ask", "ask", "ask", "grow", "truncate"])):
                 case "write":
-                    partition = data.draw(st.sampled_from(sorted(records)))
-                    records[partition] += data.draw(st.lists(st.integers(0, 60), max_size=6))
-                case "grow" if len(records) < 3:
-                    records[len(records)] = []
-                case _:
+                    logs[data.draw(st.sampled_from(sorted(logs)))].write(data.draw(st.lists(st.integers(0, 60), max_size=6)))
+                case "mark":
+                    logs[data.draw(st.sampled_from(sorted(logs)))].end += data.draw(st.integers(1, 3))
+                case "truncate":
+                    chosen = logs[data.draw(st.sampled_from(sorted(logs)))]
+                    chosen.low = data.draw(st.integers(chosen.low, chosen.end))
+                case "grow" if len(logs) < 3:
+                    logs[len(logs)] = RandomLog()
+                case "ask":
                     instant = data.draw(st.integers(0, 6)) * 10
-                    offsets = {p: next((o for o, ts in enumerate(log) if ts >= instant), len(log)) for p, log in records.items()}
-                    proposals.append(Boundary("t", "id", instant, offsets))
+                    proposals.append(Boundary("t", "id", instant, {p: found.first(instant) for p, found in logs.items()}))
         settled = settle(proposals)
         for count in range(len(proposals)):
             earlier = settle(proposals[:count])
             assert all(settled[instant] == b for instant, b in earlier.items()), "what was decided has changed"
-        current = Log("c", {"t": "id"}, {TopicPartition("t", p): PartitionLog(0, len(r), len(r)) for p, r in records.items()})
-        windows = [between(settled[a], settled[b], current).ranges for a, b in pairwise(sorted(settled))]
-        for partition in records:
-            covered = [(r.start, r.end) for w in windows for r in w if r.partition == partition]
-            assert all(end == start for (_, end), (start, _) in pairwise(covered)), covered
-        if windows:
-            whole = between(settled[min(settled)], settled[max(settled)], current).ranges
-            assert sum(r.span for w in windows for r in w) == sum(r.span for r in whole)
+        current = Log(
+            "c", {"t": "id"}, {TopicPartition("t", p): PartitionLog(found.low, found.end, found.end) for p, found in logs.items()}
+        )
+        windows = [between(settled[a], settled[b], current, data_loss="skip") for a, b in pairwise(sorted(settled))]
+        assert windows == [between(settled[a], settled[b], current, data_loss="skip") for a, b in pairwise(sorted(settled))]
+        for partition, found in logs.items():
+            covered = [covers(window, partition) for window in windows]
+            bounds = [span for span in covered if span is not None]
+            assert all(end == start for (_, end), (start, _) in pairwise(bounds)), bounds
+            read = [r for w in windows for r in w.ranges if r.partition == partition]
+            assert all(r.span == 0 or r.start >= found.low for r in read), "a record that is gone would be read"
+            kept = [o for o in found.stamps if bounds and bounds[0][0] <= o < bounds[-1][1] and o >= found.low]
+            assert all(sum(r.start <= o < r.end for r in read) == 1 for o in kept), "a record in no window, or in two"
+
+
+class RandomLog:
+    """One partition: offsets with their timestamps, the first that is left, and the end."""
+
+    def __init__(self) -> None:
+        self.stamps: dict[int, int] = {}
+        self.low = self.end = 0
+
+    def write(self, stamps: list[int]) -> None:
+        for stamp in stamps:
+            self.stamps[self.end] = stamp
+            self.end += 1
+
+    def first(self, instant: int) -> int:
+        """As ListOffsets answers; the end where there is no such record."""
+        return next((o for o, stamp in self.stamps.items() if o >= self.low and stamp >= instant), self.end)
+
+
+def covers(window, partition: int) -> tuple[int, int] | None:
+    """What a window accounts for of a partition, gaps included."""
+    r = next((r for r in window.ranges if r.partition == partition), None)
+    gap = next((g for g in window.gaps if g.partition == partition), None)
+    return None if r is None else (gap.start if gap else r.start, r.end)
 
 
 class TestRanges:
