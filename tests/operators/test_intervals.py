@@ -315,3 +315,20 @@ def test_a_lost_ledger_does_not_double_an_interval_that_the_sink_has_taken(inter
         hook.create_topic(topic, 1, config={"cleanup.policy": "compact"})
     assert intervals.run(1)["ranges"] is not None
     assert intervals.check([*reports, intervals.run(2)]) >= 15
+
+
+def test_a_pipeline_of_intervals_can_be_forgotten_and_doubles_nothing_when_it_runs_again(intervals):
+    from airflow_kafka_spark.hooks.pipeline_forget import forget
+
+    intervals.fill()
+    reports = [intervals.run(number) for number in (0, 1)]
+    name = intervals.pipeline.name
+    with KafkaHook() as hook:
+        forgotten = forget(hook, name, why="a test", ledger_topic=f"ledger-{name}")
+        assert forgotten.records >= 6, "two lanes with a window and a position each, and their intervals"
+        ledger = LedgerTopic(hook, f"ledger-{name}")
+        ledger.ensure()
+        assert not ledger.look(name).memory.intervals
+    again = intervals.run(0)
+    assert [(r["start"], r["end"]) for r in again["ranges"]] == [(r["start"], r["end"]) for r in reports[0]["ranges"]]
+    assert intervals.check([*reports, intervals.run(2)]) >= 15

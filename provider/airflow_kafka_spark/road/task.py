@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.windows.codec import decode_facts, encode_error, result_from_json, result_to_json
-from airflow_kafka_spark.windows.latency import Times
+from airflow_kafka_spark.windows.latency import Times, fitting_width
 from airflow_kafka_spark.windows.model import BadRecord, Gap, Split, SplitResult
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def add(result: SplitResult, records: Records, ignored: int, bad: Iterable[BadRe
     import pyarrow.compute as pc
 
     stamps = pc.min_max(records.timestamps).as_py()
-    times = result.times.plus(count_times(records.timestamps, result.times.width))
+    times = result.times.plus(count_times(records.timestamps, stamps["min"], stamps["max"], result.times.width))
     bad = tuple(bad)
     return replace(
         result,
@@ -137,13 +137,16 @@ def add(result: SplitResult, records: Records, ignored: int, bad: Iterable[BadRe
     )
 
 
-def count_times(timestamps: pa.Int64Array, width: int) -> Times:
+def count_times(timestamps: pa.Int64Array, oldest: int, newest: int, width: int) -> Times:
     """How many records there are of each span of time.
 
-    :param width: of a span, in milliseconds.
+    :param width: of a span, in milliseconds, at least: wider ones are counted where there would be too many.
     """
     import pyarrow.compute as pc
 
+    width = fitting_width(oldest, newest, width)
+    if oldest // width == newest // width:
+        return Times(width, {oldest // width: len(timestamps)})
     buckets = pc.value_counts(pc.divide(timestamps, width))
     return Times(width, dict(zip(buckets.field(0).to_pylist(), buckets.field(1).to_pylist(), strict=True)))
 

@@ -66,6 +66,11 @@ class Times:
         raise ValueError("no records, no percentile")
 
 
+def fitting_width(oldest: int, newest: int, width: int) -> int:
+    """The smallest width, at least this one, with which no more than :data:`MOST` buckets reach from one instant to the other."""
+    return next((w for w in WIDTHS if w >= width and (newest - oldest) // w < MOST), WIDTHS[-1])
+
+
 def total(parts: Iterable[Times]) -> Times:
     """All together."""
     both = Times()
