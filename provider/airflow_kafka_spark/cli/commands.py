@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.cli.options import parser
-from airflow_kafka_spark.demo.table import render
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.table import render
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook

@@ -12,8 +12,8 @@ from typing import Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.demo import shop
-from airflow_kafka_spark.demo.table import render
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.table import render
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres
 
 TASKS = ("publish", "orders_to_warehouse", "orders_to_lake")
