@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer
+
+    from airflow_kafka_spark.windows.memory import LedgerRecord
+    from airflow_kafka_spark.windows.model import TopicPartition
 
 FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
 """Names of the errors by which a broker says that a newer producer has taken over."""
@@ -41,6 +44,56 @@ def fencing_producer(
     producer.poll(_SETTLE_SECONDS)
     producer.init_transactions(seconds)
     return producer
+
+
+def produce_all(producer: Producer, topic: str, partition: int, records: Sequence[LedgerRecord], seconds: float) -> list[int]:
+    """Produce and flush; the offset of each record.
+
+    :raises confluent_kafka.KafkaException: one was not acknowledged in time.
+    """
+    offsets: dict[int, int] = {}
+    failures: list[KafkaError] = []
+
+    def reported(index: int) -> Callable[[KafkaError | None, Any], None]:
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
+            if error:
+                failures.append(error)
+            else:
+                offsets[index] = message.offset()
+
+        return on_delivery
+
+    for index, record in enumerate(records):
+        producer.produce(topic, record.value, record.key, partition, on_delivery=reported(index))
+    producer.flush(seconds)
+    if failures or len(offsets) != len(records):
+        from confluent_kafka import KafkaError, KafkaException
+
+        raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT, "records were not acknowledged"))
+    return [offsets[index] for index in range(len(records))]
+
+
+def send_offsets(
+    producer: Producer,
+    consumer_config: Mapping[str, Any],
+    group_id: str,
+    offsets: Iterable[tuple[TopicPartition, int, str]],
+    seconds: float,
+) -> None:
+    """Let a group's offsets become part of the transaction (KIP-98).
+
+    :param offsets: per partition the offset, and its metadata.
+    :raises confluent_kafka.KafkaException: the brokers refuse, or do not answer in time.
+    """
+    import confluent_kafka
+
+    # Never joins the group: it only lends its id.
+    consumer = confluent_kafka.Consumer({**consumer_config, "group.id": group_id}, logger=ClientEvents())
+    try:
+        partitions = [confluent_kafka.TopicPartition(*tp, offset, metadata) for tp, offset, metadata in offsets]
+        producer.send_offsets_to_transaction(partitions, consumer.consumer_group_metadata(), seconds)
+    finally:
+        consumer.close()
 
 
 def is_fenced(error: BaseException, events: ClientEvents) -> bool:

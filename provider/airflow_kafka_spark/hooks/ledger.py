@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, GroupHasMembers, KafkaSparkError, KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced
+from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Hint, LedgerPlace, LedgerTopic
 from airflow_kafka_spark.windows.memory import (
     Attempt,
@@ -42,7 +42,7 @@ from airflow_kafka_spark.windows.model import Marker, State, TopicPartition, Win
 from airflow_kafka_spark.windows.plan import next_position
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, KafkaException, Producer
+    from confluent_kafka import KafkaException, Producer
 
     from airflow_kafka_spark.hooks.kafka import KafkaHook
 
@@ -372,46 +372,14 @@ class Ledger:
 
     def _send(self, producer: Producer, records: Sequence[LedgerRecord]) -> list[int]:
         """Produce and flush; the offset of each record."""
-        offsets: dict[int, int] = {}
-        failures: list[KafkaError] = []
-
-        def reported(index: int) -> Callable[[KafkaError | None, Any], None]:
-            def on_delivery(error: KafkaError | None, message: Any) -> None:
-                if error:
-                    failures.append(error)
-                else:
-                    offsets[index] = message.offset()
-
-            return on_delivery
-
-        for index, record in enumerate(records):
-            producer.produce(self.topic.name, record.value, record.key, self._partition, on_delivery=reported(index))
-        producer.flush(TRANSACTION_SECONDS)
-        if failures or len(offsets) != len(records):
-            from confluent_kafka import KafkaError, KafkaException
-
-            raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT, "records were not acknowledged"))
-        return [offsets[index] for index in range(len(records))]
+        return produce_all(producer, self.topic.name, self._partition, records, TRANSACTION_SECONDS)
 
     def _send_offsets(
         self, producer: Producer, group_id: str, offsets: Mapping[TopicPartition, int], metadata: Callable[[str], str]
     ) -> None:
-        from confluent_kafka import Consumer
-        from confluent_kafka import TopicPartition as KafkaTopicPartition
-
-        # Never joins the group: it only lends its id.
-        consumer = Consumer(self.hook.consumer_config(**{"group.id": group_id}), logger=ClientEvents())
-        try:
-            producer.send_offsets_to_transaction(
-                [
-                    KafkaTopicPartition(tp.topic, tp.partition, offset, metadata(tp.topic))
-                    for tp, offset in sorted(offsets.items())
-                ],
-                consumer.consumer_group_metadata(),
-                TRANSACTION_SECONDS,
-            )
-        finally:
-            consumer.close()
+        """:param metadata: of a topic's committed offsets."""
+        committed = [(tp, offset, metadata(tp.topic)) for tp, offset in sorted(offsets.items())]
+        send_offsets(producer, self.hook.consumer_config(), group_id, committed, TRANSACTION_SECONDS)
 
     # --- errors ---
 

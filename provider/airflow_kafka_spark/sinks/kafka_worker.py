@@ -23,7 +23,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, KafkaUnavailable, TransactionTimedOut
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced
+from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced, send_offsets
 from airflow_kafka_spark.hooks.ledger_topic import PROMPT, LedgerPlace, read_to
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming, Rejected
 from airflow_kafka_spark.sinks.kafka_send_worker import Sender
@@ -164,14 +164,8 @@ class Publisher:
     def _consume(self, producer: Producer, split: int) -> None:
         if self.consumed is None or split not in self.consumed.offsets:
             return
-        tp, offset, metadata = self.consumed.offsets[split]
-        # Never joins the group: it only lends its id.
-        consumer = Consumer({**self.reading, "group.id": self.consumed.group_id}, logger=ClientEvents())
-        try:
-            offsets = [KafkaTopicPartition(tp.topic, tp.partition, offset, metadata)]
-            producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), self.transaction_timeout)
-        finally:
-            consumer.close()
+        offsets = [self.consumed.offsets[split]]
+        send_offsets(producer, self.reading, self.consumed.group_id, offsets, self.transaction_timeout)
 
     def _mark(self, producer: Producer, marker: Marker) -> None:
         # Last: until the transaction ends, nobody can read the ledger's partition past this record.
