@@ -22,8 +22,8 @@ from tests.support.connect import spark_connect
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import COLUMNS, order, row_of
 
-COUNT = int(os.environ.get("INTERVALS", "6"))
-KILLS = max(3, COUNT // 6)
+COUNT = int(os.environ.get("INTERVALS", "4"))
+KILLS = max(2, COUNT // 6)
 TOPIC = "hours"
 NOW = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
 BEGIN = NOW - timedelta(hours=COUNT)

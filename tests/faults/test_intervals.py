@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.intervals import Intervals, ends
 
-FIRST = [("files", point) for point in ("planned", "close.committed", "group.fenced", "group.in_transaction")]
+FIRST = [("files", point) for point in ("planned", "close.committed", "group.in_transaction")]
 AGAIN = [
-    *(("files", point) for point in ("planned", "sink.in_transaction", "sink.committed")),
-    *(("postgres", point) for point in ("sink.staged", "sink.in_transaction", "sink.committed", "close.committed")),
+    *(("files", point) for point in ("sink.in_transaction", "sink.committed")),
+    *(("postgres", point) for point in ("planned", "sink.in_transaction", "sink.committed")),
 ]
 
 

@@ -96,7 +96,7 @@ def make_files(path: str, format: str, **options: Any) -> SourceToKafkaOperator:
     return SourceToKafkaOperator(task_id="task", source=source, value=Json(), key="id", **options)
 
 
-@pytest.mark.parametrize("format", ["parquet", "json"])
+@pytest.mark.parametrize("format", ["parquet"])
 def test_rows_of_files_are_published_once_over_connect(kafka, unique, tmp_path, connection, monkeypatch, format):
     topic, name, place = unique("topic"), unique("lake"), tmp_path / "in"
     kafka.create_topic(topic, 3)
