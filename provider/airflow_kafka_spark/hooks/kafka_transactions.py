@@ -107,6 +107,12 @@ def is_fenced(error: BaseException, events: ClientEvents) -> bool:
     return callable(name) and name() in FENCED
 
 
+def is_fatal(error: BaseException) -> bool:
+    """Whether the producer has given up for good and does not say why."""
+    name: Callable[[], str] | None = getattr(_told(error), "name", None)
+    return callable(name) and name() == "_FATAL"
+
+
 def describe(error: BaseException) -> str:
     """A producer's error in one line."""
     cause = _told(error)

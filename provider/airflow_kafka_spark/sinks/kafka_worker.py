@@ -24,7 +24,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, KafkaUnavailable, TransactionTimedOut
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced, send_offsets
+from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fatal, is_fenced, send_offsets
 from airflow_kafka_spark.hooks.ledger_topic import PROMPT, LedgerPlace, read_to
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming, Rejected
 from airflow_kafka_spark.sinks.kafka_send_worker import Sender
@@ -199,6 +199,10 @@ class Publisher:
         elif is_fenced(error, events):
             there = self._wait_for_other(split)
             failure = Fenced(self.ledger.pipeline, self._doing(split))
+        elif is_fatal(error):
+            # Most likely a fence whose own name has not come through. Fencing in return would end whoever has taken over.
+            there = self._wait_for_other(split)
+            failure = self._unavailable(error, self._doing(split))
         else:
             failure = self._unavailable(error, self._doing(split))
             # Fencing oneself ends a transaction in doubt: after that it is published, or never will be.
