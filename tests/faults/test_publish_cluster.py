@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
 from tests.support.cluster import Driver, connection, standalone
 from tests.support.shop import make, shop
@@ -109,8 +109,7 @@ def test_copies_of_a_split_that_run_side_by_side_publish_it_once(kafka, unique):
             middle = threading.Barrier(COPIES)
             copies = [pool.submit(made.publisher.publish, split, Incoming(half_by_half(split, middle))) for _ in range(COPIES)]
             errors = [copy.exception(120) for copy in copies]
-            # Whoever was shut out may hear of it under another name: what counts is that a retry is in order.
-            assert all(error is None or (isinstance(error, KafkaSparkError) and error.retryable) for error in errors), errors
+            assert all(error is None or isinstance(error, Fenced) for error in errors), errors
             markers = [copy.result() for copy, error in zip(copies, errors, strict=True) if error is None]
             assert markers and all(marker == markers[0] for marker in markers)
         assert made.check() == SPLITS * ROWS

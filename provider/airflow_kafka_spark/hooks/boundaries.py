@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
+from airflow_kafka_spark.hooks.kafka_transactions import describe, produce_all
 from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
 from airflow_kafka_spark.windows.boundaries import (
     Boundary,
@@ -19,6 +20,7 @@ from airflow_kafka_spark.windows.boundaries import (
     settle,
 )
 from airflow_kafka_spark.windows.instants import iso
+from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -130,20 +132,16 @@ class Boundaries:
 
     def _write(self, proposals: Sequence[Boundary], partitions: Mapping[str, int]) -> None:
         """Outside of any transaction: what counts is the order in the log, and whoever comes second changes nothing."""
-        from confluent_kafka import Producer
+        from confluent_kafka import KafkaException, Producer
 
         config = self.hook.producer_config(**{"message.timeout.ms": round(WRITE_SECONDS * 1000), "linger.ms": 0})
         config = {key: value for key, value in config.items() if not key.startswith("transaction")}
-        failures: list[str] = []
         producer = Producer(config, logger=ClientEvents())
         for boundary in proposals:
-            key, value = boundary_to_record(boundary, secrets.token_hex(8))
-            producer.produce(
-                self.ledger.name, value, key, partitions[boundary.topic],
-                on_delivery=lambda error, _: failures.append(error.str()) if error else None,
-            )  # fmt: skip
-        if producer.flush(WRITE_SECONDS) or failures:
-            raise KafkaUnavailable(self.hook.conn_id, "writing boundaries", failures[0] if failures else "not acknowledged")
-        for boundary in proposals:
+            record = LedgerRecord(*boundary_to_record(boundary, secrets.token_hex(8)))
+            try:
+                produce_all(producer, self.ledger.name, partitions[boundary.topic], [record], WRITE_SECONDS)
+            except KafkaException as error:
+                raise KafkaUnavailable(self.hook.conn_id, "writing boundaries", describe(error)) from None
             at = ", ".join(f"{TopicPartition(boundary.topic, p)} at {o}" for p, o in sorted(boundary.offsets.items())[:8])
             log.info("%s is %s", iso(boundary.instant), at)

@@ -10,7 +10,6 @@ Fence, look, write, and in no other order:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -94,7 +93,6 @@ class Publisher:
         :raises KafkaUnavailable: the brokers do not answer; the split is not published, or its marker says that it is.
         """
         events, began = ClientEvents(), time.monotonic()
-        producer: Producer | None = None
         try:
             producer = self._fence(split, events)
             if (there := self.look(split)) is None:
@@ -103,8 +101,6 @@ class Publisher:
                 return self._write(producer, split, incoming)
         except (KafkaException, SystemError) as error:
             # A fatal error that is raised while callbacks run comes out of the client as a SystemError.
-            if producer is not None:
-                _hear(producer)
             there = self._resolve(error, events, split, time.monotonic() - began)
         incoming.drain()
         return there
@@ -252,12 +248,6 @@ def told(publisher: Publisher, split: int, incoming: Incoming) -> pa.RecordBatch
     except KafkaSparkError as error:
         result = encode_error(error)
     return pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
-
-
-def _hear(producer: Producer) -> None:
-    """Take what the client has to say of an error on the side: of a fence the first word may be that it is in the wrong state."""
-    with contextlib.suppress(KafkaException, SystemError):
-        producer.poll(0.2)
 
 
 def _partition() -> int:
