@@ -76,6 +76,7 @@ def airflow(kafka, postgres, tmp_path_factory):
     with postgres.connect(autocommit=True) as connection:
         for name in ("catchup", "aside"):
             connection.execute(f'CREATE TABLE {name} ({COLUMNS}, "window" text)')
+        connection.execute("CREATE DATABASE airflow")
     (directory / "dags").mkdir()
     dag = DAG.format(path=str(directory / "backwards"), begin=BEGIN.isoformat())
     (directory / "dags" / "hours.py").write_text(dag)
@@ -84,7 +85,10 @@ def airflow(kafka, postgres, tmp_path_factory):
         connections = {
             "kafka_default": kafka.connection_json(), "spark_default": json.dumps(spark), "warehouse": postgres.connection_uri(),
         }  # fmt: skip
-        env = {"PYTHONPATH": os.getcwd()}
+        # Airflow on PostgreSQL: on SQLite it refuses a backfill while anybody else writes.
+        database = postgres.connection_uri().replace("postgres:", "postgresql+psycopg:", 1).rpartition("/")[0] + "/airflow"
+        setting = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
+        env = {"PYTHONPATH": os.getcwd(), setting: database, f"{setting}_ASYNC": database}
         with EmbeddedAirflow(directory / "dags", connections=connections, env=env, parallelism=4) as server:
             server.directory = directory
             yield server

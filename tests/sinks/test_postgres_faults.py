@@ -340,7 +340,7 @@ def test_windows_of_one_pipeline_are_compared_and_applied_one_after_the_other(pl
     with place.server.connect() as other, ThreadPoolExecutor(1) as pool:
         # Somebody whose sessions cannot be ended is about to apply the same offsets as number 7.
         other.execute(sql.lock(lock_key("window", str(windows), "dag.task")).encode())
-        facts = {"pipeline": "dag.task", "number": 7, "run": "", "cluster_id": "", "topic_ids": {}}
+        facts = {"pipeline": "dag.task", "number": 7, "run": "", "cluster_id": "", "topic_ids": {}, "replay": 0}
         other.execute(sql.claim_window(windows, {**facts, "ranges": ranges_to_json(job.window.ranges)}, "t").encode())
         attempt = pool.submit(apply, sink, job)
         ours = "application_name LIKE 'airflow-kafka-spark %'"
