@@ -43,6 +43,7 @@ flows = {{"catchup": table("catchup"), "aside": table("aside"), "backwards": Fil
 for name, sink in flows.items():
     with DAG(
         name, schedule=hourly, start_date=datetime.fromisoformat({begin!r}), catchup=name == "catchup", max_active_runs=8,
+        end_date=datetime.fromisoformat({last!r}),  # the full hour may strike meanwhile
         is_paused_upon_creation=True, default_args={{"retries": 6, "retry_delay": timedelta(seconds=1)}},
     ):
         KafkaToSinkOperator(
@@ -78,7 +79,8 @@ def airflow(kafka, postgres, tmp_path_factory):
             connection.execute(f'CREATE TABLE {name} ({COLUMNS}, "window" text)')
         connection.execute("CREATE DATABASE airflow")
     (directory / "dags").mkdir()
-    dag = DAG.format(path=str(directory / "backwards"), begin=BEGIN.isoformat())
+    last = NOW - timedelta(hours=1)
+    dag = DAG.format(path=str(directory / "backwards"), begin=BEGIN.isoformat(), last=last.isoformat())
     (directory / "dags" / "hours.py").write_text(dag)
     with spark_connect(directory) as port:
         spark = {"conn_type": "spark_connect", "host": "127.0.0.1", "port": port}
