@@ -17,6 +17,8 @@ Kind = Literal["integer", "boolean", "text", "binary", "decimal", "fine decimal"
 """What a column holds that a task reads by itself: integers; booleans; texts; bytes; decimals, as texts in plain notation with
 all digits of their scale, which for fine ones is more than 6; timestamps in microseconds, with zone (UTC) and without; dates."""
 
+Part = Literal["key", "value"]
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -57,6 +59,14 @@ class Format(ABC):
 
     decodes_null: bool = False
     """True when a record without a value is an ordinary row of this format (a null column), not a tombstone."""
+
+    def of_topics(self, topics: Sequence[str], part: Part) -> Format:
+        """This format for records of these topics: where a schema registry keeps schemas by topic, it is told which.
+
+        :param topics: the topics that are read, or the one that is written.
+        :param part: which part of a record it is for.
+        """
+        return self
 
     @abstractmethod
     def validate(self, where: str) -> list[Problem]:
