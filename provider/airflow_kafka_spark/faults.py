@@ -10,7 +10,7 @@ Nothing happens unless the environment says so; then the signal is real. Set bef
     exists the fault has really fired, which the test asserts. Of several faults each has a file: ``<file>.<point>``.
 
 The points, in the order in which a window passes them, are :data:`POINTS`, :data:`PUBLISHING` on the way to Kafka,
-:data:`FOLLOWING` for data intervals, and :data:`CHANGING` for offset control.
+:data:`FOLLOWING` for data intervals, :data:`BURYING` for dead letters, and :data:`CHANGING` for offset control.
 """
 
 from __future__ import annotations
@@ -56,6 +56,12 @@ FOLLOWING = (
     "group.in_transaction",  # the group's offsets are sent, not committed
 )
 """After ``close.committed``, for a window of a data interval."""
+
+BURYING = (
+    "dead.in_transaction",  # dead letters and the ledger's memory of them are sent, not committed
+    "dead.committed",  # they are there; the sink has not taken the rest
+)
+"""After ``job.done``, for a window with dead letters."""
 
 CHANGING = ("amend.in_transaction",)
 """Where a pipeline's offsets are changed by hand: the change is sent, not committed."""

@@ -302,14 +302,14 @@ def test_the_home_partition_is_found_as_kafkas_own_partitioner_does(key, hashed)
 
 def test_an_attempt_fenced_inside_its_transaction_knows_it_and_does_not_fence_back(attempt, pipeline, topic, monkeypatch):
     with attempt() as zombie:
-        original, newer = zombie._send, attempt()
+        original, newer = zombie.send, attempt()
 
         def overtaken(producer, records):
             monkeypatch.undo()
             newer.__enter__()
             return original(producer, records)
 
-        monkeypatch.setattr(zombie, "_send", overtaken)
+        monkeypatch.setattr(zombie, "send", overtaken)
         with pytest.raises(Fenced):
             zombie.plan(window(pipeline, topic, 1))
         newer.close({}, newer.plan(window(pipeline, topic, 1)).window.ends)

@@ -38,6 +38,8 @@ from airflow_kafka_spark.errors.sinks import (
     SinkRejected,
     SinkUnavailable,
     SparkJobFailed,
+    TooManyBadRecords,
+    TooManyDeadLetters,
     WindowConflict,
 )
 from airflow_kafka_spark.errors.sources import (
@@ -91,6 +93,8 @@ __all__ = [
     "SourceUnavailable",
     "SparkJobFailed",
     "TestingUnavailable",
+    "TooManyBadRecords",
+    "TooManyDeadLetters",
     "TopicMissing",
     "TopicRecreated",
     "TransactionTimedOut",

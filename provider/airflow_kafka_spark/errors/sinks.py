@@ -21,6 +21,38 @@ class BadRecords(KafkaSparkError):
         )
 
 
+class TooManyBadRecords(KafkaSparkError):
+    """More bad records than ``max_errors`` allows. Nothing of the window was written or committed, and no dead letter sent."""
+
+    def __init__(self, window: str, count: int, records: int, limit: float, samples: Sequence[object]) -> None:
+        self.window, self.count, self.records, self.limit, self.samples = window, count, records, limit, tuple(samples)
+        listed = "".join(f"\n  {s}" for s in self.samples)
+        allowed = f"{limit:.4g} of them" if isinstance(limit, float) else f"{limit:,}"
+        super().__init__(
+            f"{count:,} of the {records:,} records of window {window} are bad; nothing of it was written or committed{listed}\n",
+            expected=f"at most {allowed} (`max_errors`)",
+            action="Correct the format, or the producer, or allow more, and run the task again: it reads the same window",
+        )
+
+
+class TooManyDeadLetters(KafkaSparkError):
+    """The dead letters of one window are more than can be handled at once. Nothing was sent or committed.
+
+    :param limit: in bytes.
+    :param remembered: whether it is the ledger's memory of them that is too large.
+    """
+
+    def __init__(self, topic: str, limit: int, *, remembered: bool = False) -> None:
+        self.topic, self.limit, self.remembered = topic, limit, remembered
+        what = "The ledger's memory of a window's" if remembered else "A window's"
+        super().__init__(
+            f"{what} dead letters (topic `{topic}`) take more than {limit / 1e6:.1f} MB",
+            expected="a few bad records among many good ones",
+            action="If so many records are bad the format is not theirs: correct it. Else read less at once: lower "
+            "`max_records`, and set `max_errors`",
+        )
+
+
 class CountMismatch(KafkaSparkError):
     """Reader and sink disagree about how many rows there are. Nothing was committed."""
 

@@ -18,6 +18,7 @@ from airflow_kafka_spark.windows.memory import (
     Entry,
     LedgerRecord,
     Memory,
+    dead_key,
     interval_key,
     interval_record,
     position_key,
@@ -106,7 +107,7 @@ class IntervalLedger(Ledger):
         assert producer is not None
         producer.begin_transaction()
         keys = (window_key(self.pipeline, NUMBER), interval_key(self.family_name, self.interval))
-        self._send(producer, [LedgerRecord(key, None) for key in keys])
+        self.send(producer, [LedgerRecord(key, None) for key in keys])
         producer.commit_transaction(TRANSACTION_SECONDS)
 
     def along(self, entry: Entry) -> list[LedgerRecord]:
@@ -137,7 +138,7 @@ class IntervalLedger(Ledger):
         try:
             return self._follow(group_id, where, first)
         except Exception as error:
-            failure = self._translate(error, "moving the group")
+            failure = self.translated(error, "moving the group")
             if not isinstance(failure, Fenced):
                 raise failure from error
             log.info("Another interval of pipeline %s has just been completed: that one moves the group", self.family_name)
@@ -159,7 +160,7 @@ class IntervalLedger(Ledger):
             return {}
         producer.begin_transaction()
         if forgotten:
-            self._send(producer, forgotten)
+            self.send(producer, forgotten)
         if moved:
             self._send_offsets(producer, group_id, moved, self._metadata)
         faults.reached("group.in_transaction")
@@ -173,7 +174,8 @@ class IntervalLedger(Ledger):
         for state in complete[: -self.keep_windows]:
             if not state.forgotten:
                 lane = state.interval.lane(self.family_name)
-                records += [LedgerRecord(key, None) for key in (window_key(lane, NUMBER), position_key(lane))]
+                keys = (window_key(lane, NUMBER), position_key(lane), dead_key(lane, NUMBER))
+                records += [LedgerRecord(key, None) for key in keys]
                 records.append(interval_record(self.family_name, replace(state, forgotten=True)))
         return records
 

@@ -28,11 +28,13 @@ from airflow_kafka_spark.errors import Fenced, GroupHasMembers, KafkaSparkError,
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Hint, LedgerPlace, LedgerTopic
+from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.memory import (
     Attempt,
     Entry,
     LedgerRecord,
     Memory,
+    dead_key,
     marker_key,
     position_record,
     window_key,
@@ -137,7 +139,7 @@ class Ledger:
         try:
             return fencing_producer(config, transactional_id, self.topic.name, TRANSACTION_SECONDS, self._events)
         except KafkaException as error:
-            raise self._translate(error, "fencing earlier attempts") from None
+            raise self.translated(error, "fencing earlier attempts") from None
 
     def fence_splits(self, count: int) -> None:
         """Fence whoever may still publish a split of this pipeline, and have the broker abort what they left open.
@@ -152,6 +154,11 @@ class Ledger:
 
     def _fence_split(self, index: int) -> None:
         self._fence(f"{SPLIT}{index}")
+
+    def fence_dead_letters(self) -> Producer:
+        """Fence whoever may still send dead letters of this pipeline; what they left open is aborted. Then look, before anything
+        is sent with the producer."""
+        return self._fence("dead")
 
     def _find_hint(self) -> Hint | None:
         """The short cut that the last close left in the metadata of the group's committed offsets."""
@@ -177,6 +184,8 @@ class Ledger:
             kind, *number = json.loads(key)[1:]
             if kind == "split":
                 self._fence_split(number[-1])
+            elif kind == "dead":
+                self.fence_dead_letters()
 
     def completed(self, run: str) -> Entry | None:
         """The COMPLETE window of this run, if it is remembered."""
@@ -213,7 +222,7 @@ class Ledger:
         assert producer is not None, "one ledger plans one window"
         try:
             producer.begin_transaction()
-            offsets = self._send(producer, [window_record(entry), *self.along(entry)])
+            offsets = self.send(producer, [window_record(entry), *self.along(entry)])
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             self._resolve_claim(error, entry)
@@ -225,7 +234,7 @@ class Ledger:
 
     def _resolve_claim(self, error: Exception, entry: Entry) -> None:
         """The transaction's outcome is unknown: make sure that it has one, and read it."""
-        failure = self._translate(error, "writing the plan")
+        failure = self.translated(error, "writing the plan")
         if isinstance(failure, Fenced):
             raise failure from None
         log.warning("Writing the plan of window %s failed (%s): the ledger will say what happened", entry.window, failure)
@@ -262,17 +271,32 @@ class Ledger:
         assert self._entry is not None
         return Hint(self.topic.topic_id, self._partition, self.memory.oldest_offset)
 
+    @property
+    def claimed(self) -> Entry:
+        """The window that this attempt works on."""
+        assert self._entry is not None
+        return self._entry
+
+    def look_as_owner(self) -> Memory:
+        """Look, as the attempt that works on the claimed window.
+
+        :raises Fenced: when a newer attempt has claimed the window, or has completed it.
+        """
+        mine = self.look().owned(self.claimed.window.number, self.claimed.attempt.token)
+        if mine is None or mine.state is not self.claimed.state:
+            raise Fenced(self.pipeline, f"working on window {self.claimed.window.number}")
+        return self.memory
+
+    def remember_dead_letters(self, dead: DeadLetters) -> None:
+        """What was sent is known from now on, without another look."""
+        self.memory = replace(self.memory, dead={**self.memory.dead, dead.window: dead})
+
     def published(self) -> dict[int, Marker]:
         """The splits of the claimed window that are published by now, by index. Read them once nobody else can add one.
 
         :raises Fenced: when a newer attempt has claimed the window, or has completed it.
         """
-        assert self._entry is not None
-        number, entry = self._entry.window.number, self._entry
-        found = self.look()
-        mine = found.owned(number, entry.attempt.token)
-        if mine is None or mine.state is not entry.state:
-            raise Fenced(self.pipeline, f"working on window {number}")
+        number, found = self.claimed.window.number, self.look_as_owner()
         return {split: marker for (window, split), marker in found.markers.items() if window == number}
 
     def verify(self) -> None:
@@ -283,8 +307,9 @@ class Ledger:
         :raises Fenced: when a newer attempt has claimed the window, or has completed it.
         """
         assert self._entry is not None
-        self.hint = Hint(self.topic.topic_id, self._partition, max(self._entry.offset, 0))
-        found = self.topic.look(self.pipeline, self.hint).memory
+        # What came before the claim does not matter here, but it does to whoever looks for more than the claim.
+        since = Hint(self.topic.topic_id, self._partition, max(self._entry.offset, 0))
+        found = self.topic.look(self.pipeline, since).memory
         if found.owned(self._entry.window.number, self._entry.attempt.token) is None:
             raise Fenced(self.pipeline, f"working on window {self._entry.window.number}")
 
@@ -307,7 +332,7 @@ class Ledger:
                 self._close_once(producer, entry, offsets)
                 return
             except Exception as error:
-                failure = self._translate(error, "closing the window")
+                failure = self.translated(error, "closing the window")
                 if isinstance(failure, (Fenced, GroupHasMembers)) or tries == CLOSE_TRIES:
                     raise failure from error
                 log.warning("Closing window %s failed (try %d of %d): %s", entry.window, tries, CLOSE_TRIES, failure)
@@ -335,13 +360,13 @@ class Ledger:
         assert producer is not None, "one ledger is amended once"
         try:
             producer.begin_transaction()
-            self._send(producer, records)
+            self.send(producer, records)
             if self.group_id and offsets:
                 self._send_offsets(producer, self.group_id, offsets, metadata)
             faults.reached("amend.in_transaction")
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
-            failure = self._translate(error, "changing the pipeline's offsets")
+            failure = self.translated(error, "changing the pipeline's offsets")
             if isinstance(failure, (Fenced, GroupHasMembers)) or not is_done(self._fence_and_look()):
                 raise failure from error
 
@@ -357,12 +382,14 @@ class Ledger:
             position_record(self.pipeline, position, last_number),
             *(LedgerRecord(window_key(self.pipeline, number), None) for number in sorted(forgotten)),
             *(LedgerRecord(marker_key(self.pipeline, *split), None) for split in sorted(self.memory.markers)),
+            *(LedgerRecord(dead_key(self.pipeline, number), None) for number in sorted(forgotten) if number in self.memory.dead),
         ]
         producer.begin_transaction()
-        written = self._send(producer, records)
+        written = self.send(producer, records)
         entries = {n: e for n, e in self.memory.entries.items() if n not in forgotten}
         entries[window.number] = replace(entry, offset=written[0])
-        memory = replace(self.memory, position=position, last_number=last_number, entries=entries, markers={})
+        dead = {n: d for n, d in self.memory.dead.items() if n not in forgotten}
+        memory = replace(self.memory, position=position, last_number=last_number, entries=entries, markers={}, dead=dead)
         hint = Hint(self.topic.topic_id, self._partition, memory.oldest_offset)
         if self.group_id and offsets:
             self._send_offsets(producer, self.group_id, offsets, lambda topic: offset_metadata(window, topic, hint))
@@ -370,7 +397,7 @@ class Ledger:
         producer.commit_transaction(TRANSACTION_SECONDS)
         self.memory, self.hint = memory, hint
 
-    def _send(self, producer: Producer, records: Sequence[LedgerRecord]) -> list[int]:
+    def send(self, producer: Producer, records: Sequence[LedgerRecord]) -> list[int]:
         """Produce and flush; the offset of each record."""
         return produce_all(producer, self.topic.name, self._partition, records, TRANSACTION_SECONDS)
 
@@ -383,7 +410,7 @@ class Ledger:
 
     # --- errors ---
 
-    def _translate(self, error: Exception, doing: str) -> KafkaSparkError:
+    def translated(self, error: Exception, doing: str) -> KafkaSparkError:
         from confluent_kafka import KafkaException
 
         if isinstance(error, KafkaSparkError):

@@ -31,7 +31,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, Problem, ValidationError
 from airflow_kafka_spark.operators.metrics import emit
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
-from airflow_kafka_spark.windows.report import Report, describe, sum_up
+from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
@@ -258,7 +258,8 @@ class WindowOperator(BaseOperator):
             report = Report(window)
         elif (applied := self.applied(window)) is not None:
             self.log.info("The sink has taken window %s already: only the close is left", window)
-            report = sum_up(window, (), applied, {})
+            dead = ledger.memory.dead.get(window.number)
+            report = sum_up_applied(window, applied, dead.landed if dead else ())
         else:
             self.check(window)
             with watch.step("move"):
@@ -287,7 +288,7 @@ class WindowOperator(BaseOperator):
 
         :raises CountMismatch: when they disagree.
         """
-        read = sum(result.records - result.ignored for result in results)
+        read = sum(result.records - result.ignored - result.rejected for result in results)
         flushed = sum(int(result.token["rows"]) for result in results if "rows" in result.token)
         if read != flushed:
             raise CountMismatch(str(window), read, flushed)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import Run, asset_uris
 from airflow_kafka_spark.operators.decoding import DecodingOperator
+from airflow_kafka_spark.operators.tolerance import ErrorOptions
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.instants import now_ms
-from airflow_kafka_spark.windows.model import Window
+from airflow_kafka_spark.windows.model import Split, Window
 from airflow_kafka_spark.windows.report import Report, sum_up
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.road.job import Job
+    from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Shape
+    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
 
 
 class KafkaToSinkOperator(DecodingOperator):
@@ -37,6 +41,19 @@ class KafkaToSinkOperator(DecodingOperator):
     :param behavior_on_null_values: what a record without a value means: ``delete`` (default where the sink deletes), ``write``
         (default for formats that have null values), ``ignore`` (counted), or ``fail`` (default otherwise).
 
+    :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded, fails the window, and nothing of it is
+        committed; ``all``: the other records are.
+    :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
+        exactly once: one Kafka transaction takes a window's letters there before the sink takes the rest, and the ledger
+        remembers in it which they were. Created with one partition when it is missing. Templated.
+    :param errors_deadletterqueue_topic_replication_factor: of a topic that is created; default -1, the brokers' default.
+    :param errors_deadletterqueue_context_headers_enable: dead letters carry Connect's headers ``__connect.errors.topic``,
+        ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``, ``.exception.message`` and so on (KIP-298);
+        default True.
+    :param errors_skip: with ``all`` and without a topic: bad records are left out for good, and only counted.
+    :param max_errors: how many records of a window may be bad: a number, or a share of its records below 1 (``0.01``); with more
+        the window fails, and no letter is sent. None (default): any.
+
     ``topics`` or ``topics_pattern``, ``group_id``, ``starting_offsets``, ``ending_offsets``, ``max_records``, ``data_loss``,
     ``read_with``, ``split_records``, ``follows``, ``on_mismatch`` and ``read_timeout`` are those of
     :class:`~airflow_kafka_spark.operators.from_kafka.FromKafkaOperator`;
@@ -54,6 +71,7 @@ class KafkaToSinkOperator(DecodingOperator):
         "ending_offsets",
         "follows",
         "upstream_counts",
+        "errors_deadletterqueue_topic_name",
     )
     ui_color = "#e8f1ff"
 
@@ -62,9 +80,21 @@ class KafkaToSinkOperator(DecodingOperator):
         *,
         sink: Sink,
         value: Format,
+        errors_tolerance: Literal["none", "all"] = "none",
+        errors_deadletterqueue_topic_name: str | None = None,
+        errors_deadletterqueue_topic_replication_factor: int = -1,
+        errors_deadletterqueue_context_headers_enable: bool = True,
+        errors_skip: bool = False,
+        max_errors: int | float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(sink=sink, value=value, **kwargs)
+        self.errors_tolerance = errors_tolerance
+        self.errors_deadletterqueue_topic_name = errors_deadletterqueue_topic_name
+        self.errors_deadletterqueue_topic_replication_factor = errors_deadletterqueue_topic_replication_factor
+        self.errors_deadletterqueue_context_headers_enable = errors_deadletterqueue_context_headers_enable
+        self.errors_skip = errors_skip
+        self.max_errors = max_errors
         # Topics are this task's inlets and the sink is its outlet, under names that need no connection to be looked up.
         self.add_assets(self.topic_uris, asset_uris(self.sink, Sink))
 
@@ -72,7 +102,7 @@ class KafkaToSinkOperator(DecodingOperator):
 
     def problems(self, run: Run) -> list[Problem]:
         flow = self._type_problems() or self.decoding_problems()
-        problems = [*self.reading_problems(run), *flow, *self.server_problems()]
+        problems = [*self.reading_problems(run), *flow, *self.server_problems(), *self._error_problems()]
         if self.split_records and getattr(self.sink, "whole_partitions", False):
             found = "this sink upserts split by split: each partition has to be one"
             problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
@@ -86,6 +116,12 @@ class KafkaToSinkOperator(DecodingOperator):
             for where, value, kind in expected
             if not isinstance(value, kind)
         ]
+
+    def _error_problems(self) -> list[Problem]:
+        if problems := self.errors.problems():
+            return problems
+        read = self.subscription.topics or ((t,) if (t := self.errors.topic) and self.subscription.matches(t) else ())
+        return self.errors.server_problems(self.kafka, (*read, self.ledger_topic))
 
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.behavior_on_null_values, "behavior_on_null_values"
@@ -102,36 +138,65 @@ class KafkaToSinkOperator(DecodingOperator):
     # --- 4. move, 5. commit ---
 
     def move(self, window: Window, ledger: Ledger) -> Report:
-        from airflow_kafka_spark.road.job import Job
-
         splits, shape = self.splits(window), self._shape(window.pipeline)
+        letters = self._dead_letters(window)
         # A zombie that has been asleep since the plan learns here, cheaply, that it is one; the broker and the sink know anyway.
         ledger.verify()
+        tolerance = self.errors.in_tasks(letters, ledger)
         with self.sink.begin(window, splits, shape) as writer:
-            job = Job(
-                self.kafka,
-                self.spark,
-                window,
-                splits,
-                self.layout(),
-                read_with=self.read_with,
-                skip_lost=self.data_loss == "skip",
-                patience=self.read_timeout,
-            )
-            with self.running(job):
+            with self.running(self._road(window, splits, tolerance)) as job:
                 results = job.run(writer.split_writer()) if splits else []
             faults.reached("job.done")
-            self.check_results(window, results)
+            if tolerance is None:
+                self.check_results(window, results)
+            self.errors.accept(window, results)
             self.check_counts(window, results)
             self.check_followed(window, sum(result.records for result in results))
             # Once more, now that everything is read: a topic recreated meanwhile would have given other records.
             self.check(window)
             ledger.verify()
+            # Before the sink takes the rest: what is dead has to be decided and remembered by then.
+            sent = letters.send(results, ledger) if letters else None
             applied = writer.commit(results)
         ranges = {split.index: split.range for split in splits}
-        return sum_up(window, results, applied, ranges, flushed=now_ms(), upstream=self.upstream())
+        dead = sent.landed if sent else ()
+        return sum_up(window, results, applied, ranges, flushed=now_ms(), upstream=self.upstream(), dead_letters=dead)
+
+    def _road(self, window: Window, splits: tuple[Split, ...], tolerance: Tolerance | None) -> Job:
+        from airflow_kafka_spark.road.job import Job
+
+        return Job(
+            self.kafka,
+            self.spark,
+            window,
+            splits,
+            self.layout(),
+            read_with=self.read_with,
+            skip_lost=self.data_loss == "skip",
+            patience=self.read_timeout,
+            tolerance=tolerance,
+        )
+
+    def _dead_letters(self, window: Window) -> DeadLetterTopic | None:
+        from airflow_kafka_spark.road.columns import KEY_CONVERTER, VALUE_CONVERTER
+
+        formats = {VALUE_CONVERTER: self.value, KEY_CONVERTER: self.key}
+        classes = {stage: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items() if f is not None}
+        return self.errors.dead_letters(self.kafka, window.pipeline, 0, classes)
 
     # --- what the parts are made of ---
+
+    @property
+    def errors(self) -> ErrorOptions:
+        """What becomes of bad records."""
+        return ErrorOptions(
+            self.errors_tolerance,
+            self.errors_deadletterqueue_topic_name or None,
+            self.errors_deadletterqueue_topic_replication_factor,
+            self.errors_deadletterqueue_context_headers_enable,
+            self.errors_skip,
+            self.max_errors,
+        )
 
     @property
     def null_values(self) -> NullValues:

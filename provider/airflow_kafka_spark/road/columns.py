@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 NullValues = Literal["fail", "ignore", "write", "delete"]
 
+VALUE_CONVERTER, KEY_CONVERTER = "VALUE_CONVERTER", "KEY_CONVERTER"
+"""Stages at which a record turns out to be bad, in Connect's words."""
+
 METADATA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 """What a record has beside its decoded value, as Spark's Kafka source names it; ``key`` and ``value`` are the raw bytes."""
 
@@ -97,12 +100,12 @@ class Layout:
         from airflow_kafka_spark.sinks.base import Rows
 
         decoded = self.value.decode(records.values)
-        bad = dict(decoded.bad)
+        bad, bad_keys = dict(decoded.bad), set()
         columns = dict(zip(self.value_names, decoded.batch.columns, strict=True))
         if self.key is not None:
             keys = self.key.decode(records.keys or ())
-            for index, reason in keys.bad:
-                bad.setdefault(index, f"key: {reason}")
+            bad_keys = {index for index, _ in keys.bad if index not in bad}
+            bad |= {index: f"key: {reason}" for index, reason in keys.bad if index in bad_keys}
             columns |= dict(zip(self.key_names, keys.batch.columns, strict=True))
         nulls = [i for i, value in enumerate(records.values) if value is None] if None in records.values else []
         if self.null_values == "fail":
@@ -122,11 +125,21 @@ class Layout:
             tombstones = tombstones.filter(kept) if tombstones is not None else None
         if tombstones is not None and not pc.any(tombstones).as_py():
             tombstones = None
-        return Lines(Rows(batch, offsets, tombstones), len(ignored), self._bad_records(records, bad))
+        at = sorted(bad)
+        return Lines(Rows(batch, offsets, tombstones), len(ignored), self._bad_records(records, at, bad, bad_keys), at)
 
-    def _bad_records(self, records: Records, bad: Mapping[int, str]) -> tuple[BadRecord, ...]:
+    def _bad_records(
+        self, records: Records, at: Sequence[int], reasons: Mapping[int, str], keys: set[int]
+    ) -> tuple[BadRecord, ...]:
         return tuple(
-            BadRecord(records.topic, records.partition, records.offsets[index].as_py(), bad[index]) for index in sorted(bad)
+            BadRecord(
+                records.topic,
+                records.partition,
+                records.offsets[index].as_py(),
+                reasons[index],
+                KEY_CONVERTER if index in keys else VALUE_CONVERTER,
+            )
+            for index in at
         )
 
     def _metadata(self, name: str, records: Records) -> pa.Array:
@@ -153,8 +166,12 @@ _NO_VALUE = 'it has no value (a tombstone); set `behavior_on_null_values` to "ig
 
 @dataclass(frozen=True)
 class Lines:
-    """A decoded batch: the rows for the sink, how many tombstones were ignored, and what was bad."""
+    """A decoded batch: the rows for the sink, how many tombstones were ignored, and what was bad.
+
+    :param at: where among the records the bad ones are.
+    """
 
     rows: Rows
     ignored: int
     bad: Sequence[BadRecord]
+    at: Sequence[int] = ()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.columns import Layout
+    from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import SplitWriter
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Job:
         Spark's Kafka source; ``auto``: ``task``.
     :param skip_lost: pass over records that were deleted meanwhile.
     :param patience: seconds without progress after which the broker is given up.
+    :param tolerance: what becomes of bad records; None: they end the window.
     """
 
     kafka: KafkaHook
@@ -61,6 +63,7 @@ class Job:
     read_with: ReadWith = "auto"
     skip_lost: bool = False
     patience: float = 300.0
+    tolerance: Tolerance | None = None
     _watch: Watch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -88,6 +91,7 @@ class Job:
             skip_lost=self.skip_lost,
             patience=self.patience,
             from_spark=self.reads_with_spark,
+            tolerance=self.tolerance,
         )
         with self.spark.session(jars=self._jars()) as session, self._watch.over(session):
             rows = collect(self._frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
@@ -121,7 +125,7 @@ class Job:
             "startingOffsets": _by_topic(self.splits, lambda r: r.start),
             "endingOffsets": _by_topic(self.splits, lambda r: r.end),
             "failOnDataLoss": "true",
-            "includeHeaders": str(self.layout.wants_headers).lower(),
+            "includeHeaders": str(self.layout.wants_headers or (self.tolerance is not None and self.tolerance.keep)).lower(),
             "groupIdPrefix": f"airflow-kafka-spark-{self.window.id}",
         }
         return session.read.format("kafka").options(**options).load()

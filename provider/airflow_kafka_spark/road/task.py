@@ -6,6 +6,7 @@ Python and the JVM only to come back.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.sinks.dead_letters_worker import Letters
 from airflow_kafka_spark.windows.codec import decode_facts, encode_error, result_from_json, result_to_json
 from airflow_kafka_spark.windows.latency import Times, fitting_width
 from airflow_kafka_spark.windows.model import BadRecord, Gap, Split, SplitResult
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.road.columns import Layout
+    from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import SplitWriter
     from airflow_kafka_spark.sources.kafka_worker import Records
 
@@ -39,6 +42,7 @@ class SplitTask:
     :param skip_lost: pass over records that were deleted meanwhile.
     :param patience: seconds without progress after which the broker is given up.
     :param from_spark: whether the batches are rows of Spark's Kafka source, else they name splits to read here.
+    :param tolerance: what becomes of bad records; None: with one of them the window cannot be committed.
     """
 
     splits: tuple[Split, ...]
@@ -48,6 +52,7 @@ class SplitTask:
     skip_lost: bool = False
     patience: float = 300.0
     from_spark: bool = False
+    tolerance: Tolerance | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -68,6 +73,7 @@ class SplitTask:
                     self.layout.wants_headers,
                     self.patience,
                     self.layout.wants_keys,
+                    with_messages=self.tolerance is not None and self.tolerance.keep,
                 )
                 yield self.run(split, reader, reader.gaps)
 
@@ -91,12 +97,14 @@ class SplitTask:
     def _move(self, split: Split, source: Iterable[Records], gaps: list[Gap]) -> SplitResult:
         writer, result = self.writer, SplitResult(split.index)
         writer.open(split)
-        writing = True
+        writing, letters = True, Letters()
         try:
             for records in source:
                 lines = self.layout.rows(records)
+                if self.tolerance is not None:
+                    lines = self.tolerance.take(records, lines, letters)
                 result = add(result, records, lines.ignored, lines.bad)
-                if lines.bad and writing:
+                if lines.bad and writing and self.tolerance is None:
                     # The window cannot be committed any more: the rest of the split is only read to count what is bad.
                     writer.abort()
                     writing = False
@@ -109,7 +117,7 @@ class SplitTask:
                 writer.abort()
             raise
         faults.reached("split.flushed")
-        return replace(result, gaps=tuple(gaps), token=token)
+        return replace(result, gaps=tuple(gaps), token=token, letters=letters.to_bytes())
 
 
 def _chain(first: Records, rest: Iterator[Records]) -> Iterator[Records]:
@@ -152,7 +160,8 @@ def count_times(timestamps: pa.Int64Array, oldest: int, newest: int, width: int)
 
 
 def encode_result(result: SplitResult) -> str:
-    return json.dumps(result_to_json(result))
+    letters = {"letters": base64.b64encode(result.letters).decode()} if result.letters else {}
+    return json.dumps({**result_to_json(result), **letters})
 
 
 def decode_result(text: str) -> SplitResult:
@@ -160,4 +169,6 @@ def decode_result(text: str) -> SplitResult:
 
     :raises KafkaSparkError: the error that ended the split, as it was raised in the task.
     """
-    return result_from_json(decode_facts(text))
+    facts = dict(decode_facts(text))
+    letters = base64.b64decode(facts.pop("letters", ""))
+    return replace(result_from_json(facts), letters=letters)

@@ -43,6 +43,7 @@ class Records:
     :param keys: None as a whole when nobody asked for them.
     :param value_bytes: of all values, where that is known.
     :param headers: per record a list of (name, value), or None; None as a whole when nobody asked for them.
+    :param messages: the records themselves, where they are kept.
     """
 
     topic: str
@@ -54,6 +55,15 @@ class Records:
     values: Sequence[bytes | None]
     headers: Sequence[list[tuple[str, bytes | None]] | None] | None = None
     value_bytes: int | None = None
+    messages: Sequence[Any] | None = field(default=None, repr=False)
+
+    def original(self, index: int) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]:
+        """Key, value and headers of one record, whether they were asked for or not."""
+        if self.messages is not None:
+            message = self.messages[index]
+            return message.key(), message.value(), message.headers()
+        key = self.keys[index] if self.keys is not None else None
+        return key, self.values[index], self.headers[index] if self.headers is not None else None
 
     @property
     def bytes(self) -> int:
@@ -77,6 +87,7 @@ class Reader:
     :param skip_lost: pass over records that were deleted meanwhile, and note them in ``gaps``; else they are an error.
     :param with_headers: whether headers are wanted.
     :param with_keys: whether keys are wanted.
+    :param with_messages: whether the records themselves are kept, for :meth:`Records.original`.
     :param patience: seconds without any progress after which the broker is given up.
     """
 
@@ -86,6 +97,7 @@ class Reader:
     with_headers: bool = False
     patience: float = 300.0
     with_keys: bool = True
+    with_messages: bool = False
     gaps: list[Gap] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Records]:
@@ -183,6 +195,7 @@ class Reader:
             values=list(map(_VALUE, messages)),
             headers=list(map(_HEADERS, messages)) if self.with_headers else None,
             value_bytes=size,
+            messages=messages if self.with_messages else None,
         )
 
 

@@ -109,8 +109,9 @@ def marker_from_json(value: Mapping[str, Any]) -> Marker:
 
 
 def result_to_json(result: SplitResult) -> dict[str, Any]:
+    """Without its dead letters: those travel once, beside it."""
     return {
-        **vars(result),
+        **{name: value for name, value in vars(result).items() if name != "letters"},
         "samples": [list(vars(s).values()) for s in result.samples],
         "gaps": [list(vars(g).values()) for g in result.gaps],
         "times": [result.times.width, sorted(result.times.counts.items())],

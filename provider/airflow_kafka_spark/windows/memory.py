@@ -1,6 +1,6 @@
 """What the ledger holds of one pipeline, and the shape of its records: keys and values are JSON that ``kcat`` shows as it is.
 
-Three kinds of record, all keyed by pipeline so that compaction keeps the newest of each:
+Kinds of record, all keyed by pipeline so that compaction keeps the newest of each:
 
 ``["<pipeline>", "position"]``
     where the pipeline stands, and the number of its last complete window.
@@ -12,6 +12,8 @@ Three kinds of record, all keyed by pipeline so that compaction keeps the newest
 ``["<pipeline>", "split", <number>, <index>]``
     a split of the open window that is published: written in the transaction of its records, a tombstone once the window is
     complete.
+``["<pipeline>", "dead", <number>]``
+    which records of a window went to the dead letter topic (:mod:`~airflow_kafka_spark.windows.dead_letters`).
 ``["<pipeline>", "change", <number>]``
     what somebody has done to its offsets (:mod:`~airflow_kafka_spark.windows.changes`).
 """
@@ -34,6 +36,7 @@ from airflow_kafka_spark.windows.codec import (
     window_from_json,
     window_to_json,
 )
+from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_from_json, dead_letters_to_json
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.model import Marker, State, Window
 from airflow_kafka_spark.windows.plan import Position
@@ -98,6 +101,7 @@ class Memory:
     :param markers: splits that are published, by window number and split index.
     :param intervals: its data intervals, by name.
     :param changes: what was done to its offsets by hand, by number.
+    :param dead: which records went to the dead letter topic, by window number.
     """
 
     pipeline: str
@@ -108,6 +112,7 @@ class Memory:
     markers: Mapping[tuple[int, int], Marker] = field(default_factory=dict)
     intervals: Mapping[str, IntervalState] = field(default_factory=dict)
     changes: Mapping[int, Change] = field(default_factory=dict)
+    dead: Mapping[int, DeadLetters] = field(default_factory=dict)
 
     @property
     def is_blank(self) -> bool:
@@ -131,7 +136,8 @@ class Memory:
     @property
     def oldest_offset(self) -> int:
         """Where a reader of the ledger partition has to begin to see every remembered window."""
-        return min((e.offset for e in self.entries.values() if e.offset >= 0), default=-1)
+        offsets = [*(e.offset for e in self.entries.values()), *(d.offset for d in self.dead.values())]
+        return min((offset for offset in offsets if offset >= 0), default=-1)
 
 
 def position_record(pipeline: str, position: Position, last_number: int) -> LedgerRecord:
@@ -189,6 +195,14 @@ def change_key(pipeline: str, number: int) -> bytes:
     return _dump([pipeline, "change", number])
 
 
+def dead_record(pipeline: str, dead: DeadLetters) -> LedgerRecord:
+    return LedgerRecord(dead_key(pipeline, dead.window), _dump({"v": VERSION, "dead": dead_letters_to_json(dead)}))
+
+
+def dead_key(pipeline: str, number: int) -> bytes:
+    return _dump([pipeline, "dead", number])
+
+
 def marker_key(pipeline: str, number: int, split: int) -> bytes:
     return _dump([pipeline, "split", number, split])
 
@@ -228,6 +242,7 @@ def remember(pipeline: str, records: Iterable[LedgerRecord]) -> Memory:
         markers={split: marker_from_json(value["marker"]) for split, value, _ in of("split")},
         intervals={name: _interval_state(value, offset) for (name,), value, offset in of("interval")},
         changes={number: change_from_json(value["change"]) for (number,), value, _ in of("change")},
+        dead={number: dead_letters_from_json(number, value["dead"], offset) for (number,), value, offset in of("dead")},
     )
 
 

@@ -6,12 +6,14 @@ again: every retry, clear and zombie sees the same window. Nothing here does any
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from airflow_kafka_spark.windows.latency import Times
+
+ArrowStream: TypeAlias = bytes
 
 
 class TopicPartition(NamedTuple):
@@ -217,6 +219,17 @@ class Landed:
         return TopicPartition(self.topic, self.partition)
 
 
+def merge_landed(parts: Iterable[Landed]) -> tuple[Landed, ...]:
+    """Where all of them lie: one for each partition."""
+    by_place: dict[TopicPartition, list[Landed]] = {}
+    for part in parts:
+        by_place.setdefault(part.topic_partition, []).append(part)
+    return tuple(
+        Landed(*tp, min(p.first for p in found), max(p.last for p in found), sum(p.records for p in found))
+        for tp, found in sorted(by_place.items())
+    )
+
+
 @dataclass(frozen=True)
 class Marker:
     """Says that a split is published: written last in the split's own transaction, so that it is there if the records are.
@@ -241,12 +254,16 @@ class Marker:
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record that could not be decoded, or that the sink rejected."""
+    """A record that could not be decoded, or that the sink rejected.
+
+    :param stage: where on its way, in Connect's words.
+    """
 
     topic: str
     partition: int
     offset: int
     reason: str
+    stage: str = "VALUE_CONVERTER"
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}@{self.offset}: {self.reason}"
@@ -266,6 +283,7 @@ class SplitResult:
     :param max_timestamp: largest one.
     :param times: how many records there are of each span of time.
     :param token: what the sink's writer wants to tell the sink (a file, a stage); JSON.
+    :param letters: the bad records themselves, where they are wanted, as an Arrow stream.
     """
 
     index: int
@@ -279,6 +297,7 @@ class SplitResult:
     max_timestamp: int | None = None
     times: Times = Times()
     token: Mapping[str, Any] = field(default_factory=dict)
+    letters: ArrowStream = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_kafka_spark.windows.instants import iso
 from airflow_kafka_spark.windows.latency import Consumption, Latency, consumption, latency, total
-from airflow_kafka_spark.windows.model import Applied, Gap, Landed, Marker, OffsetRange, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Applied, Gap, Landed, Marker, OffsetRange, SplitResult, Window, merge_landed
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Report:
     :param records_written: rows the sink wrote; fewer than read where an upsert kept the last of several.
     :param records_deleted: rows the sink deleted because of tombstones.
     :param records_ignored: tombstones passed over because the user said so.
-    :param records_rejected: records that could not be decoded.
+    :param records_rejected: bad records that were tolerated: they are not in the sink.
     :param bytes: bytes of values, and of keys where those are read.
     :param records: records read per ``topic-partition``.
     :param gaps: offsets that were deleted before they could be read.
@@ -38,6 +38,7 @@ class Report:
     :param completed_at: UTC instant, ISO 8601.
     :param source: URI of the source of rows; empty for a window that was read from Kafka.
     :param published: where its records lie, for a window that was published to Kafka.
+    :param dead_letters: where those of its records lie that went to a dead letter topic.
     """
 
     window: Window
@@ -62,6 +63,7 @@ class Report:
     completed_at: str = ""
     source: str = ""
     published: tuple[Landed, ...] = ()
+    dead_letters: tuple[Landed, ...] = ()
 
     @property
     def _is_published(self) -> bool:
@@ -114,6 +116,7 @@ class Report:
             **({"replay": self.window.replay} if self.window.replay else {}),
             **({"follows": vars(self.window.follows)} if self.window.follows else {}),
             **({"source": self.source} if self.window.source else {}),
+            **({"dead_letters": [vars(part) for part in self.dead_letters]} if self.dead_letters else {}),
             **({"published": [vars(part) for part in self.published]} if self._is_published else {}),
         }
 
@@ -125,7 +128,8 @@ class Report:
             for count, what in (
                 (self.records_deleted, "deleted"),
                 (self.records_ignored, "ignored"),
-                (self.records_rejected, "rejected"),
+                (self.records_rejected - sum(p.records for p in self.dead_letters), "rejected"),
+                (sum(p.records for p in self.dead_letters), "dead letters"),
                 (sum(g.end - g.start for g in self.gaps), "offsets lost to retention"),
                 (self.window.held_back, "offsets held back by an open transaction"),
                 (self.window.replay, "times replayed"),
@@ -211,10 +215,20 @@ def sum_up(
     )
 
 
+def sum_up_applied(window: Window, applied: Applied, dead_letters: tuple[Landed, ...]) -> Report:
+    """What is known of a window that an earlier attempt has brought to the sink.
+
+    :param dead_letters: what the ledger knows of those.
+    """
+    rejected = sum(part.records for part in dead_letters)
+    report = sum_up(window, (), applied, {}, dead_letters=dead_letters)
+    return replace(report, records_read=report.records_read + rejected, records_rejected=rejected)
+
+
 def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) -> Report:
     """Add up what the markers of a window of rows say: one for each of its splits."""
     count = sum(marker.records for marker in markers)
-    published = _published(markers)
+    published = merge_landed(part for marker in markers for part in marker.landed)
     return Report(
         window=window,
         records_read=count,
@@ -230,16 +244,5 @@ def sum_up_relayed(window: Window, markers: Sequence[Marker], splits: Mapping[in
     """Add up what the markers of a window from Kafka to Kafka say: read as its tasks counted, written as they landed."""
     results = [marker.result for marker in markers if marker.result]
     report = sum_up(window, results, None, splits, **facts)
-    return replace(report, records_written=sum(marker.records for marker in markers), published=_published(markers))
-
-
-def _published(markers: Sequence[Marker]) -> tuple[Landed, ...]:
-    """Where all of it lies, per partition."""
-    parts: dict[TopicPartition, list[Landed]] = {}
-    for marker in markers:
-        for part in marker.landed:
-            parts.setdefault(part.topic_partition, []).append(part)
-    return tuple(
-        Landed(*tp, min(p.first for p in found), max(p.last for p in found), sum(p.records for p in found))
-        for tp, found in sorted(parts.items())
-    )
+    published = merge_landed(part for marker in markers for part in marker.landed)
+    return replace(report, records_written=sum(marker.records for marker in markers), published=published)

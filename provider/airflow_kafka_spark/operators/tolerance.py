@@ -1,0 +1,140 @@
+"""What becomes of bad records: Connect's ``errors.tolerance`` and dead letter queue (KIP-298), as arguments of an operator."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyBadRecords
+from airflow_kafka_spark.windows.model import SplitResult, Window
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
+
+log = logging.getLogger(__name__)
+
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class ErrorOptions:
+    """How an operator deals with records that are bad.
+
+    :param tolerance: ``none`` (default): a bad record fails the window, and nothing of it is committed; ``all``: the others are
+        committed without it.
+    :param topic: with ``all``, where bad records go (``errors_deadletterqueue_topic_name``).
+    :param replication_factor: of that topic, should it have to be created; -1 is the brokers' default.
+    :param context_headers: whether they carry headers that say where they come from and what is wrong with them.
+    :param skip: with ``all`` and without a topic: bad records are left out for good, and only counted.
+    :param most: how many of a window may be bad: a number, or a share of its records below 1; None: any.
+    """
+
+    tolerance: Literal["none", "all"] = "none"
+    topic: str | None = None
+    replication_factor: int = -1
+    context_headers: bool = True
+    skip: bool = False
+    most: int | float | None = None
+
+    @property
+    def tolerates(self) -> bool:
+        return self.tolerance == "all"
+
+    # --- validate ---
+
+    def problems(self) -> list[Problem]:
+        """What is wrong with them, without asking anybody."""
+        if self.tolerance not in ("none", "all"):
+            return [Problem("errors_tolerance", f"`{self.tolerance}` is not one of none, all")]
+        if not self.tolerates:
+            given = {"errors_deadletterqueue_topic_name": self.topic, "errors_skip": self.skip or None, "max_errors": self.most}
+            found = "no bad record is tolerated (`errors_tolerance` is `none`)"
+            return [Problem(n, found, 'Set `errors_tolerance="all"`') for n, v in given.items() if v is not None]
+        return [*self._topic_problems(), *self._limit_problems()]
+
+    def _topic_problems(self) -> list[Problem]:
+        where = "errors_deadletterqueue_topic_name"
+        if self.topic and self.skip:
+            return [Problem("errors_skip", "bad records go to a topic: none is left out", f"Give one of it and `{where}`")]
+        if not self.topic and not self.skip:
+            action = "Name a topic, or say `errors_skip=True`: they are then left out for good, and only counted"
+            return [Problem(where, "bad records would be lost without a word", action)]
+        return []
+
+    def _limit_problems(self) -> list[Problem]:
+        most = self.most
+        if most is None:
+            return []
+        is_count = isinstance(most, int) and not isinstance(most, bool) and most >= 0
+        if not is_count and not (isinstance(most, float) and 0 < most < 1):
+            return [Problem("max_errors", f"`{most}` is neither a whole number of at least 0 nor a share between 0 and 1")]
+        return []
+
+    def server_problems(self, hook: KafkaHook, read: Sequence[str]) -> list[Problem]:
+        """What the brokers say.
+
+        :param read: the topics that are read, and the ledger.
+        """
+        where = "errors_deadletterqueue_topic_name"
+        if not self.tolerates or not self.topic:
+            return []
+        if self.topic in read:
+            return [Problem(where, f"`{self.topic}` is read by this very pipeline, or is its ledger", "Name another topic")]
+        try:
+            found = hook.describe_topics([self.topic], missing="omit")
+            policy = hook.topic_config([self.topic])[self.topic].get("cleanup.policy", "") if found else ""
+        except KafkaSparkError as error:
+            return [Problem("kafka_conn_id", error.found, error.action)]
+        if "compact" in policy:
+            return [Problem(where, f"`{self.topic}` is compacted: letters of one key would replace each other", "Name another")]
+        return []
+
+    # --- move ---
+
+    def accept(self, window: Window, results: Sequence[SplitResult]) -> None:
+        """Say what is bad.
+
+        :raises TooManyBadRecords: it is more than is tolerated.
+        """
+        count, records = sum(r.rejected for r in results), sum(r.records for r in results)
+        if not count:
+            return
+        samples = sorted((s for r in results for s in r.samples), key=lambda s: (s.topic, s.partition, s.offset))[:SHOWN]
+        if self.most is not None and count > (self.most if isinstance(self.most, int) else self.most * records):
+            raise TooManyBadRecords(str(window), count, records, self.most, samples)
+        log.warning(
+            "%s of the %s records of window %s are bad, and %s:\n%s%s",
+            f"{count:,}",
+            f"{records:,}",
+            window,
+            f"go to topic {self.topic}" if self.topic else "are left out",
+            "\n".join(f"  {sample}" for sample in samples),
+            f"\n  ... and {count - len(samples):,} more" if count > len(samples) else "",
+        )
+
+    def dead_letters(self, hook: KafkaHook, pipeline: str, task: int, classes: Mapping[str, str]) -> DeadLetterTopic | None:
+        """Where bad records go; None where they do not.
+
+        :param task: index of a mapped task.
+        :param classes: the class of the converters, by stage.
+        """
+        if not self.tolerates or not self.topic:
+            return None
+        from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
+        from airflow_kafka_spark.sinks.dead_letters_worker import Envelope
+
+        envelope = Envelope(pipeline, max(task, 0), classes, self.context_headers)
+        return DeadLetterTopic(hook, self.topic, self.replication_factor, envelope)
+
+    def in_tasks(self, topic: DeadLetterTopic | None, ledger: Ledger) -> Tolerance | None:
+        """What the tasks of a window do with them."""
+        from airflow_kafka_spark.road.tolerance import Tolerance
+
+        if not self.tolerates:
+            return None
+        return Tolerance(topic is not None, topic.sent(ledger) if topic else {})

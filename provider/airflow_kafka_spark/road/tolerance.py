@@ -1,0 +1,59 @@
+"""Bad records that are tolerated: a task leaves them out, and keeps them where somebody wants them.
+
+Runs in Spark's tasks. Imports neither Airflow nor pyspark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.road.columns import Lines
+from airflow_kafka_spark.windows.model import BadRecord, TopicPartition
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.sinks.dead_letters_worker import Letters
+    from airflow_kafka_spark.sources.kafka_worker import Records
+
+_SENT = "it was sent to the dead letter topic by an earlier attempt at this window"
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What becomes of a window's bad records.
+
+    :param keep: whether they are wanted as dead letters, else they are only counted.
+    :param sent: those that earlier attempts at the window have sent already: they stay dead, whatever they look like now.
+    """
+
+    keep: bool = True
+    sent: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
+
+    def take(self, records: Records, lines: Lines, letters: Letters) -> Lines:
+        """The lines without what is dead already; bad ones go to the letters.
+
+        :param records: what the lines were made of.
+        """
+        sent = self.sent.get(TopicPartition(records.topic, records.partition))
+        if not sent:
+            if self.keep:
+                letters.add(records, lines.at, lines.bad)
+            return lines
+        new = [(at, bad) for at, bad in zip(lines.at, lines.bad, strict=True) if bad.offset not in sent]
+        if self.keep:
+            letters.add(records, [at for at, _ in new], [bad for _, bad in new])
+        return self._without(records, lines, sent, [bad for _, bad in new])
+
+    def _without(self, records: Records, lines: Lines, sent: frozenset[int], new: list[BadRecord]) -> Lines:
+        import pyarrow as pa
+
+        rows = lines.rows
+        offsets = rows.offsets.to_pylist()
+        kept = pa.array([offset not in sent for offset in offsets], pa.bool_())
+        tombstones = rows.tombstones.filter(kept) if rows.tombstones is not None else None
+        rows = replace(rows, batch=rows.batch.filter(kept), offsets=rows.offsets.filter(kept), tombstones=tombstones)
+        dead = [offset for offset in records.offsets.to_pylist() if offset in sent]
+        known = [BadRecord(records.topic, records.partition, offset, _SENT) for offset in dead]
+        bad = sorted([*new, *known], key=lambda record: record.offset)
+        return replace(lines, rows=rows, bad=tuple(bad), at=())

@@ -1,0 +1,156 @@
+"""Dead letters on their way: what a task keeps of a bad record, and what is sent of it. Imports neither Airflow nor pyspark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_kafka_spark.errors import TooManyDeadLetters
+from airflow_kafka_spark.windows.dead_letters import Runs, runs_of
+from airflow_kafka_spark.windows.model import BadRecord, TopicPartition
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.sources.kafka_worker import Records
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS),
+        ("stage", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+"""A bad record as it was read, and why it is bad; ``timestamp`` in milliseconds since the epoch, -1 for none."""
+
+LIMIT_BYTES = 64 << 20
+"""Of one window's dead letters: they pass through the driver."""
+
+PREFIX = "__connect.errors."
+EXCEPTION = "airflow_kafka_spark.errors.BadRecords"
+
+
+@dataclass
+class Letters:
+    """Collects the dead letters of one split, in a task.
+
+    :param limit: bytes of keys, values and headers at most.
+    """
+
+    limit: int = LIMIT_BYTES
+    size: int = 0
+    _batches: list[pa.RecordBatch] = field(default_factory=list)
+
+    def add(self, records: Records, at: Sequence[int], bad: Sequence[BadRecord]) -> None:
+        """:param at: where among the records the bad ones are.
+        :raises TooManyDeadLetters: they are more than may pass through the driver.
+        """
+        if not at:
+            return
+        keys, values, headers = zip(*map(records.original, at), strict=True)
+        pairs = [[{"key": name, "value": value} for name, value in one] if one else None for one in headers]
+        count = len(at)
+        columns = {
+            "topic": [records.topic] * count,
+            "partition": [records.partition] * count,
+            "offset": [b.offset for b in bad],
+            "timestamp": records.timestamps.take(pa.array(at)),
+            "key": keys,
+            "value": values,
+            "headers": pairs,
+            "stage": [b.stage for b in bad],
+            "reason": [b.reason for b in bad],
+        }
+        batch = pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+        self.size += batch.nbytes
+        if self.size > self.limit:
+            raise TooManyDeadLetters(records.topic, self.limit)
+        self._batches.append(batch)
+
+    def to_bytes(self) -> bytes:
+        """As an Arrow stream; empty without any."""
+        return to_bytes(pa.Table.from_batches(self._batches, SCHEMA)) if self._batches else b""
+
+
+def to_bytes(letters: pa.Table) -> bytes:
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_table(letters)
+    return stream.getvalue().to_pybytes()
+
+
+def from_bytes(streams: Iterable[bytes]) -> pa.Table:
+    """The dead letters of several splits, in the order of topic, partition and offset."""
+    tables = [pa.ipc.open_stream(stream).read_all() for stream in streams if stream]
+    if not tables:
+        return SCHEMA.empty_table()
+    return pa.concat_tables(tables).sort_by([("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
+
+
+def without(letters: pa.Table, sent: Mapping[TopicPartition, frozenset[int]]) -> pa.Table:
+    """Those that were not sent yet."""
+    if not sent:
+        return letters
+    places = zip(*(letters[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+    new = [offset not in sent.get(TopicPartition(topic, partition), ()) for topic, partition, offset in places]
+    return letters.filter(pa.array(new, pa.bool_()))
+
+
+def offsets_of(letters: pa.Table) -> dict[TopicPartition, Runs]:
+    """Which records they are, by partition."""
+    found: dict[TopicPartition, list[int]] = {}
+    for topic, partition, offset in zip(*(letters[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True):
+        found.setdefault(TopicPartition(topic, partition), []).append(offset)
+    return {tp: runs_of(offsets) for tp, offsets in found.items()}
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What is written on every dead letter of a pipeline, in Connect's words (KIP-298).
+
+    :param connector: the pipeline's name.
+    :param task: the index of a mapped task, else 0.
+    :param classes: the class of the converter, transform or sink, by stage.
+    :param with_context: whether anything is written on them.
+    """
+
+    connector: str
+    task: int
+    classes: Mapping[str, str]
+    with_context: bool = True
+
+    def records(self, letters: pa.Table) -> pa.RecordBatch:
+        """The records that are sent: key, value, headers and timestamp as they were, and the context behind the headers."""
+        batch = letters.combine_chunks().to_batches()[0]
+        headers = batch.column("headers")
+        if self.with_context:
+            rows = batch.drop_columns(["key", "value", "timestamp"]).to_pylist()
+            headers = pa.array([[*(row["headers"] or ()), *self._context(row)] for row in rows], HEADERS)
+        stamps = pc.if_else(pc.less(batch.column("timestamp"), 0), pa.scalar(None, pa.int64()), batch.column("timestamp"))
+        return pa.RecordBatch.from_arrays(
+            [batch.column("key"), batch.column("value"), stamps, headers], ["key", "value", "timestamp", "headers"]
+        )
+
+    def _context(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        facts = {
+            "topic": row["topic"],
+            "partition": row["partition"],
+            "offset": row["offset"],
+            "connector.name": self.connector,
+            "task.id": self.task,
+            "stage": row["stage"],
+            "class.name": self.classes.get(row["stage"], ""),
+            "exception.class.name": EXCEPTION,
+            "exception.message": row["reason"],
+            "exception.stacktrace": f"{EXCEPTION}: {row['reason']}",
+        }
+        return [{"key": PREFIX + name, "value": str(value).encode()} for name, value in facts.items()]

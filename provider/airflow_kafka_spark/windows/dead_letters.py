@@ -1,0 +1,120 @@
+"""Records of a window that went to a dead letter topic: decided once, remembered, and never decided again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from airflow_kafka_spark.windows.model import Landed, TopicPartition, merge_landed
+
+Runs = tuple[tuple[int, int], ...]
+"""Offsets as half-open runs, ascending: ``((3, 5), (9, 10))`` are 3, 4 and 9."""
+
+
+def runs_of(offsets: Iterable[int]) -> Runs:
+    """Offsets, each once and in any order, as runs."""
+    ordered = sorted(set(offsets))
+    runs = []
+    for _, members in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
+        found = [offset for _, offset in members]
+        runs.append((found[0], found[-1] + 1))
+    return tuple(runs)
+
+
+def offsets_in(runs: Runs) -> frozenset[int]:
+    """The offsets of runs, one by one."""
+    return frozenset(offset for start, end in runs for offset in range(start, end))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Dead letters of one transaction.
+
+    :param replay: which of the window's replays sent them; 0 is the first time.
+    :param token: of the attempt that did.
+    :param offsets: which records they were, by the partition they were read from.
+    :param landed: where they lie in the dead letter topic.
+    """
+
+    replay: int
+    token: str
+    offsets: Mapping[TopicPartition, Runs]
+    landed: tuple[Landed, ...] = ()
+
+    @property
+    def records(self) -> int:
+        return sum(end - start for runs in self.offsets.values() for start, end in runs)
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """All dead letters of one window, as the ledger remembers them.
+
+    :param window: the window's number.
+    :param topic: the dead letter topic.
+    :param batches: oldest first.
+    :param offset: where the record lies in the ledger partition; -1 when not read from there.
+    """
+
+    window: int
+    topic: str
+    batches: tuple[Batch, ...] = ()
+    offset: int = -1
+
+    def sent(self, replay: int | None = None) -> dict[TopicPartition, frozenset[int]]:
+        """The records that were sent.
+
+        :param replay: only in this replay; None: ever.
+        """
+        found: dict[TopicPartition, set[int]] = {}
+        for batch in self.batches:
+            if replay is None or batch.replay == replay:
+                for tp, runs in batch.offsets.items():
+                    found.setdefault(tp, set()).update(offsets_in(runs))
+        return {tp: frozenset(offsets) for tp, offsets in found.items()}
+
+    @property
+    def landed(self) -> tuple[Landed, ...]:
+        """Where they lie, per partition of the dead letter topic."""
+        return merge_landed(part for batch in self.batches for part in batch.landed)
+
+
+def dead_letters_to_json(dead: DeadLetters) -> dict[str, Any]:
+    return {"topic": dead.topic, "batches": [_batch_to_json(batch) for batch in dead.batches]}
+
+
+def dead_letters_from_json(window: int, value: Mapping[str, Any], offset: int = -1) -> DeadLetters:
+    return DeadLetters(window, value["topic"], tuple(_batch_from_json(batch) for batch in value["batches"]), offset)
+
+
+def _batch_to_json(batch: Batch) -> dict[str, Any]:
+    """Runs as distance from the end of the one before and length: ``[12, 1, 5, 3]``."""
+    return {
+        "replay": batch.replay,
+        "token": batch.token,
+        "offsets": [[*tp, _distances(runs)] for tp, runs in sorted(batch.offsets.items())],
+        "landed": [[p.topic, p.partition, p.first, p.last, p.records] for p in batch.landed],
+    }
+
+
+def _batch_from_json(value: Mapping[str, Any]) -> Batch:
+    offsets = {TopicPartition(topic, partition): _runs(distances) for topic, partition, distances in value["offsets"]}
+    return Batch(value["replay"], value["token"], offsets, tuple(Landed(*part) for part in value["landed"]))
+
+
+def _distances(runs: Runs) -> list[int]:
+    numbers, reached = [], 0
+    for start, end in runs:
+        numbers += [start - reached, end - start]
+        reached = end
+    return numbers
+
+
+def _runs(distances: Sequence[int]) -> Runs:
+    runs, reached = [], 0
+    for distance, length in zip(distances[::2], distances[1::2], strict=True):
+        runs.append((reached + distance, reached + distance + length))
+        reached += distance + length
+    return tuple(runs)

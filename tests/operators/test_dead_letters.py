@@ -1,0 +1,187 @@
+"""Bad records: they fail the window, are left out and counted, or go to a dead letter topic, each exactly once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import BadRecords, TooManyBadRecords, ValidationError
+from airflow_kafka_spark.formats import Json
+from tests.support.dead_letters import BAD, check_sorted_out, letters, produce_mixed, told
+from tests.support.pipelines import SCHEMA, Pipeline
+
+
+def tolerant(topic: str, **more) -> dict:
+    return {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": topic, **more}
+
+
+def fail_at(monkeypatch, point: str) -> None:
+    monkeypatch.setenv(faults.FAULT, f"{point}:raise")
+
+
+def test_bad_records_become_dead_letters_and_the_others_rows_each_exactly_once(files: Pipeline):
+    dead = f"dead-{files.topic}"
+    bad = produce_mixed(files, 300, 10)
+    report = files.run("run1", **tolerant(dead))
+    assert check_sorted_out(files, dead) == (300, bad)
+    assert (report["records_read"], report["records_written"], report["records_rejected"]) == (300 + bad, 300, bad)
+    assert [(p["topic"], p["records"]) for p in report["dead_letters"]] == [(dead, bad)]
+    assert files.committed() == {r["partition"]: r["end"] for r in report["ranges"]}
+    # The next window has its own; one without bad records sends none.
+    bad += produce_mixed(files, 50, 7, first=300)
+    files.run("run2", **tolerant(dead))
+    report = files.run("run3", **tolerant(dead))
+    assert check_sorted_out(files, dead) == (350, bad) and "dead_letters" not in report
+
+
+def test_a_dead_letter_is_the_record_as_it_was_with_connects_headers(files: Pipeline):
+    dead = f"dead-{files.topic}"
+    produce_mixed(files, 60, 10)
+    files.run("run1", **tolerant(dead))
+    found = letters(files.kafka.connection_extra(), dead)
+    assert len(found) == 6 and {value for _, value, *_ in found} == set(BAD)
+    for key, _, timestamp, headers in found:
+        number = int(key.removeprefix(b"bad-"))
+        assert timestamp == 1_700_000_000_000 + number, "its time is the record's own"
+        assert headers[:3] == [("trace", b"%d" % number), ("trace", None), ("bytes", b"\x00\xff")], "headers are untouched"
+        facts = told(headers)
+        assert facts["topic"] == files.topic and facts["connector.name"] == files.name and facts["task.id"] == "0"
+        assert facts["stage"] == "VALUE_CONVERTER" and facts["class.name"] == "airflow_kafka_spark.formats.json.Json"
+        assert facts["exception.class.name"] == "airflow_kafka_spark.errors.BadRecords"
+        assert facts["exception.message"] and facts["exception.stacktrace"].endswith(facts["exception.message"])
+    reasons = {value: told(headers)["exception.message"] for _, value, _, headers in found}
+    assert "id" in reasons[b'{"id": "seven"}']
+
+
+def test_a_bad_key_is_told_from_a_bad_value_and_headers_may_be_left_out(files: Pipeline):
+    produce_mixed(files, 9, 4)
+    files.run("run1", **tolerant(f"keys-{files.topic}", key=Json(schema="id bigint")))
+    stages = [told(headers)["stage"] for *_, headers in letters(files.kafka.connection_extra(), f"keys-{files.topic}")]
+    # The keys of the good ones are numbers, and no objects; a bad value is told first.
+    assert sorted(stages) == ["KEY_CONVERTER"] * 9 + ["VALUE_CONVERTER"] * 2
+    produce_mixed(files, 4, 4, first=9)
+    files.run("run2", **tolerant(f"bare-{files.topic}", errors_deadletterqueue_context_headers_enable=False))
+    ((_, _, _, headers),) = letters(files.kafka.connection_extra(), f"bare-{files.topic}")
+    assert [name for name, _ in headers] == ["trace", "trace", "bytes"]
+
+
+def test_sparks_own_source_makes_the_same_dead_letters(files: Pipeline):
+    dead = f"dead-{files.topic}"
+    bad = produce_mixed(files, 40, 5)
+    files.run("run1", **tolerant(dead, read_with="spark"))
+    assert check_sorted_out(files, dead) == (40, bad)
+    for key, _, timestamp, headers in letters(files.kafka.connection_extra(), dead):
+        assert headers[:3] == [("trace", key.removeprefix(b"bad-")), ("trace", None), ("bytes", b"\x00\xff")]
+        assert timestamp == 1_700_000_000_000 + int(key.removeprefix(b"bad-"))
+
+
+def test_more_bad_records_than_allowed_fail_the_window_and_no_letter_is_sent(files: Pipeline):
+    dead = f"dead-{files.topic}"
+    bad = produce_mixed(files, 100, 10)
+    for most in (bad - 1, 0, 0.09):
+        with pytest.raises(TooManyBadRecords, match=rf"{bad} of the {100 + bad} records.*are bad") as raised:
+            files.run("run1", **tolerant(dead, max_errors=most))
+        assert raised.value.count == bad and len(raised.value.samples) == 5
+        assert files.rows() == [] and set(files.committed().values()) == {-1001}
+    assert dead not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=30).topics
+    files.run("run1", **tolerant(dead, max_errors=0.1))
+    assert check_sorted_out(files, dead) == (100, bad)
+
+
+def test_without_a_topic_bad_records_are_only_left_out_when_that_is_said(files: Pipeline):
+    bad = produce_mixed(files, 30, 10)
+    with pytest.raises(BadRecords):
+        files.run("run1")
+    report = files.run("run1", errors_tolerance="all", errors_skip=True)
+    assert (report["records_written"], report["records_rejected"], report["records_read"]) == (30, bad, 30 + bad)
+    assert "dead_letters" not in report
+
+
+def test_what_was_dead_stays_dead_when_the_format_is_mended_before_the_retry(files: Pipeline, monkeypatch):
+    """The attempt dies after its dead letters are sent and before the sink has taken the rest."""
+    dead = f"dead-{files.topic}"
+    produce_mixed(files, 30, 10)
+    fail_at(monkeypatch, "dead.committed")
+    with pytest.raises(RuntimeError, match="dead.committed"):
+        files.run("run1", **tolerant(dead))
+    monkeypatch.undo()
+    assert files.rows() == []
+    # A format to which nothing is bad.
+    report = files.run("run1", **tolerant(dead, value=_Lenient(SCHEMA)))
+    assert check_sorted_out(files, dead) == (30, 3)
+    assert (report["records_rejected"], report["dead_letters"][0]["records"]) == (3, 3)
+
+
+def test_a_window_that_is_replayed_sends_no_letter_twice(table: Pipeline):
+    dead = f"dead-{table.topic}"
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE "{table.place}" ADD COLUMN "window" text')
+    from airflow_kafka_spark.sinks import PostgresSink
+
+    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column="window")
+    produce_mixed(table, 40, 10)
+    options = {**tolerant(dead), "sink": sink, "on_rerun": "replay"}
+    table.run("run1", **options)
+    report = table.run("run1", facts={"max_tries": 1}, **options)
+    assert report["replay"] == 1 and report["records_rejected"] == 4
+    assert check_sorted_out(table, dead) == (40, 4)
+
+
+def test_a_window_that_the_sink_had_taken_reports_its_dead_letters_too(files: Pipeline, monkeypatch):
+    dead = f"dead-{files.topic}"
+    produce_mixed(files, 20, 5)
+    fail_at(monkeypatch, "close.begin")
+    with pytest.raises(RuntimeError):
+        files.run("run1", **tolerant(dead))
+    monkeypatch.undo()
+    report = files.run("run1", **tolerant(dead))
+    assert (report["records_read"], report["records_rejected"]) == (24, 4) and report["dead_letters"][0]["records"] == 4
+    assert check_sorted_out(files, dead) == (20, 4)
+
+
+@pytest.mark.parametrize(
+    "options, places",
+    [
+        ({"errors_tolerance": "some"}, ["errors_tolerance"]),
+        ({"errors_tolerance": "all"}, ["errors_deadletterqueue_topic_name"]),
+        ({"errors_deadletterqueue_topic_name": "dead", "max_errors": 3}, ["errors_deadletterqueue_topic_name", "max_errors"]),
+        (tolerant("dead", errors_skip=True, max_errors=1.5), ["errors_skip", "max_errors"]),
+        (tolerant("dead", max_errors=True), ["max_errors"]),
+        (tolerant("dead", max_errors=-1), ["max_errors"]),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused_before_anything_is_read(files: Pipeline, options, places):
+    with pytest.raises(ValidationError) as raised:
+        files.run("run1", **options)
+    assert [problem.where for problem in raised.value.problems] == places
+
+
+def test_the_dead_letter_topic_is_none_that_is_read_and_not_compacted(files: Pipeline):
+    files.kafka.create_topic(f"compacted-{files.topic}", 1, config={"cleanup.policy": "compact"})
+    for topic, why in ((files.topic, "is read"), (f"ledger-{files.name}", "ledger"), (f"compacted-{files.topic}", "compacted")):
+        with pytest.raises(ValidationError, match=why):
+            files.run("run1", **tolerant(topic))
+
+
+class _Lenient(Json):
+    """What Json cannot decode is a row of nulls."""
+
+    def decoder(self):
+        return _LenientDecoder(super().decoder())
+
+
+class _LenientDecoder:
+    def __init__(self, strict) -> None:
+        self.strict = strict
+
+    def decode(self, values):
+        from airflow_kafka_spark.formats.base import Decoded
+
+        return Decoded(self.strict.decode([value if value not in BAD else order_like() for value in values]).batch)
+
+
+def order_like() -> bytes:
+    return json.dumps({"id": -1, "customer": "nobody", "amount": "0.00", "placed_at": "2026-01-01T00:00:00Z"}).encode()

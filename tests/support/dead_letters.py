@@ -1,0 +1,69 @@
+"""Bad records among good ones, and the question whether each record is either in the sink or a dead letter, exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+from tests.support.oracle import committed_records, same_multiset
+from tests.support.pipelines import Pipeline, order, row_of
+
+BAD = (b"no json", b'{"id": "seven"}', b"", b"\xff\xfe\x00", b'{"id": 1} {"id": 2}', b"[]")
+PREFIX = "__connect.errors."
+
+
+def is_bad(value: bytes | None) -> bool:
+    return value in BAD
+
+
+def produce_mixed(flow: Pipeline, count: int, every: int, *, first: int = 0) -> int:
+    """``count`` orders in three partitions; after each ``every`` of them a bad record with headers. How many bad ones."""
+    producer, bad = Producer(flow.kafka.connection_extra()), 0
+    for number in range(first, first + count):
+        producer.produce(flow.topic, order(number), b"%d" % number, number % 3)
+        if number % every == every - 1:
+            value = BAD[bad % len(BAD)]
+            headers = [("trace", b"%d" % number), ("trace", None), ("bytes", b"\x00\xff")]
+            producer.produce(
+                flow.topic, value, b"bad-%d" % number, number % 3, headers=headers, timestamp=1_700_000_000_000 + number
+            )
+            bad += 1
+    assert producer.flush(60) == 0
+    return bad
+
+
+def letters(config: dict[str, Any], topic: str) -> list[tuple[bytes | None, bytes | None, int, list[tuple[str, bytes | None]]]]:
+    """Every committed record of a topic: (key, value, timestamp, headers)."""
+    consumer = Consumer({**config, "group.id": "letters", "isolation.level": "read_committed", "enable.partition.eof": True})
+    found = []
+    try:
+        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
+        left = set(partitions)
+        while left:
+            for message in consumer.consume(1000, 0.1):
+                if message.error() is None:
+                    found.append((message.key(), message.value(), message.timestamp()[1], message.headers() or []))
+                else:
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error().str()
+                    left.discard(message.partition())
+        return found
+    finally:
+        consumer.close()
+
+
+def told(headers: list[tuple[str, bytes | None]]) -> dict[str, str]:
+    """What Connect's headers say."""
+    return {name.removeprefix(PREFIX): (value or b"").decode() for name, value in headers if name.startswith(PREFIX)}
+
+
+def check_sorted_out(flow: Pipeline, topic: str) -> tuple[int, int]:
+    """Good records are in the sink, bad ones are dead letters, each exactly once; how many of both were compared."""
+    events = committed_records(flow.kafka.connection_extra(), flow.topic)
+    good = same_multiset((row_of(value) for *_, value in events if value is not None and not is_bad(value)), flow.rows())
+    there = []
+    for key, value, _, headers in letters(flow.kafka.connection_extra(), topic):
+        facts = told(headers)
+        there.append((int(facts["partition"]), int(facts["offset"]), key, value))
+    return good, same_multiset((event for event in events if is_bad(event[3])), there)
