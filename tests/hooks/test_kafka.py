@@ -552,13 +552,15 @@ def test_a_broker_that_hangs_is_an_error_after_the_timeout(fragile, monkeypatch)
     with KafkaHook("fragile", timeout=2) as hook:
         hook.offsets(["t"])
         fragile.pause()
-        started = time.monotonic()
-        with pytest.raises(KafkaUnavailable):
-            hook.offsets(["t"])
-        assert 1.5 < time.monotonic() - started < 5
-        with pytest.raises(KafkaUnavailable):
-            hook.list_topics()
-        fragile.resume()
+        try:
+            started = time.monotonic()
+            with pytest.raises(KafkaUnavailable):
+                hook.offsets(["t"])
+            assert 1.5 < time.monotonic() - started < 10
+            with pytest.raises(KafkaUnavailable):
+                hook.list_topics()
+        finally:
+            fragile.resume()
         assert hook.list_topics() == {"t"}
 
 
@@ -576,7 +578,7 @@ def test_a_hook_that_was_connected_waits_for_a_broker_that_restarts(fragile, mon
 @pytest.mark.faults
 def test_a_hook_that_was_connected_says_why_nobody_answers_any_more(fragile, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_FRAGILE", fragile.connection_json())
-    with KafkaHook("fragile", timeout=3) as hook:
+    with KafkaHook("fragile", timeout=10) as hook:
         hook.cluster_id()
         fragile.kill()
         try:

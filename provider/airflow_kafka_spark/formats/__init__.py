@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.formats.csv import Csv
 from airflow_kafka_spark.formats.json import Json
 from airflow_kafka_spark.formats.raw import Raw
 from airflow_kafka_spark.formats.string import String
 
-__all__ = ["Format", "Json", "Raw", "String"]
+__all__ = ["Csv", "Format", "Json", "Raw", "String"]

@@ -6,10 +6,11 @@ Plain Python, no Arrow. :class:`Reference` turns the bytes of one record into on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Decimal, Map, Struct, Text
+from airflow_kafka_spark.formats.json_carried import Carried, carried_reader
 from airflow_kafka_spark.formats.json_values import (
     MAX_NESTING,
     MAX_SECOND,
@@ -43,7 +44,7 @@ class Reference:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self.epochs: list[bool] = []
-        """Of each ``timestamp`` in the schema, in order, whether the last value was a number: the fast path expects the same."""
+        """Of each ``timestamp`` and each value that is carried, in order, whether the last was a number: so will be the next."""
         self._names = [c.name for c in columns]
         self._read = self._object(columns)
 
@@ -96,6 +97,8 @@ class Reference:
             return text_reader(data_type)
         if isinstance(data_type, Decimal):
             return decimal_reader(data_type)
+        if isinstance(data_type, Carried):
+            return carried_reader(data_type, self._expected())
         if data_type.name == "timestamp":
             return self._instant()
         return PRIMITIVES[data_type.name]
@@ -171,19 +174,28 @@ class Reference:
 
         return read
 
-    def _instant(self) -> Reader:
+    def _expected(self) -> Callable[[bool], None]:
+        """What notes whether a value came as a number."""
         index = len(self.epochs)
         self.epochs.append(False)
 
+        def seen(number: bool) -> None:
+            self.epochs[index] = number
+
+        return seen
+
+    def _instant(self) -> Reader:
+        seen = self._expected()
+
         def read(text: str, i: int) -> tuple[Any, int]:
             if text[i] == '"':
-                self.epochs[index] = False
+                seen(False)
                 found, end = read_string(text, i)
                 return micros(found, "timestamp", zoned=True), end
             match = match_integer(text, i)
             if match is None:
                 raise unexpected(text, i, "timestamp")
-            self.epochs[index] = True
+            seen(True)
             if len(match.group()) > 20 or not MIN_SECOND <= int(match.group()) <= MAX_SECOND:
                 expected = "timestamp: an integer is seconds since 1970, in the years 0001 to 9999"
                 raise BadValue(f"found {short(match.group())}, expected {expected}")

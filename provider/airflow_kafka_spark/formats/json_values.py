@@ -46,7 +46,7 @@ _timestamp = re.compile(
     r"(?:(Z)|([-+])([01][0-9]|2[0-3])(?::?([0-5][0-9]))?)?)?"
 ).fullmatch
 _malformed = decimal.Context(traps=[decimal.InvalidOperation])
-_no_finite = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+NO_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _strings = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 _all_but_brackets = bytes(set(range(256)) - set(b"[]{}"))
 _steps = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -207,8 +207,6 @@ def _integer_reader(name: str, bits: int) -> Reader:
 
 
 def decimal_reader(data_type: Decimal) -> Reader:
-    precision, scale = data_type.precision, data_type.scale
-
     def read(text: str, i: int) -> tuple[Any, int]:
         if text[i] == '"':
             found, end = read_string(text, i)
@@ -218,49 +216,67 @@ def decimal_reader(data_type: Decimal) -> Reader:
             found, end = (fits.group(), fits.end()) if fits else ("", i)
         if fits is None:
             raise unexpected(text, i, f"{data_type}, a number or a numeric string")
-        try:
-            sign, digits, exponent = decimal.Decimal(found, _malformed).as_tuple()
-        except decimal.InvalidOperation:
-            raise BadValue(f"found {short(found)}, expected {data_type}: such an exponent fits no decimal") from None
-        assert isinstance(exponent, int)
-        significant = "".join(map(str, digits)).lstrip("0")
-        trimmed = significant.rstrip("0")
-        exponent += len(significant) - len(trimmed)
-        if not trimmed:
-            return decimal.Decimal((0, (0,), -scale)), end
-        if exponent < -scale:
-            raise BadValue(f"found {short(found)}, expected {data_type}: at most {scale} digits after the point")
-        if len(trimmed) + exponent > precision - scale:
-            raise BadValue(f"found {short(found)}, expected {data_type}: at most {precision - scale} digits before the point")
-        return decimal.Decimal((sign, tuple(map(int, trimmed + "0" * (exponent + scale))), -scale)), end
+        return _exact(found, data_type), end
 
     return read
+
+
+def to_decimal(found: str, data_type: Decimal) -> decimal.Decimal:
+    """The decimal of a numeric text."""
+    if _decimal(found) is None:
+        raise BadValue(f'found "{short(found)}", expected {data_type}')
+    return _exact(found, data_type)
+
+
+def _exact(found: str, data_type: Decimal) -> decimal.Decimal:
+    """A number's text as a decimal of this precision and scale, without rounding."""
+    precision, scale = data_type.precision, data_type.scale
+    try:
+        sign, digits, exponent = decimal.Decimal(found, _malformed).as_tuple()
+    except decimal.InvalidOperation:
+        raise BadValue(f"found {short(found)}, expected {data_type}: such an exponent fits no decimal") from None
+    assert isinstance(exponent, int)
+    significant = "".join(map(str, digits)).lstrip("0")
+    trimmed = significant.rstrip("0")
+    exponent += len(significant) - len(trimmed)
+    if not trimmed:
+        return decimal.Decimal((0, (0,), -scale))
+    if exponent < -scale:
+        raise BadValue(f"found {short(found)}, expected {data_type}: at most {scale} digits after the point")
+    if len(trimmed) + exponent > precision - scale:
+        raise BadValue(f"found {short(found)}, expected {data_type}: at most {precision - scale} digits before the point")
+    return decimal.Decimal((sign, tuple(map(int, trimmed + "0" * (exponent + scale))), -scale))
 
 
 def _float_reader(name: str, single: bool) -> Reader:
     def read(text: str, i: int) -> tuple[Any, int]:
         if text[i] == '"':
             found, end = read_string(text, i)
-            if found not in _no_finite:
+            if found not in NO_FINITE:
                 raise unexpected(text, i, f"{name}, a number or one of the strings NaN, Infinity, -Infinity")
-            return _no_finite[found], end
+            return NO_FINITE[found], end
         match = _number(text, i)
         if match is None:
             end = skip_value(text, i)
-            if text[i:end] in _no_finite:
-                return _no_finite[text[i:end]], end
+            if text[i:end] in NO_FINITE:
+                return NO_FINITE[text[i:end]], end
             raise unexpected(text, i, name)
-        number = float(match.group())
-        try:
-            if single:
-                number = struct.unpack("<f", struct.pack("<f", number))[0]
-        except OverflowError:
-            number = math.inf
-        if math.isinf(number):
-            raise BadValue(f"found {short(match.group())}, expected {name}: it is too large for one")
-        return number, match.end()
+        return nearest(match.group(), name, single), match.end()
 
     return read
+
+
+def nearest(found: str, name: str, single: bool) -> float:
+    """The floating point number next to a number's text."""
+    number = float(found)
+    try:
+        if single:
+            number = struct.unpack("<f", struct.pack("<f", number))[0]
+    except OverflowError:
+        number = math.inf
+    if math.isinf(number):
+        raise BadValue(f"found {short(found)}, expected {name}: it is too large for one")
+    return number
 
 
 def _boolean(text: str, i: int) -> tuple[Any, int]:
@@ -292,10 +308,15 @@ def _day(text: str, i: int) -> tuple[Any, int]:
     if text[i] != '"':
         raise unexpected(text, i, "date")
     found, end = read_string(text, i)
+    return day_number(found), end
+
+
+def day_number(found: str) -> int:
+    """Days since 1970 of an ISO 8601 date."""
     match = _date(found)
     try:
         if match:
-            return datetime.date(*map(int, match.groups())).toordinal() - _EPOCH, end
+            return datetime.date(*map(int, match.groups())).toordinal() - _EPOCH
     except ValueError:
         pass
     raise BadValue(f'found "{short(found)}", expected date: yyyy-MM-dd')

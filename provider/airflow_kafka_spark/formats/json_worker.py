@@ -13,17 +13,14 @@ any doubt the batch is divided, until the doubtful records stand nearly alone, a
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from airflow_kafka_spark.formats.base import Decoded, Decoder
 from airflow_kafka_spark.formats.ddl import (
     Array,
     Column,
@@ -36,6 +33,8 @@ from airflow_kafka_spark.formats.ddl import (
     arrow_schema,
     arrow_type,
 )
+from airflow_kafka_spark.formats.dividing_worker import FEW_RECORDS, DividingDecoder, Doubt
+from airflow_kafka_spark.formats.json_carried import MAX_DATE, Carried, plain, unscaled
 from airflow_kafka_spark.formats.json_reference import Reference
 from airflow_kafka_spark.formats.json_values import (
     MAX_MICRO,
@@ -49,140 +48,57 @@ from airflow_kafka_spark.formats.json_values import (
     too_deep,
 )
 
-_CHUNK_RECORDS = 2048
-_CHUNK_BYTES = 32 << 20
-_BLOCK_LIMIT = (1 << 31) - 16
-_FEW_RECORDS, _FEW_BYTES = 8, 64 << 10
-_PARTS = 8
-
 _escaped_number = re.compile(rb"\\u00(?:3[0-9]|2[dDeE]|[46]5)").search
 _number_begins = re.compile(rb'(?:[:,\[" \t\n\r][-+]?|\A[-+]?)[0-9.]+\Z').search
 _exponent_ends = re.compile(rb"-[0-9]+(\"?)[ \t\n\r]*[,\]}]").match
 _odd_infinity = re.compile(rb"Inf[ \t\n\r,\]}]").search
 
 Restore = Callable[[pa.Array], pa.Array]
-"""From what Arrow's JSON reader gave to the column's own type; raises :class:`_Doubt` when the meaning might be another one."""
+"""From what Arrow's JSON reader gave to the column's own type; raises :class:`.Doubt` when the meaning might be another one."""
 
 
-class _Doubt(Exception):
-    """The fast path cannot answer for these records."""
-
-
-class JsonDecoder(Decoder):
+class JsonDecoder(DividingDecoder):
     """See :class:`airflow_kafka_spark.formats.json.Json`.
 
     :param columns: the schema.
     :param few: up to this many records (and 64 KiB) the reference is faster than starting Arrow's reader.
+    :param carried: the same columns with what their values are carried by (:class:`.Carried`); None where JSON's own texts and
+        numbers are meant.
     """
 
-    def __init__(self, columns: Sequence[Column], few: int = _FEW_RECORDS) -> None:
+    def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, carried: Sequence[Column] | None = None) -> None:
         self._columns = tuple(columns)
-        self._few = few
-        self._schema = arrow_schema(self._columns)
-        self._reference = Reference(self._columns)
+        self._carried = self._columns if carried is None else tuple(carried)
+        self._reference = Reference(self._carried)
         self._plans: dict[tuple[bool, ...], _Plan] = {}
-        self._has_map = any(_has(Map, c.type) for c in self._columns)
         self._has_decimal = any(_has(Decimal, c.type) for c in self._columns)
-        self.by_reference = 0
-        """How many records the reference decoded so far."""
-
-    def __reduce__(self) -> tuple[type[JsonDecoder], tuple[tuple[Column, ...], int]]:
-        return type(self), (self._columns, self._few)
-
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """Decode many values at once; see :class:`.Json` for what they mean.
-
-        :param values: less than 2 GiB of text per string column, which is what an Arrow column holds.
-        """
-        records = [v for v in values if v is not None]
-        pieces: list[pa.RecordBatch] = []
-        bad: list[tuple[int, str]] = []
-        for piece, wrong in self._chunks(records):
-            pieces.append(piece)
-            bad.extend(wrong)
-        return self._assemble(pieces, values, bad)
-
-    def decode_by_reference(self, values: Sequence[bytes | None]) -> Decoded:
-        """The same by the reference alone: what :meth:`decode` has to equal."""
-        piece, bad = self._by_reference([v for v in values if v is not None], 0)
-        return self._assemble([piece], values, bad)
-
-    def _assemble(self, pieces: list[pa.RecordBatch], values: Sequence[bytes | None], bad: list[tuple[int, str]]) -> Decoded:
-        """One row per value again: the pieces hold the good records only."""
-        if len(pieces) == 1:
-            good = pieces[0]
-        else:
-            columns = [pa.concat_arrays([p.column(i) for p in pieces]) for i in range(len(self._schema))] if pieces else []
-            good = pa.RecordBatch.from_arrays(columns or [pa.array([], f.type) for f in self._schema], schema=self._schema)
-        if good.num_rows == len(values):
-            return Decoded(good)
-        present = np.fromiter((v is not None for v in values), bool, len(values))
-        places = np.flatnonzero(present)
-        wrong = [int(places[at]) for at, _ in bad]
-        present[wrong] = False
-        rows = pa.array(np.cumsum(present) - 1, mask=~present)
-        taken = [column.take(rows) for column in good.columns]
-        return Decoded(
-            pa.RecordBatch.from_arrays(taken, schema=self._schema), tuple(zip(wrong, (reason for _, reason in bad), strict=True))
+        super().__init__(
+            arrow_schema(self._columns), self._reference.read, few, only_reference=any(_has(Map, c.type) for c in self._columns)
         )
 
-    def _chunks(self, records: Sequence[bytes]) -> Iterator[tuple[pa.RecordBatch, list[tuple[int, str]]]]:
-        # In even chunks: small enough that a bad record spoils little, large enough that starting Arrow's reader costs little.
-        step = math.ceil(len(records) / math.ceil(len(records) / _CHUNK_RECORDS)) if records else 1
-        for at in range(0, len(records), step):
-            yield from self._divide(records[at : at + step], at)
-
-    def _divide(self, records: Sequence[bytes], start: int) -> Iterator[tuple[pa.RecordBatch, list[tuple[int, str]]]]:
-        """The records by Arrow; on doubt in eight parts, so that a bad record costs little more than its chunk a second time."""
-        count, size = len(records), sum(map(len, records))
-        if self._has_map or (count <= self._few and size <= _FEW_BYTES) or (count == 1 and size > _BLOCK_LIMIT):
-            yield self._by_reference(records, start)
-            return
-        if size <= _CHUNK_BYTES or count == 1:
-            batch = self._by_arrow(records)
-            if batch is not None:
-                yield batch, []
-                return
-        if count == 1:
-            yield self._by_reference(records, start)
-            return
-        step = math.ceil(count / _PARTS)
-        for at in range(0, count, step):
-            yield from self._divide(records[at : at + step], start + at)
-
-    def _by_reference(self, records: Sequence[bytes], start: int) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
-        rows: list[list[Any]] = []
-        bad: list[tuple[int, str]] = []
-        self.by_reference += len(records)
-        for at, record in enumerate(records, start):
-            try:
-                rows.append(self._reference.read(record))
-            except BadValue as e:
-                bad.append((at, e.reason))
-        columns = list(zip(*rows, strict=True)) or [()] * len(self._schema)
-        arrays = [pa.array(values, f.type) for f, values in zip(self._schema, columns, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad
+    def __reduce__(self) -> tuple[type[JsonDecoder], tuple[tuple[Column, ...], int, tuple[Column, ...]]]:
+        return type(self), (self._columns, self._few, self._carried)
 
     def _by_arrow(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
         try:
             buffer = _join(records, self._has_decimal)
-        except _Doubt:
+        except Doubt:
             return None
         epochs = tuple(self._reference.epochs)
         batch = self._read(buffer, len(records), epochs)
         if batch is None and epochs:
             # Timestamps may come as numbers here: the first record tells.
-            self._by_reference(records[:1], 0)
+            self.read_by_reference(records[:1], 0)
             if tuple(self._reference.epochs) != epochs:
                 batch = self._read(buffer, len(records), tuple(self._reference.epochs))
         return batch
 
     def _read(self, buffer: bytes, count: int, epochs: tuple[bool, ...]) -> pa.RecordBatch | None:
         if epochs not in self._plans:
-            self._plans[epochs] = _Plan(self._columns, epochs)
+            self._plans[epochs] = _Plan(self._carried, epochs)
         try:
             return self._plans[epochs].read(buffer, count, self._schema)
-        except (_Doubt, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
+        except (Doubt, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
             return None
 
 
@@ -209,19 +125,19 @@ def _join(records: Sequence[bytes], decimals: bool) -> bytes:
         buffer = b"\n".join(records)
         ends = _separators(buffer, len(records))
     if ends is None or b"\0" in buffer:
-        raise _Doubt
+        raise Doubt
     if not buffer.isascii():
         try:
             buffer.decode("utf-8")
         except UnicodeDecodeError:
-            raise _Doubt from None
+            raise Doubt from None
     if (b"I" in buffer and b"Inf" in buffer and _odd_infinity(buffer)) or (b"N" in buffer and b"-NaN" in buffer):
-        raise _Doubt
+        raise Doubt
     if decimals and _has_negative_exponent(buffer):
-        raise _Doubt
+        raise Doubt
     long = np.flatnonzero(np.diff(ends, prepend=-1) > 2 * MAX_NESTING)
     if any(too_deep(records[at]) for at in long.tolist()):
-        raise _Doubt
+        raise Doubt
     return buffer
 
 
@@ -259,7 +175,7 @@ class _Plan:
     """How Arrow reads a schema: a column as its own type where Arrow means the same, else as text or as a wider type.
 
     :param columns: the schema, without maps.
-    :param epochs: for each timestamp, in order, whether it comes as a number.
+    :param epochs: for each timestamp and each value that is carried, in order, whether it comes as a number.
     """
 
     def __init__(self, columns: Sequence[Column], epochs: Sequence[bool]) -> None:
@@ -273,7 +189,7 @@ class _Plan:
         options = pj.ReadOptions(use_threads=False, block_size=len(buffer) + 1)
         table = pj.read_json(pa.BufferReader(buffer), read_options=options, parse_options=self._parse)
         if table.num_rows != count:
-            raise _Doubt
+            raise Doubt
         arrays = []
         for name, restore in self._restore:
             column = table.column(name)
@@ -291,6 +207,8 @@ class _Plan:
             return self._array(data_type)
         if isinstance(data_type, Decimal):
             return _decimal(data_type)
+        if isinstance(data_type, Carried):
+            return _carried(data_type, next(self._epochs))
         if isinstance(data_type, Text):
             return pa.string(), _same if data_type.max_length is None else _at_most(data_type.max_length)
         assert isinstance(data_type, Primitive)
@@ -300,7 +218,7 @@ class _Plan:
 
     def _struct(self, data_type: Struct) -> tuple[pa.DataType, Restore]:
         compiled = [self._column(f.type, True) for f in data_type.fields]
-        wanted = arrow_type(data_type)
+        wanted = arrow_type(plain(data_type))
         read_type = pa.struct([pa.field(f.name, t) for f, (t, _) in zip(data_type.fields, compiled, strict=True)])
 
         def restore(array: pa.Array) -> pa.Array:
@@ -309,7 +227,7 @@ class _Plan:
             for index, (field, (_, restore_child)) in enumerate(zip(data_type.fields, compiled, strict=True)):
                 child = restore_child(array.field(index))
                 if not field.nullable and pc.any(pc.and_(child.is_null(), valid)).as_py():
-                    raise _Doubt
+                    raise Doubt
                 children.append(child)
             return pa.StructArray.from_arrays(children, fields=list(wanted), mask=array.is_null())
 
@@ -317,11 +235,11 @@ class _Plan:
 
     def _array(self, data_type: Array) -> tuple[pa.DataType, Restore]:
         element, restore_element = self._column(data_type.element, data_type.contains_null)
-        wanted = arrow_type(data_type)
+        wanted = arrow_type(plain(data_type))
 
         def restore(array: pa.Array) -> pa.Array:
             if array.offset:
-                raise _Doubt
+                raise Doubt
             values = restore_element(array.values)
             return pa.ListArray.from_arrays(
                 array.offsets, values, type=wanted, mask=array.is_null() if array.null_count else None
@@ -337,7 +255,7 @@ def _same(array: pa.Array) -> pa.Array:
 def _required(restore: Restore) -> Restore:
     def checked(array: pa.Array) -> pa.Array:
         if array.null_count:
-            raise _Doubt
+            raise Doubt
         return restore(array)
 
     return checked
@@ -349,7 +267,7 @@ def _within(array: pa.Array, low: int, high: int) -> None:
     ends = pc.min_max(array.view(kind))
     smallest, largest = ends["min"].as_py(), ends["max"].as_py()
     if smallest is not None and not low <= smallest <= largest <= high:
-        raise _Doubt
+        raise Doubt
 
 
 def _decimal(data_type: Decimal) -> tuple[pa.DataType, Restore]:
@@ -366,11 +284,41 @@ def _fitting(array: pa.Array) -> pa.Array:
     return array
 
 
+def _carried(kind: Carried, number: bool) -> tuple[pa.DataType, Restore]:
+    """A value that another type carries."""
+    wanted = arrow_type(kind.of)
+    if kind.unit == "unscaled":
+        assert isinstance(kind.of, Decimal)
+        if number:
+            return _decimal(kind.of)
+        convert = unscaled(kind)
+        return pa.string(), lambda array: pa.array([None if v is None else convert(v) for v in array.to_pylist()], wanted)
+    if not number:
+        return (pa.string(), _READ_AS[str(kind.of)][1]) if str(kind.of) in _READ_AS else (wanted, _in_years)
+    if kind.unit == "days":
+        return pa.int64(), _from_days
+    times, per = kind.factor
+
+    def restore(array: pa.Array) -> pa.Array:
+        _within(array, -(-MIN_MICRO * per // times), MAX_MICRO * per // times)
+        whole = pc.divide(array, per)
+        if per > 1 and not pc.all(pc.equal(pc.multiply(whole, per), array)).as_py():
+            raise Doubt
+        return pc.multiply(whole, times).cast(wanted)
+
+    return pa.int64(), restore
+
+
+def _from_days(array: pa.Array) -> pa.Array:
+    _within(array, MIN_DATE, MAX_DATE)
+    return array.cast(pa.int32()).cast(pa.date32())
+
+
 def _at_most(length: int) -> Restore:
     def checked(array: pa.Array) -> pa.Array:
         longest = pc.max(pc.utf8_length(array)).as_py()
         if longest is not None and longest > length:
-            raise _Doubt
+            raise Doubt
         return array
 
     return checked
@@ -399,7 +347,7 @@ def _from_date(array: pa.Array) -> pa.Array:
 def _from_double(array: pa.Array) -> pa.Array:
     floats = array.cast(pa.float32(), safe=False)
     if pc.any(pc.and_(pc.is_inf(floats), pc.is_finite(array))).as_py():
-        raise _Doubt
+        raise Doubt
     return floats
 
 

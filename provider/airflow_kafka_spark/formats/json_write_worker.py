@@ -38,18 +38,24 @@ class JsonEncoder(Encoder):
             parts += _value(rows[name], kind)
             before = ","
         parts.append("}")
-        return pc.binary_join_element_wise(*_joined(parts), "").cast(pa.binary())
+        return pc.binary_join_element_wise(*joined(parts), "").cast(pa.binary())
 
 
-def _joined(parts: Sequence[str | pa.Array]) -> list[str | pa.Array]:
+def bare(column: pa.Array, kind: Kind) -> pa.Array:
+    """The text of values as JSON has them, without quotes and escapes; not for texts."""
+    text, after = _TEXTS[kind](column), _AROUND.get(kind, ("", ""))[1].strip('"')
+    return pc.binary_join_element_wise(text, after, "") if after else text
+
+
+def joined(parts: Sequence[str | pa.Array]) -> list[str | pa.Array]:
     """The same with constants that follow each other made one: each part costs a step for every row."""
-    joined: list[str | pa.Array] = []
+    fewer: list[str | pa.Array] = []
     for part in parts:
-        if isinstance(part, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += part
+        if isinstance(part, str) and fewer and isinstance(fewer[-1], str):
+            fewer[-1] += part
         else:
-            joined.append(part)
-    return joined
+            fewer.append(part)
+    return fewer
 
 
 def _value(column: pa.Array, kind: Kind) -> list[str | pa.Array]:

@@ -127,6 +127,10 @@ class Server:
         """Send a signal to this process, never to another one that has its id now. False: it has ended already."""
         return self._keeper._ask("signal", pid=self.pid, number=int(number))
 
+    def pause(self, seconds: float = 30.0) -> bool:
+        """SIGSTOP it, and wait until every thread of it has stopped; whether it ran until then."""
+        return self.signal(signal.SIGSTOP) and wait_until(lambda: _all_stopped(self.pid), seconds)
+
     def wait(self, seconds: float) -> int | None:
         """The exit code, or None if it still runs after so many seconds."""
         wait_until(lambda: not self.running, seconds)
@@ -151,6 +155,16 @@ def wait_until(condition: Callable[[], bool], seconds: float, *, every: float = 
             return False
         time.sleep(every)
     return True
+
+
+def _all_stopped(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task")
+    if not tasks.exists():
+        return True  # not Linux: there is nobody to ask, or it has ended
+    try:
+        return all((task / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX" for task in tasks.iterdir())
+    except OSError:
+        return False
 
 
 def free_ports(count: int) -> list[int]:

@@ -168,7 +168,9 @@ class EmbeddedKafka(Embedded):
 
     def pause(self, number: int = 0) -> None:
         """SIGSTOP a broker: its connections stay open and nothing answers. With 3 brokers the others take over after 3 s."""
-        self._signal(number, signal.SIGSTOP)
+        broker = self.broker(number)
+        if broker.process is None or not broker.process.pause():
+            raise self._failure(broker)
         self._paused.add(number)
 
     def resume(self, number: int = 0) -> None:
