@@ -288,7 +288,7 @@ class WindowOperator(BaseOperator):
 
         :raises CountMismatch: when they disagree.
         """
-        read = sum(result.records - result.ignored - result.rejected for result in results)
+        read = sum(result.handed_over for result in results)
         flushed = sum(int(result.token["rows"]) for result in results if "rows" in result.token)
         if read != flushed:
             raise CountMismatch(str(window), read, flushed)

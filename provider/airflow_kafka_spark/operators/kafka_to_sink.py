@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import Run, asset_uris
 from airflow_kafka_spark.operators.decoding import DecodingOperator
@@ -18,11 +19,15 @@ from airflow_kafka_spark.windows.model import Split, Window
 from airflow_kafka_spark.windows.report import Report, sum_up
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.job import Job
+    from airflow_kafka_spark.road.shaping import Shaping, ShapingJob
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Shape
     from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
+    from airflow_kafka_spark.transforms.base import TransformLike
 
 
 class KafkaToSinkOperator(DecodingOperator):
@@ -41,6 +46,9 @@ class KafkaToSinkOperator(DecodingOperator):
     :param behavior_on_null_values: what a record without a value means: ``delete`` (default where the sink deletes), ``write``
         (default for formats that have null values), ``ignore`` (counted), or ``fail`` (default otherwise).
 
+    :param transforms: what becomes of records between format and sink, in order: Kafka Connect's single message transforms
+        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame. The sink's columns are those that come
+        out of them. Spark computes them, in the same job.
     :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded, fails the window, and nothing of it is
         committed; ``all``: the other records are.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
@@ -80,6 +88,7 @@ class KafkaToSinkOperator(DecodingOperator):
         *,
         sink: Sink,
         value: Format,
+        transforms: Sequence[TransformLike] = (),
         errors_tolerance: Literal["none", "all"] = "none",
         errors_deadletterqueue_topic_name: str | None = None,
         errors_deadletterqueue_topic_replication_factor: int = -1,
@@ -89,6 +98,7 @@ class KafkaToSinkOperator(DecodingOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(sink=sink, value=value, **kwargs)
+        self.transforms = transforms
         self.errors_tolerance = errors_tolerance
         self.errors_deadletterqueue_topic_name = errors_deadletterqueue_topic_name
         self.errors_deadletterqueue_topic_replication_factor = errors_deadletterqueue_topic_replication_factor
@@ -106,8 +116,24 @@ class KafkaToSinkOperator(DecodingOperator):
         if self.split_records and getattr(self.sink, "whole_partitions", False):
             found = "this sink upserts split by split: each partition has to be one"
             problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
-        # A sink is asked about the columns it will get, so those have to be known.
-        return problems if flow else [*problems, *self.sink.validate(self.shape(run))]
+        problems += self._transform_problems()
+        # A sink is asked about the columns it will get, so those have to be known. Where there are transforms, Spark knows them.
+        if flow or (self.transforms and problems):
+            return problems
+        try:
+            return [*problems, *self.sink.validate(self.shape(run))]
+        except ValidationError as error:
+            return [*problems, *error.problems]
+
+    def _transform_problems(self) -> list[Problem]:
+        if not self.transforms:
+            return []
+        from airflow_kafka_spark.transforms import problems
+
+        found = problems(self.transforms)
+        if self.read_with == "spark":
+            found.append(Problem("read_with", "on the way to transforms tasks read by themselves", "Leave it out"))
+        return found
 
     def _type_problems(self) -> list[Problem]:
         expected = (("value", self.value, Format), ("key", self.key, (Format, type(None))), ("sink", self.sink, Sink))
@@ -144,7 +170,7 @@ class KafkaToSinkOperator(DecodingOperator):
         ledger.verify()
         tolerance = self.errors.in_tasks(letters, ledger)
         with self.sink.begin(window, splits, shape) as writer:
-            with self.running(self._road(window, splits, tolerance)) as job:
+            with self.running(self._road(window, splits, shape, tolerance)) as job:
                 results = job.run(writer.split_writer()) if splits else []
             faults.reached("job.done")
             if tolerance is None:
@@ -162,26 +188,25 @@ class KafkaToSinkOperator(DecodingOperator):
         dead = sent.landed if sent else ()
         return sum_up(window, results, applied, ranges, flushed=now_ms(), upstream=self.upstream(), dead_letters=dead)
 
-    def _road(self, window: Window, splits: tuple[Split, ...], tolerance: Tolerance | None) -> Job:
+    def _road(self, window: Window, splits: tuple[Split, ...], shape: Shape, tolerance: Tolerance | None) -> Job | ShapingJob:
         from airflow_kafka_spark.road.job import Job
+        from airflow_kafka_spark.road.shaping import ShapingJob
 
-        return Job(
-            self.kafka,
-            self.spark,
-            window,
-            splits,
-            self.layout(),
-            read_with=self.read_with,
-            skip_lost=self.data_loss == "skip",
-            patience=self.read_timeout,
-            tolerance=tolerance,
-        )
+        options: dict[str, Any] = {
+            "skip_lost": self.data_loss == "skip",
+            "patience": self.read_timeout,
+            "tolerance": tolerance,
+        }
+        if self.transforms:
+            return ShapingJob(self.kafka, self.spark, window, splits, self._shaping, shape.schema, **options)
+        return Job(self.kafka, self.spark, window, splits, self.layout(), read_with=self.read_with, **options)
 
     def _dead_letters(self, window: Window) -> DeadLetterTopic | None:
-        from airflow_kafka_spark.road.columns import KEY_CONVERTER, VALUE_CONVERTER
+        from airflow_kafka_spark.road.columns import KEY_CONVERTER, TRANSFORMATION, VALUE_CONVERTER
 
         formats = {VALUE_CONVERTER: self.value, KEY_CONVERTER: self.key}
-        classes = {stage: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items() if f is not None}
+        classes = {TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {}
+        classes |= {stage: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items() if f is not None}
         return self.errors.dead_letters(self.kafka, window.pipeline, 0, classes)
 
     # --- what the parts are made of ---
@@ -212,4 +237,17 @@ class KafkaToSinkOperator(DecodingOperator):
     def _shape(self, pipeline: str) -> Shape:
         from airflow_kafka_spark.sinks.base import Shape
 
-        return Shape(pipeline, self.layout().schema, has_tombstones=self.null_values == "delete")
+        schema = self._shaped_schema if self.transforms else self.layout().schema
+        return Shape(pipeline, schema, has_tombstones=self.null_values == "delete")
+
+    @property
+    def _shaping(self) -> Shaping:
+        from airflow_kafka_spark.road.shaping import Shaping
+        from airflow_kafka_spark.transforms.base import as_transform
+
+        transforms = tuple(map(as_transform, self.transforms))
+        return Shaping(self.value, self.key, transforms, self.metadata, self.null_values)
+
+    @cached_property
+    def _shaped_schema(self) -> pa.Schema:
+        return self._shaping.schema(self.spark)

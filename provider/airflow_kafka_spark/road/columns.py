@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NullValues = Literal["fail", "ignore", "write", "delete"]
 
-VALUE_CONVERTER, KEY_CONVERTER = "VALUE_CONVERTER", "KEY_CONVERTER"
+VALUE_CONVERTER, KEY_CONVERTER, TRANSFORMATION = "VALUE_CONVERTER", "KEY_CONVERTER", "TRANSFORMATION"
 """Stages at which a record turns out to be bad, in Connect's words."""
 
 METADATA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
@@ -109,9 +109,9 @@ class Layout:
             columns |= dict(zip(self.key_names, keys.batch.columns, strict=True))
         nulls = [i for i, value in enumerate(records.values) if value is None] if None in records.values else []
         if self.null_values == "fail":
-            bad |= dict.fromkeys(nulls, _NO_VALUE)
+            bad |= dict.fromkeys(nulls, NO_VALUE)
         for name, column in self.metadata:
-            columns[column] = self._metadata(name, records)
+            columns[column] = metadata_of(name, records)
         arrays = [columns[name] for name in self.schema.names]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         offsets, tombstones = records.offsets, None
@@ -142,26 +142,28 @@ class Layout:
             for index in at
         )
 
-    def _metadata(self, name: str, records: Records) -> pa.Array:
-        import pyarrow as pa
 
-        n = len(records)
-        if name in ("key", "value"):
-            return pa.array(records.keys if name == "key" else records.values, pa.binary())
-        if name == "offset":
-            return records.offsets
-        if name == "timestamp":
-            return records.timestamps.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
-        if name == "headers":
-            return pa.array(
-                [None if h is None else [{"key": k, "value": v} for k, v in h] for h in records.headers or [None] * n],
-                metadata_type(name),
-            )
-        constant = {"topic": records.topic, "partition": records.partition, "timestampType": records.timestamp_type}[name]
-        return pa.repeat(pa.scalar(constant, metadata_type(name)), n)
+def metadata_of(name: str, records: Records) -> pa.Array:
+    """What records have beside their decoded values."""
+    import pyarrow as pa
+
+    n = len(records)
+    if name in ("key", "value"):
+        return pa.array(records.keys if name == "key" else records.values, pa.binary())
+    if name == "offset":
+        return records.offsets
+    if name == "timestamp":
+        return records.timestamps.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
+    if name == "headers":
+        return pa.array(
+            [None if h is None else [{"key": k, "value": v} for k, v in h] for h in records.headers or [None] * n],
+            metadata_type(name),
+        )
+    constant = {"topic": records.topic, "partition": records.partition, "timestampType": records.timestamp_type}[name]
+    return pa.repeat(pa.scalar(constant, metadata_type(name)), n)
 
 
-_NO_VALUE = 'it has no value (a tombstone); set `behavior_on_null_values` to "ignore" or "write", or let the sink delete'
+NO_VALUE = 'it has no value (a tombstone); set `behavior_on_null_values` to "ignore" or "write", or let the sink delete'
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from airflow_kafka_spark.road.task import SplitTask, decode_result
-from airflow_kafka_spark.road.watch import Watch, collect
+from airflow_kafka_spark.road.task import SplitTask
+from airflow_kafka_spark.road.watch import Watch, collect, progress_line
+from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import Split, SplitResult, Window
 
 if TYPE_CHECKING:
@@ -138,17 +139,6 @@ class Job:
                 copy: SplitTask = pickle.loads(pickle.dumps(task))
                 found[split.index] = decode_result(copy.run(split, (), []))
         return [found[split.index] for split in self.splits]
-
-
-def progress_line(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
-    """How far a window is, for the log."""
-    share = sum(s.range.span for s in splits) * finished / len(splits)
-    rate = share / seconds if seconds else 0.0
-    remaining = f", about {(window.span - share) / rate:,.0f} s to go" if rate else ""
-    return (
-        f"Window {window}: {finished} of {len(splits)} splits done after {seconds:.0f} s, about {share:,.0f} of at most "
-        f"{window.span:,} records ({rate:,.0f}/s){remaining}"
-    )
 
 
 def _by_topic(splits: Sequence[Split], value: Any) -> str:

@@ -136,7 +136,7 @@ def changed(rows: DataFrame, change: Change) -> DataFrame:
             rows = rows.select(*new, *kept, *carried)
             _ = rows.schema
     except (AnalysisException, ParseException) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).strip().partition("\n")[0]
         raise ValidationError([Problem(where, f"Spark's SQL does not understand it: {reason}", "Correct it")]) from None
     value: Column = F.col(VALUE) if VALUE in carried else F.lit(None).cast("binary")
     if change.columns is not None and change.value is not None:

@@ -6,8 +6,6 @@ Python and the JVM only to come back.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.sinks.dead_letters_worker import Letters
-from airflow_kafka_spark.windows.codec import decode_facts, encode_error, result_from_json, result_to_json
+from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.latency import Times, fitting_width
 from airflow_kafka_spark.windows.model import BadRecord, Gap, Split, SplitResult
 
@@ -157,18 +155,3 @@ def count_times(timestamps: pa.Int64Array, oldest: int, newest: int, width: int)
         return Times(width, {oldest // width: len(timestamps)})
     buckets = pc.value_counts(pc.divide(timestamps, width))
     return Times(width, dict(zip(buckets.field(0).to_pylist(), buckets.field(1).to_pylist(), strict=True)))
-
-
-def encode_result(result: SplitResult) -> str:
-    letters = {"letters": base64.b64encode(result.letters).decode()} if result.letters else {}
-    return json.dumps({**result_to_json(result), **letters})
-
-
-def decode_result(text: str) -> SplitResult:
-    """What :meth:`SplitTask.run` told.
-
-    :raises KafkaSparkError: the error that ended the split, as it was raised in the task.
-    """
-    facts = dict(decode_facts(text))
-    letters = base64.b64decode(facts.pop("letters", ""))
-    return replace(result_from_json(facts), letters=letters)

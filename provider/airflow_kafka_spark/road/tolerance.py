@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.dead_letters_worker import Letters
     from airflow_kafka_spark.sources.kafka_worker import Records
 
-_SENT = "it was sent to the dead letter topic by an earlier attempt at this window"
+SENT = "it was sent to the dead letter topic by an earlier attempt at this window"
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,6 @@ class Tolerance:
         tombstones = rows.tombstones.filter(kept) if rows.tombstones is not None else None
         rows = replace(rows, batch=rows.batch.filter(kept), offsets=rows.offsets.filter(kept), tombstones=tombstones)
         dead = [offset for offset in records.offsets.to_pylist() if offset in sent]
-        known = [BadRecord(records.topic, records.partition, offset, _SENT) for offset in dead]
+        known = [BadRecord(records.topic, records.partition, offset, SENT) for offset in dead]
         bad = sorted([*new, *known], key=lambda record: record.offset)
         return replace(lines, rows=rows, bad=tuple(bad), at=())

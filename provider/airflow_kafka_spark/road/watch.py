@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, SparkJobFailed
-from airflow_kafka_spark.windows.model import Window
+from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -78,6 +78,17 @@ class Watch:
             jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._group)))
             stages = filter(None, (tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds))
             log.info("%s", self.tell(sum(stage.numCompletedTasks for stage in stages), time.monotonic() - started))
+
+
+def progress_line(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
+    """How far a window is, for the log."""
+    share = sum(s.range.span for s in splits) * finished / len(splits)
+    rate = share / seconds if seconds else 0.0
+    remaining = f", about {(window.span - share) / rate:,.0f} s to go" if rate else ""
+    return (
+        f"Window {window}: {finished} of {len(splits)} splits done after {seconds:.0f} s, about {share:,.0f} of at most "
+        f"{window.span:,} records ({rate:,.0f}/s){remaining}"
+    )
 
 
 def collect(results: DataFrame, window: Window) -> list[str]:

@@ -70,10 +70,13 @@ class Letters:
             "stage": [b.stage for b in bad],
             "reason": [b.reason for b in bad],
         }
-        batch = pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+        self.add_batch(pa.RecordBatch.from_pydict(columns, schema=SCHEMA))
+
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        """:raises TooManyDeadLetters: they are more than may pass through the driver."""
         self.size += batch.nbytes
         if self.size > self.limit:
-            raise TooManyDeadLetters(records.topic, self.limit)
+            raise TooManyDeadLetters(batch.column("topic")[0].as_py(), self.limit)
         self._batches.append(batch)
 
     def to_bytes(self) -> bytes:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import RowsCutOff
 from airflow_kafka_spark.hooks.handover_worker import whole
-from airflow_kafka_spark.windows.codec import decode_facts, result_from_json
+from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import SplitResult
 
 END = "__kafka_end"
@@ -44,7 +44,7 @@ class Incoming:
             told = ends.drop_null().to_pylist()
             rows = batch.drop_columns([END])
             if told:
-                self.result = result_from_json(decode_facts(told[-1]))
+                self.result = decode_result(told[-1])
                 rows = rows.filter(ends.is_null())
             if rows.num_rows:
                 yield rows

@@ -236,7 +236,7 @@ class PublishTask:
     splits: tuple[int, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield told(self.publisher, self.splits[_partition()], Incoming(batches, from_spark=True))
+        yield told(self.publisher, self.splits[partition_id()], Incoming(batches, from_spark=True))
 
 
 def told(publisher: Publisher, split: int, incoming: Incoming) -> pa.RecordBatch:
@@ -250,7 +250,8 @@ def told(publisher: Publisher, split: int, incoming: Incoming) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
 
 
-def _partition() -> int:
+def partition_id() -> int:
+    """The number of the partition that this Spark task works on."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -178,7 +178,7 @@ class _Writer(WindowWriter):
             detail = f"split {missing[0]} (of {len(missing)}) is not there, as after a crash of the server"
             raise SinkUnavailable(str(self.attempt.target), f"committing window {self.attempt.window}", detail)
         told = sum(int(result.token.get("rows", 0)) for result in results)
-        read = sum(result.records - result.ignored - result.rejected for result in results)
+        read = sum(result.handed_over for result in results)
         flushed = sum(found[index] for index in expected)
         for count in (told, flushed):
             if count != read:

@@ -6,6 +6,7 @@ import base64
 import json
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from airflow_kafka_spark.errors import KafkaSparkError
@@ -128,6 +129,22 @@ def result_from_json(value: Mapping[str, Any]) -> SplitResult:
         else Times(),
     }
     return SplitResult(**{**value, **lists})
+
+
+def encode_result(result: SplitResult) -> str:
+    """As a task tells it to the driver, with its dead letters."""
+    letters = {"letters": base64.b64encode(result.letters).decode()} if result.letters else {}
+    return json.dumps({**result_to_json(result), **letters})
+
+
+def decode_result(text: str) -> SplitResult:
+    """What a task told.
+
+    :raises KafkaSparkError: the error that ended the split, as it was raised in the task.
+    """
+    facts = dict(decode_facts(text))
+    letters = base64.b64decode(facts.pop("letters", ""))
+    return replace(result_from_json(facts), letters=letters)
 
 
 def position_to_json(position: Position) -> dict[str, Any]:

@@ -278,6 +278,7 @@ class SplitResult:
     :param bytes: bytes of their values, and of their keys where those are read.
     :param ignored: tombstones passed over because the user said so.
     :param rejected: bad records; ``samples`` holds the first few of them.
+    :param filtered: records that a transform left out.
     :param gaps: offsets found deleted while reading (data loss policy ``skip``).
     :param min_timestamp: smallest record timestamp, milliseconds since the epoch; None without records.
     :param max_timestamp: largest one.
@@ -297,7 +298,13 @@ class SplitResult:
     max_timestamp: int | None = None
     times: Times = Times()
     token: Mapping[str, Any] = field(default_factory=dict)
+    filtered: int = 0
     letters: ArrowStream = field(default=b"", repr=False)
+
+    @property
+    def handed_over(self) -> int:
+        """Records that the sink was given."""
+        return self.records - self.ignored - self.rejected - self.filtered
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Report:
     :param records_deleted: rows the sink deleted because of tombstones.
     :param records_ignored: tombstones passed over because the user said so.
     :param records_rejected: bad records that were tolerated: they are not in the sink.
+    :param records_filtered: records that transforms left out.
     :param bytes: bytes of values, and of keys where those are read.
     :param records: records read per ``topic-partition``.
     :param gaps: offsets that were deleted before they could be read.
@@ -64,6 +65,7 @@ class Report:
     source: str = ""
     published: tuple[Landed, ...] = ()
     dead_letters: tuple[Landed, ...] = ()
+    records_filtered: int = 0
 
     @property
     def _is_published(self) -> bool:
@@ -96,6 +98,7 @@ class Report:
             "records_deleted": self.records_deleted,
             "records_ignored": self.records_ignored,
             "records_rejected": self.records_rejected,
+            **({"records_filtered": self.records_filtered} if self.records_filtered else {}),
             "bytes": self.bytes,
             "rate": round(self.rate, 1),
             "gaps": [{"topic": g.topic, "partition": g.partition, "start": g.start, "end": g.end} for g in self.gaps],
@@ -128,6 +131,7 @@ class Report:
             for count, what in (
                 (self.records_deleted, "deleted"),
                 (self.records_ignored, "ignored"),
+                (self.records_filtered, "filtered"),
                 (self.records_rejected - sum(p.records for p in self.dead_letters), "rejected"),
                 (sum(p.records for p in self.dead_letters), "dead letters"),
                 (sum(g.end - g.start for g in self.gaps), "offsets lost to retention"),
@@ -204,6 +208,7 @@ def sum_up(
         records_deleted=deleted,
         records_ignored=sum(r.ignored for r in results),
         records_rejected=sum(r.rejected for r in results),
+        records_filtered=sum(r.filtered for r in results),
         bytes=sum(r.bytes for r in results),
         records=records,
         gaps=window.gaps + tuple(g for r in results for g in r.gaps),

@@ -1,0 +1,188 @@
+"""The driver's side of the road with transforms: tasks read, Spark's SQL transforms, tasks write; one Spark job, no shuffle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.formats.base import Format, spark_column
+from airflow_kafka_spark.road.columns import NullValues
+from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
+from airflow_kafka_spark.road.watch import Watch, collect, progress_line
+from airflow_kafka_spark.windows.codec import decode_result
+from airflow_kafka_spark.windows.model import Split, SplitResult, Window
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.road.shaping_worker import RecordTask
+    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.sinks.base import SplitWriter
+    from airflow_kafka_spark.transforms import Transform
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """How records become rows where transforms are on the way.
+
+    The rows' columns: those of the value, then those of the key where it is a struct (a column that both have is taken from the
+    key), then metadata columns; a value that is no struct is the column ``value``.
+
+    :param value: decodes values.
+    :param key: decodes keys; None leaves them bytes.
+    :param transforms: in the order in which they apply.
+    :param metadata: what of a record goes into which column: ``key`` and ``value`` as they were read, everything else as the
+        transforms have left it.
+    :param null_values: what a record means that has no value behind the transforms.
+    """
+
+    value: Format
+    key: Format | None
+    transforms: tuple[Transform, ...]
+    metadata: tuple[tuple[str, str], ...]
+    null_values: NullValues
+
+    def reading(self, splits: Sequence[Split], config: Mapping[str, Any], **options: Any) -> RecordTask:
+        """The task that reads.
+
+        :param options: further fields of :class:`~airflow_kafka_spark.road.shaping_worker.RecordTask`.
+        """
+        from airflow_kafka_spark.road.shaping_worker import RecordTask
+
+        tolerance = options.get("tolerance")
+        letters = ("key", "value", "headers", "timestamp") if tolerance is not None and tolerance.keep else ()
+        asked = tuple(name for name, _ in self.metadata if name in ("key", "value", "timestampType"))
+        return RecordTask(
+            tuple(splits),
+            self.value.decoder(),
+            self.value.arrow_schema(),
+            self.key.decoder() if self.key else None,
+            self.key.arrow_schema() if self.key else None,
+            config,
+            tuple(dict.fromkeys([*letters, *asked])),
+            **options,
+        )
+
+    def shaped(self, records: DataFrame) -> DataFrame:
+        """The transformed rows: the sink's columns first, then what is carried.
+
+        :raises ValidationError: a transform does not fit, or columns of the result have one name.
+        """
+        from pyspark.sql import functions as F
+
+        from airflow_kafka_spark.road.shaping_worker import ABSENT
+        from airflow_kafka_spark.transforms import chain
+
+        frame = chain(records, self.transforms)
+        columns = self._columns(frame)
+        absent = F.col("value").isNull().alias(ABSENT)
+        carried = [spark_column(name) for name in frame.columns if name.startswith("__kafka_")]
+        return frame.select(*(column.alias(name) for name, column in columns.items()), absent, *carried)
+
+    def _columns(self, frame: DataFrame) -> dict[str, Column]:
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import StructType
+
+        from airflow_kafka_spark.road.shaping_worker import ORIGINAL
+
+        types = {f.name: f.dataType for f in frame.schema}
+        value = types["value"]
+        names = [f.name for f in value] if isinstance(value, StructType) else []
+        columns = {name: F.col("value").getField(name) for name in names} or {"value": F.col("value")}
+        key = types["key"]
+        if isinstance(key, StructType):
+            columns |= {f.name: F.col("key").getField(f.name) for f in key}
+        for name, column in self.metadata:
+            if column in columns:
+                found = f"column `{column}` is there already, behind the transforms"
+                raise ValidationError([Problem("metadata_columns", found, f'Name it otherwise: {{"{name}": "kafka_{name}"}}')])
+            columns[column] = F.col(ORIGINAL[name] if name in ("key", "value", "timestampType") else name)
+        return columns
+
+    def schema(self, spark: SparkHook) -> pa.Schema:
+        """The rows' columns. Asks Spark, which reads nothing for it.
+
+        :raises ValidationError: a transform does not fit what comes to it.
+        """
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+        from airflow_kafka_spark.road.shaping_worker import ABSENT
+
+        with spark.session() as session, sql_settings(session, SETTINGS):
+            nothing = session.createDataFrame([], from_arrow_schema(self.reading((), {}).schema))
+            made = self.shaped(nothing).schema
+        names = made.names[: made.names.index(ABSENT)]
+        schema = to_arrow_schema(made)
+        return pa.schema([schema.field(name) for name in names])
+
+
+@dataclass
+class ShapingJob:
+    """One window on its way through Spark, with transforms.
+
+    :param kafka: the cluster it is read from.
+    :param spark: makes the session.
+    :param window: the window.
+    :param splits: its splits.
+    :param shaping: how records become rows.
+    :param schema: the rows' columns, as the sink was told.
+    :param skip_lost: pass over records that were deleted meanwhile.
+    :param patience: seconds without progress after which the broker is given up.
+    :param tolerance: what becomes of bad records; None: they end the window.
+    """
+
+    kafka: KafkaHook
+    spark: SparkHook
+    window: Window
+    splits: tuple[Split, ...]
+    shaping: Shaping
+    schema: pa.Schema
+    skip_lost: bool = False
+    patience: float = 300.0
+    tolerance: Tolerance | None = None
+    _watch: Watch = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._watch = Watch(
+            self.spark, self.window, lambda tasks, seconds: progress_line(self.window, self.splits, tasks, seconds)
+        )
+
+    def run(self, writer: SplitWriter) -> list[SplitResult]:
+        """Read, transform and hand the window to the sink's writer: one Spark job, one action.
+
+        :return: one result per split, in the order of their indexes.
+        :raises ValidationError: a transform does not fit.
+        :raises SparkJobFailed: when Spark gave up, or was told to.
+        :raises KafkaSparkError: what a task raised of ours.
+        """
+        with self.spark.session() as session, sql_settings(session, SETTINGS), self._watch.over(session):
+            told = collect(self._frame(session, writer), self.window)
+        return sorted((decode_result(text) for text in told), key=lambda result: result.index)
+
+    def cancel(self) -> None:
+        """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
+        self._watch.cancel()
+
+    def _frame(self, session: SparkSession, writer: SplitWriter) -> DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from airflow_kafka_spark.road.shaping_worker import WriteTask
+
+        read = self.shaping.reading(
+            self.splits,
+            self.kafka.consumer_config(),
+            skip_lost=self.skip_lost,
+            patience=self.patience,
+            tolerance=self.tolerance,
+        )
+        # One row a task: which split it shall read.
+        numbers = session.range(0, len(self.splits), 1, len(self.splits))
+        records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
+        write = WriteTask(self.splits, self.schema, writer, self.shaping.null_values, self.tolerance)
+        return self.shaping.shaped(records).mapInArrow(cast(Any, write), "result string")

@@ -1,0 +1,287 @@
+"""What Spark's tasks do on the road with transforms: read and decode records for Spark's SQL, and write what it makes of them.
+
+Runs on executors: imports neither Airflow nor pyspark. A last row, which every transform lets pass, carries the account of what
+was read from one task to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.road.columns import (
+    KEY_CONVERTER,
+    NO_VALUE,
+    TRANSFORMATION,
+    VALUE_CONVERTER,
+    NullValues,
+    metadata_of,
+    metadata_type,
+)
+from airflow_kafka_spark.road.task import SAMPLES, add
+from airflow_kafka_spark.road.tolerance import SENT
+from airflow_kafka_spark.sinks.base import Rows
+from airflow_kafka_spark.sinks.dead_letters_worker import HEADERS as HEADER_LIST
+from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
+from airflow_kafka_spark.sinks.dead_letters_worker import Letters, from_bytes, to_bytes
+from airflow_kafka_spark.sinks.kafka_incoming_worker import END, Incoming
+from airflow_kafka_spark.windows.codec import encode_error, encode_result
+from airflow_kafka_spark.windows.model import BadRecord, Split, SplitResult, TopicPartition
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.formats.base import Decoder
+    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.sinks.base import SplitWriter
+    from airflow_kafka_spark.sources.kafka_worker import Records
+
+OFFSET, ERROR, ABSENT = "__kafka_offset", "__kafka_error", "__kafka_absent"
+"""Columns that are carried past all transforms: where a record was read, why it could not be transformed, and, behind the last
+transform, whether it has no value."""
+
+ORIGINAL = {name: f"__kafka_original_{name}" for name in ("key", "value", "headers", "timestamp", "timestampType")}
+"""What of the record as it was read is carried along, where somebody asks for it."""
+
+
+@dataclass(frozen=True)
+class RecordTask:
+    """The function that Spark maps over the numbers of splits (``mapInArrow``): their records, and one row more that ends them.
+
+    :param splits: all splits of the window.
+    :param value: decodes values into the columns of ``value_schema``.
+    :param key: decodes keys into those of ``key_schema``; None leaves them bytes.
+    :param config: the consumer's configuration. Travels to the executors inside the pickled task only.
+    :param originals: what is carried along of records as they were read, among :data:`ORIGINAL`.
+    :param skip_lost: pass over records that were deleted meanwhile.
+    :param patience: seconds without progress after which the broker is given up.
+    :param tolerance: what becomes of records that cannot be decoded.
+    """
+
+    splits: tuple[Split, ...]
+    value: Decoder
+    value_schema: pa.Schema
+    key: Decoder | None
+    key_schema: pa.Schema | None
+    config: Mapping[str, Any] = field(repr=False)
+    originals: tuple[str, ...] = ()
+    skip_lost: bool = False
+    patience: float = 300.0
+    tolerance: Tolerance | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of what is yielded: a record frame, and what is carried along."""
+        keys = pa.binary() if self.key_schema is None else _struct(self.key_schema)
+        return pa.schema(
+            [
+                ("key", keys),
+                ("value", _struct(self.value_schema)),
+                *((name, metadata_type(name)) for name in ("topic", "partition", "offset", "timestamp", "headers")),
+                (OFFSET, pa.int64()),
+                *((ORIGINAL[name], metadata_type(name)) for name in self.originals),
+                (END, pa.string()),
+            ]
+        )
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for at in batch.column(0).to_pylist():
+                yield from self.rows(self.splits[at])
+
+    def rows(self, split: Split) -> Iterator[pa.RecordBatch]:
+        """A split's records, and the row that ends them; it also tells an error of ours, since a traceback is no message."""
+        from airflow_kafka_spark.sources.kafka_worker import Reader
+
+        keep = self.tolerance is not None and self.tolerance.keep
+        reader = Reader(self.config, split.range, self.skip_lost, True, self.patience, True, with_messages=keep)
+        result, letters = SplitResult(split.index), Letters()
+        try:
+            for records in reader:
+                batch, bad = self._batch(records, letters)
+                result = add(result, records, 0, bad)
+                # With a bad record that is not tolerated nothing is written: the rest is only read to count what is bad.
+                if batch.num_rows and not (result.rejected and self.tolerance is None):
+                    yield batch
+            end = encode_result(replace(result, gaps=tuple(reader.gaps), letters=letters.to_bytes()))
+        except KafkaSparkError as error:
+            end = encode_error(error)
+        yield pa.RecordBatch.from_pylist([{END: end}], schema=self.schema)
+
+    def _batch(self, records: Records, letters: Letters) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        values = self.value.decode(records.values)
+        reasons = {index: (VALUE_CONVERTER, reason) for index, reason in values.bad}
+        keys: pa.Array = pa.array(records.keys or [None] * len(records), pa.binary())
+        if self.key is not None:
+            decoded = self.key.decode(records.keys or ())
+            reasons = {**{index: (KEY_CONVERTER, f"key: {reason}") for index, reason in decoded.bad}, **reasons}
+            keys = _struct_array(decoded.batch, records.keys or ())
+        arrays = [
+            keys,
+            _struct_array(values.batch, records.values),
+            *(metadata_of(name, records) for name in ("topic", "partition", "offset", "timestamp", "headers")),
+            records.offsets,
+            *(metadata_of(name, records) for name in self.originals),
+            pa.nulls(len(records), pa.string()),
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        at = sorted(reasons)
+        bad = [BadRecord(records.topic, records.partition, records.offsets[i].as_py(), reasons[i][1], reasons[i][0]) for i in at]
+        sent: frozenset[int] = frozenset()
+        if self.tolerance is not None:
+            sent = self.tolerance.sent.get(TopicPartition(records.topic, records.partition), sent)
+            new = [(i, b) for i, b in zip(at, bad, strict=True) if b.offset not in sent]
+            if self.tolerance.keep:
+                letters.add(records, [i for i, _ in new], [b for _, b in new])
+        if not bad and not sent:
+            return batch, bad
+        dead = {b.offset for b in bad} | sent
+        offsets = records.offsets.to_pylist()
+        mended = sent - {b.offset for b in bad}
+        known = [BadRecord(records.topic, records.partition, offset, SENT) for offset in offsets if offset in mended]
+        return batch.filter(pa.array([offset not in dead for offset in offsets], pa.bool_())), [*bad, *known]
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """The function that Spark maps over what the transforms have made: partition ``i`` is split ``splits[i]``.
+
+    :param splits: all splits of the window.
+    :param schema: the sink's columns.
+    :param writer: the sink's; every call works on a copy of it, since this object is unpickled once per task.
+    :param null_values: what a record without a value means.
+    :param tolerance: what becomes of records that could not be transformed.
+    """
+
+    splits: tuple[Split, ...]
+    schema: pa.Schema
+    writer: SplitWriter
+    null_values: NullValues
+    tolerance: Tolerance | None = None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from airflow_kafka_spark.sinks.kafka_worker import partition_id
+
+        split, incoming = self.splits[partition_id()], Incoming(batches, from_spark=True)
+        try:
+            told = encode_result(self._move(split, incoming))
+        except KafkaSparkError as error:
+            told = encode_error(error)
+        yield pa.RecordBatch.from_arrays([pa.array([told], pa.string())], ["result"])
+
+    def _move(self, split: Split, incoming: Incoming) -> SplitResult:
+        writer, writing, letters = self.writer, True, Letters()
+        passed, ignored, bad = 0, 0, _Bad()
+        writer.open(split)
+        try:
+            for batch in incoming:
+                rows, count, found = self._rows(batch)
+                ignored += count
+                if found is not None:
+                    bad.add(split, found)
+                    if self.tolerance is not None and self.tolerance.keep:
+                        letters.add_batch(_letters(split, found))
+                if writing and bad.count and self.tolerance is None:
+                    # The window cannot be committed any more: the rest is only looked at to count what is bad.
+                    writer.abort()
+                    writing = False
+                passed += rows.batch.num_rows
+                if writing and rows.batch.num_rows:
+                    writer.write(rows)
+                    faults.reached("split.mid")
+            result = incoming.result
+            assert result is not None
+            if writing and result.rejected and self.tolerance is None:
+                writer.abort()
+                writing = False
+            token = writer.close() if writing else {}
+        except BaseException:
+            if writing:
+                writer.abort()
+            raise
+        faults.reached("split.flushed")
+        streams = [stream for stream in (result.letters, letters.to_bytes()) if stream]
+        return replace(
+            result,
+            ignored=ignored,
+            rejected=result.rejected + bad.count,
+            filtered=result.records - result.rejected - bad.count - ignored - passed,
+            samples=(*result.samples, *bad.samples)[:SAMPLES],
+            token=token,
+            letters=to_bytes(from_bytes(streams)) if streams else b"",
+        )
+
+    def _rows(self, batch: pa.RecordBatch) -> tuple[Rows, int, pa.RecordBatch | None]:
+        """The rows for the sink, how many records without a value were ignored, and the bad ones."""
+        column = dict(zip(batch.schema.names, batch.columns, strict=True))
+        absent, errors = column[ABSENT], column[ERROR]
+        if self.null_values == "fail":
+            errors = pc.if_else(pc.and_(absent, errors.is_null()), NO_VALUE, errors)
+        fine, ignored, found = errors.is_null(), 0, None
+        if errors.null_count < len(errors):
+            found = batch.set_column(batch.schema.get_field_index(ERROR), ERROR, errors).filter(errors.is_valid())
+        if self.null_values == "ignore":
+            kept = pc.and_(fine, pc.invert(absent))
+            ignored, fine = pc.sum(pc.and_(fine, absent)).as_py() or 0, kept
+        arrays = [_as(column[f.name], f.type) for f in self.schema]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        tombstones = absent if self.null_values == "delete" and pc.any(absent).as_py() else None
+        offsets = column[OFFSET]
+        if found is not None or ignored:
+            rows, offsets = rows.filter(fine), offsets.filter(fine)
+            tombstones = tombstones.filter(fine) if tombstones is not None else None
+        return Rows(rows, offsets, tombstones), ignored, found
+
+
+@dataclass
+class _Bad:
+    """Records that could not be transformed."""
+
+    count: int = 0
+    samples: list[BadRecord] = field(default_factory=list)
+
+    def add(self, split: Split, found: pa.RecordBatch) -> None:
+        self.count += found.num_rows
+        for row in found.select([OFFSET, ERROR]).slice(0, SAMPLES - len(self.samples)).to_pylist():
+            self.samples.append(BadRecord(split.range.topic, split.range.partition, row[OFFSET], row[ERROR], _stage(row[ERROR])))
+
+
+def _stage(reason: str) -> str:
+    return VALUE_CONVERTER if reason == NO_VALUE else TRANSFORMATION
+
+
+def _letters(split: Split, found: pa.RecordBatch) -> pa.RecordBatch:
+    """What is kept of them, from what was carried along."""
+    count, column = found.num_rows, dict(zip(found.schema.names, found.columns, strict=True))
+    stamps = column[ORIGINAL["timestamp"]].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    arrays = [
+        pa.repeat(split.range.topic, count),
+        pa.repeat(pa.scalar(split.range.partition, pa.int32()), count),
+        column[OFFSET],
+        stamps,
+        column[ORIGINAL["key"]].cast(pa.binary()),
+        column[ORIGINAL["value"]].cast(pa.binary()),
+        _as(column[ORIGINAL["headers"]], HEADER_LIST),
+        pa.array([_stage(reason) for reason in column[ERROR].to_pylist()], pa.string()),
+        column[ERROR].cast(pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=LETTER)
+
+
+def _as(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """What came through Spark, in the type that was announced: names within lists and large types may differ."""
+    return column if column.type.equals(wanted) else column.cast(wanted)
+
+
+def _struct(schema: pa.Schema) -> pa.StructType:
+    return pa.struct([f.with_nullable(True) for f in schema])
+
+
+def _struct_array(batch: pa.RecordBatch, given: Any) -> pa.StructArray:
+    """A column of structs: null where nothing was given."""
+    missing = pa.array([value is None for value in given], pa.bool_())
+    return pa.StructArray.from_arrays(batch.columns, fields=list(_struct(batch.schema)), mask=missing)

@@ -1,0 +1,121 @@
+"""Transforms of headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.transforms import record as r
+from airflow_kafka_spark.transforms.base import ByColumns, OfPart
+from airflow_kafka_spark.transforms.fields import names_problems
+from airflow_kafka_spark.transforms.predicates import name_problems
+from airflow_kafka_spark.transforms.texts import as_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+
+@dataclass(frozen=True)
+class DropHeaders(ByColumns):
+    """Headers are left out, all of a name.
+
+    :param headers: their names.
+    """
+
+    headers: str | Sequence[str]
+
+    def validate(self, where: str) -> list[Problem]:
+        return [*super().validate(where), *names_problems(f"{where}.headers", self.headers)]
+
+    def changes(self, record: r.Record) -> Mapping[str, Column]:
+        from pyspark.sql import functions as F
+
+        names = list(r.listed(self.headers))
+        return {"headers": F.filter("headers", lambda header: ~header.getField("key").isin(names))}
+
+
+@dataclass(frozen=True)
+class InsertHeader(ByColumns):
+    """A header is added behind the others, even where one of its name is there.
+
+    :param header: its name.
+    :param value_literal: its value: the text in UTF-8. ``null`` is no value; of a text in double quotes, what they hold.
+    """
+
+    header: str
+    value_literal: str
+
+    def validate(self, where: str) -> list[Problem]:
+        problems = [*super().validate(where), *name_problems(f"{where}.header", self.header)]
+        if not isinstance(self.value_literal, str):
+            what = f"found {self.value_literal!r}; expected a text"
+            problems.append(Problem(f"{where}.value_literal", what, "Write it as a text"))
+        return problems
+
+    def changes(self, record: r.Record) -> Mapping[str, Column]:
+        from pyspark.sql import functions as F
+
+        text: str | None = self.value_literal
+        if text == "null":
+            text = None
+        elif text is not None and len(text) > 1 and text[0] == text[-1] == '"':
+            text = text[1:-1].replace(r"\"", '"')
+        return {"headers": _appended([(self.header, F.lit(text).cast("string").cast("binary"))])}
+
+
+@dataclass(frozen=True)
+class HeaderFrom(OfPart):
+    """Fields of the key or value become headers, behind those that are there.
+
+    A header's value is the field's in text, as Connect's ``SimpleHeaderConverter`` writes it: numbers and texts as they are,
+    binaries in base64, timestamps in ISO 8601, structures in JSON; a null has no value. A tombstone has no fields: that is its
+    error, as in Connect.
+
+    :param fields: the fields.
+    :param headers: the headers' names, in the same order.
+    :param operation: ``move`` takes the fields out of the key or value, ``copy`` leaves them.
+    """
+
+    fields: str | Sequence[str]
+    headers: str | Sequence[str]
+    operation: Literal["copy", "move"]
+
+    def validate(self, where: str) -> list[Problem]:
+        problems = [*super().validate(where), *names_problems(f"{where}.fields", self.fields)]
+        if not isinstance(self.headers, (str, Sequence)) or not r.listed(self.headers):
+            problems.append(Problem(f"{where}.headers", f"found {self.headers!r}; expected at least one name", "Name headers"))
+        elif len(r.listed(self.headers)) != len(r.listed(self.fields)):
+            what = f"found {len(r.listed(self.headers))} for {len(r.listed(self.fields))} fields; expected one for each"
+            problems.append(Problem(f"{where}.headers", what, "Name a header for each field"))
+        if self.operation not in ("copy", "move"):
+            what = f'found {self.operation!r}; expected "copy" or "move"'
+            problems.append(Problem(f"{where}.operation", what, "Correct it"))
+        return problems
+
+    def changes(self, record: r.Record) -> Mapping[str, Column]:
+        from pyspark.sql import functions as F
+
+        names = r.listed(self.fields)
+        fields: dict[str, DataType] = record.known(self.of, "fields", names)
+        whole = F.col(self.of)
+        new = [
+            (header, as_text(whole.getField(name), fields[name]).cast("binary"))
+            for name, header in zip(names, r.listed(self.headers), strict=True)
+        ]
+        # The headers of a record that has no fields stay as they are.
+        made = {"headers": F.when(whole.isNotNull(), _appended(new)).otherwise(F.col("headers")), "error": self.no_value()}
+        if self.operation == "move":
+            made[self.of] = r.rebuilt(whole, {n: whole.getField(n) for n in fields if n not in names})
+        return made
+
+
+def _appended(new: Sequence[tuple[str, Column]]) -> Column:
+    """The record's headers, and more behind them."""
+    from pyspark.sql import functions as F
+
+    kind = r.FIXED["headers"]
+    more = F.array(*(F.struct(F.lit(name).alias("key"), value.alias("value")) for name, value in new))
+    return F.concat(F.coalesce(F.col("headers"), F.array().cast(kind)), more.cast(kind))

@@ -1,0 +1,98 @@
+"""Transforms in a user's own words: Spark's SQL, and Python over a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, ValidationError
+from airflow_kafka_spark.transforms import record as r
+from airflow_kafka_spark.transforms.base import ByColumns, Transform
+from airflow_kafka_spark.transforms.predicates import name_problems
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+@dataclass(frozen=True)
+class Sql(ByColumns):
+    """A new value computed by Spark's SQL, records left out by it, or both. A tombstone stays one, and is not left out.
+
+    The expressions reach fields and parts of a record as those of
+    :class:`~airflow_kafka_spark.transforms.predicates.Condition` do. An error in one (a cast, an overflow) fails the job:
+    ``try_cast``, ``try_divide`` and the like give null instead.
+
+    :param columns: field -> expression: the fields of the new value, in order; None leaves the value.
+    :param filter: a condition over what comes: records for which it does not hold are left out.
+    """
+
+    over_fields: ClassVar[bool] = True
+
+    columns: Mapping[str, str] | None = None
+    filter: str | None = None
+
+    def validate(self, where: str) -> list[Problem]:
+        problems = super().validate(where)
+        if self.columns is None and self.filter is None:
+            return [*problems, Problem(where, "found neither `columns` nor `filter`; expected one", "Give one, or both")]
+        if self.filter is not None:
+            problems += name_problems(f"{where}.filter", self.filter, "a condition, for instance `amount > 10`")
+        if self.columns is None:
+            return problems
+        if not isinstance(self.columns, Mapping) or not self.columns:
+            what = f"found {self.columns!r}; expected fields and their expressions"
+            return [*problems, Problem(f"{where}.columns", what, 'Write for instance {"cents": "amount * 100"}')]
+        for name, text in self.columns.items():
+            problems += name_problems(f"{where}.columns", name)
+            problems += name_problems(f"{where}.columns", text, f"an expression for `{name}`")
+        return problems
+
+    def changes(self, record: r.Record) -> Mapping[str, Column]:
+        from pyspark.sql import functions as F
+
+        has_value = F.col(r.SCOPE).getField("value").isNotNull()
+        made = {}
+        if self.columns is not None:
+            new = F.struct(*(F.expr(text).alias(name) for name, text in self.columns.items()))
+            made["value"] = F.when(has_value, new)
+        if self.filter is not None:
+            # Otherwise than by `or`: a condition is not computed over a tombstone.
+            made["keep"] = F.when(has_value, F.expr(self.filter)).otherwise(F.lit(True))
+        return made
+
+
+@dataclass(frozen=True)
+class Python(Transform):
+    """A function of a record frame, as :meth:`Transform.apply` takes and gives it: one row for each row, in place.
+
+    It may compute with all of Spark, but neither leave records out (``Filter`` and ``Sql`` do) nor join, group, sort or
+    repartition: that is found out when the job runs, and fails it. All columns have to be kept; it may set ``__kafka_error``.
+
+    :param function: called once, on the driver, when the job is planned.
+    """
+
+    function: Callable[[DataFrame], DataFrame]
+
+    @property
+    def name(self) -> str:
+        called = getattr(self.function, "__name__", "")
+        return f"Python({called})" if called else "Python"
+
+    def validate(self, where: str) -> list[Problem]:
+        problems = super().validate(where)
+        if not callable(self.function):
+            what = f"found {self.function!r}; expected a transform, or a function of a DataFrame"
+            problems.append(Problem(where, what, "Write for instance Cast('id:int64')"))
+        return problems
+
+    def apply(self, frame: DataFrame) -> DataFrame:
+        from pyspark.errors import AnalysisException, ParseException
+
+        try:
+            return self.function(frame)
+        except (AnalysisException, ParseException, KafkaSparkError):
+            raise
+        except Exception as error:
+            reason = f"it raised {type(error).__name__}: {error}"
+            raise ValidationError([Problem("function", reason, "Correct the function")]) from error

@@ -1,0 +1,121 @@
+"""What is wrong with options is told without Spark, all of it at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from airflow_kafka_spark import transforms as t
+from airflow_kafka_spark.transforms.fields import path_of
+
+FINE = [
+    t.Cast("a:int8, b:string"),
+    t.Cast({"a:b": "int8"}),
+    t.Cast("int8", of="key"),
+    t.DropHeaders("a"),
+    t.ExtractField("a.b", field_syntax_version="V2"),
+    t.Filter(predicate=t.RecordIsTombstone(), negate=True),
+    t.Flatten(),
+    t.HeaderFrom(["a", "b"], "x,x", "copy"),
+    t.HoistField("a"),
+    t.InsertField(topic_field="t!", static_field="s?", static_value=""),
+    t.InsertHeader("h", ""),
+    t.MaskField("a", "1"),
+    t.RegexRouter(r"(?<name>\p{Alpha}++)-(\Q(\E)", r"$1\$"),
+    t.ReplaceField(exclude="a"),
+    t.Sql({"a": "1"}),
+    t.Sql(filter="true"),
+    t.TimestampConverter("unix"),
+    t.TimestampConverter("string", "f", "yyyy-MM-dd'T'HH:mm:ss.SSSXXX"),
+    t.TimestampRouter(),
+    t.ValueToKey(("a",)),
+    len,
+]
+
+WRONG = [
+    (t.Cast(""), ["Cast.spec"]),
+    (t.Cast("foo:faketype,b:array,c:int8"), ["faketype", "array"]),
+    (t.Cast("foo:int8:extra"), ["foo:int8:extra"]),
+    (t.Cast("foo:int8,int32"), ["'int32'"]),
+    (t.Cast("a:int8", of="header"), ["Cast.of"]),
+    (t.DropHeaders([]), ["DropHeaders.headers"]),
+    (t.ExtractField(""), ["ExtractField.field"]),
+    (t.ExtractField("`a.b", field_syntax_version="V2"), ["a backtick without its end"]),
+    (t.ExtractField("a", field_syntax_version="V3"), ["V3"]),
+    (t.Filter(negate=True), ["Filter.negate"]),
+    (t.Filter(predicate="topic"), ["Filter.predicate"]),
+    (t.Filter(predicate=t.TopicNameMatches("(")), ["Filter.predicate.pattern"]),
+    (t.Filter(predicate=t.HasHeaderKey("")), ["Filter.predicate.name"]),
+    (t.Filter(predicate=t.Condition(" ")), ["Filter.predicate.sql"]),
+    (t.Flatten(None), ["Flatten.delimiter"]),
+    (t.HeaderFrom("a,b", "x", "mv"), ["found 1 for 2 fields", "'mv'"]),
+    (t.HeaderFrom("", "", "copy"), ["HeaderFrom.fields", "HeaderFrom.headers"]),
+    (t.HoistField(None), ["HoistField.field"]),
+    (t.InsertField(), ["no field to insert"]),
+    (t.InsertField(static_field="a"), ["InsertField.static_value"]),
+    (t.InsertField(topic_field="!"), ["InsertField.topic_field"]),
+    (t.InsertHeader(None, None), ["InsertHeader.header", "InsertHeader.value_literal"]),
+    (t.MaskField("a,a", ""), ["`a` twice", "MaskField.replacement"]),
+    (t.RegexRouter("(a", "$1"), ["RegexRouter.regex"]),
+    (t.RegexRouter("(a)", "$2"), ["$2", "the 1 that"]),
+    (t.RegexRouter("(a)", "$"), ["RegexRouter.replacement"]),
+    (t.ReplaceField(), ["neither"]),
+    (t.ReplaceField(renames="a:b,c:b"), ["2 fields are renamed to `b`"]),
+    (t.ReplaceField(renames="a"), ["ReplaceField.renames"]),
+    (t.Sql(), ["neither"]),
+    (t.Sql({}), ["Sql.columns"]),
+    (t.Sql({"a": ""}, filter=""), ["Sql.columns", "Sql.filter"]),
+    (t.TimestampConverter("invalid", unix_precision="invalid"), ["TimestampConverter.target_type", "unix_precision"]),
+    (t.TimestampConverter("string"), ["TimestampConverter.format"]),
+    (t.TimestampConverter("string", format="bad-format"), ["b, f, o, r, t"]),
+    (t.TimestampRouter("", "'"), ["topic_format", "timestamp_format"]),
+    (t.ValueToKey(""), ["ValueToKey.fields"]),
+    (3, ["expected a transform, or a function"]),
+]
+
+
+def test_good_options_have_no_problems() -> None:
+    assert t.problems(FINE) == []
+
+
+@pytest.mark.parametrize(("transform", "words"), WRONG, ids=lambda given: str(given)[:60])
+def test_a_wrong_option_is_named(transform, words) -> None:
+    text = "\n".join(map(str, t.problems([transform])))
+    for word in words:
+        assert word in text
+
+
+def test_all_problems_of_a_chain_are_told_at_once_with_their_places() -> None:
+    found = t.problems([transform for transform, _ in WRONG], "smt")
+    places = {problem.where.split(" ")[0] for problem in found}
+    assert places == {f"smt[{index}]" for index in range(len(WRONG))}
+    assert len(found) > len(WRONG)
+
+
+def test_a_chain_has_to_be_a_list() -> None:
+    assert "expected a list" in str(t.problems(t.Flatten())[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a", ["a"]),
+        ("a.b", ["a", "b"]),
+        ("a.", ["a", ""]),
+        ("`a.b`.c", ["a.b", "c"]),
+        ("a.`b.c`", ["a", "b.c"]),
+        ("`a`b`.c", ["a`b", "c"]),
+        (r"`a\`.b`.c", ["a`.b", "c"]),
+        ("ab`c", ["ab`c"]),
+    ],
+)
+def test_paths_are_read_as_connect_reads_them(text, names) -> None:
+    assert path_of(text) == names
+
+
+def test_importing_transforms_imports_no_pyspark() -> None:
+    code = "import sys, airflow_kafka_spark.transforms as t; t.problems([t.Cast('a:int8')]); print('pyspark' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "False"
