@@ -44,9 +44,14 @@ def pytest_unconfigure() -> None:
 
 
 # Files whose tests share a server, an Airflow or a venv of their own: one test process runs all of such a file.
-_TOGETHER = {"test_scheduler.py", "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py"}
+_TOGETHER = {
+    "test_scheduler.py", "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py",
+    "test_json_spark.py", "test_spark_connect.py", "test_connect_examples.py", "test_chain.py",
+}  # fmt: skip
 
 
+# First: pytest-xdist reads the markers in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name in _TOGETHER:

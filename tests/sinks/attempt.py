@@ -1,7 +1,4 @@
-"""One attempt at a window, as the operator and its tasks make it; here, or in a process of its own which may be killed:
-
-``python -m tests.sinks.attempt <file with the pickled (sink, job)>``
-"""
+"""One attempt at a window, as the operator and its tasks make it; here, or in a process of its own which may be killed."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,8 +15,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.sinks.base import Rows, Sink, SplitWriter, WindowWriter
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult
 from tests.sinks.feed import Job
-
-ROOT = Path(__file__).parents[2]
+from tests.support.zygote import Forked
 
 
 def apply(sink: Sink, job: Job) -> Applied:
@@ -77,19 +71,17 @@ class Victim:
         scratch.mkdir(parents=True, exist_ok=True)
         payload, self.once, self.log = scratch / "attempt.pickle", scratch / "fired", scratch / "log"
         payload.write_bytes(pickle.dumps((sink, job)))
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+        env = dict(os.environ)
         if fault:
             env |= {faults.FAULT: fault, faults.ONCE: str(self.once)}
-        command = [sys.executable, "-m", "tests.sinks.attempt", str(payload)]
-        with open(self.log, "w") as log:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
+        self.process = Forked(str(payload), env, self.log, "sink")
 
     def __enter__(self) -> Victim:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            self.process.kill()
+            os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
 
     @property
@@ -115,9 +107,10 @@ class Victim:
 
     def wake(self) -> int:
         """Let a stopped one go on to its end; its return code."""
-        self.process.send_signal(signal.SIGCONT)
+        os.kill(self.process.pid, signal.SIGCONT)
         return self.process.wait(120)
 
 
-if __name__ == "__main__":
-    print("APPLIED", apply(*pickle.loads(Path(sys.argv[1]).read_bytes())), flush=True)
+def main(payload: str) -> None:
+    """:param payload: the file with the pickled (sink, job)."""
+    print("APPLIED", apply(*pickle.loads(Path(payload).read_bytes())), flush=True)

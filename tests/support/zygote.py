@@ -1,7 +1,7 @@
 """A process that has imported everything, and forks itself for each task attempt: imports take longer than most attempts.
 
-``python -m tests.support.zygote`` takes one JSON request a line, ``{"run": <payload>, "env": {...}, "log": <path>}`` or
-``{"poll": <pid>}``, and answers with the new process's id, or with its return code, null while it runs.
+``python -m tests.support.zygote`` takes one JSON request a line, ``{"run": <payload>, "what": "task" or "sink", "env": {...},
+"log": <path>}`` or ``{"poll": <pid>}``, and answers with the new process's id, or with its return code, null while it runs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def zygote() -> Zygote:
 class Forked:
     """A process forked for one attempt, in a session of its own; what is used of ``subprocess.Popen``."""
 
-    def __init__(self, payload: str, env: dict[str, str], log: Path) -> None:
-        self.pid: int = zygote().ask(run=payload, env=env, log=str(log))
+    def __init__(self, payload: str, env: dict[str, str], log: Path, what: str = "task") -> None:
+        self.pid: int = zygote().ask(run=payload, what=what, env=env, log=str(log))
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -80,8 +80,10 @@ def main() -> None:
     import airflow_kafka_spark.road.job
     import airflow_kafka_spark.sinks
     import airflow_kafka_spark.sources  # noqa: F401
+    from tests.sinks import attempt
     from tests.support import victim
 
+    mains = {"task": victim.main, "sink": attempt.main}
     assert threading.active_count() == 1, "a thread would be lost in every fork"
     ended: dict[int, int] = {}
     for line in sys.stdin:
@@ -96,7 +98,7 @@ def main() -> None:
         else:
             answer = os.fork()
             if answer == 0:
-                _become(request, victim.main)
+                _become(request, mains[request["what"]])
         print(json.dumps(answer), file=answers, flush=True)
 
 

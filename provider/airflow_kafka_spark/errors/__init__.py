@@ -6,6 +6,7 @@ without anybody changing anything.
 """
 
 from airflow_kafka_spark.errors.base import KafkaSparkError
+from airflow_kafka_spark.errors.formats import AvroNotInstalled, AvroSchemaInvalid, RegistryRefused, RegistryUnavailable
 from airflow_kafka_spark.errors.kafka import GroupHasMembers, KafkaRefused, TopicMissing
 from airflow_kafka_spark.errors.ledger import Fenced, LedgerUnreadable
 from airflow_kafka_spark.errors.offsets import BoundRefused, ConsumerUnwell, PipelineUnknown, ResetRefused, WindowOpen
@@ -54,6 +55,8 @@ from airflow_kafka_spark.errors.sources import (
 from airflow_kafka_spark.errors.testing import ServerInvalid, TestingUnavailable
 
 __all__ = [
+    "AvroNotInstalled",
+    "AvroSchemaInvalid",
     "BadRecords",
     "BoundRefused",
     "ClusterChanged",
@@ -81,6 +84,8 @@ __all__ = [
     "PipelineUnknown",
     "PlanError",
     "Problem",
+    "RegistryRefused",
+    "RegistryUnavailable",
     "ResetRefused",
     "RowRejected",
     "RowsCutOff",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from airflow_kafka_spark.formats.avro import Avro
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.csv import Csv
+from airflow_kafka_spark.formats.debezium import Debezium
 from airflow_kafka_spark.formats.json import Json
+from airflow_kafka_spark.formats.json_envelope import JsonEnvelope
 from airflow_kafka_spark.formats.raw import Raw
 from airflow_kafka_spark.formats.string import String
 
-__all__ = ["Csv", "Format", "Json", "Raw", "String"]
+__all__ = ["Avro", "Csv", "Debezium", "Format", "Json", "JsonEnvelope", "Raw", "String"]

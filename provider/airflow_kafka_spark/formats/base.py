@@ -26,10 +26,15 @@ class Decoded:
 
     :param batch: one row per value, in the order given; a row that is bad, or whose value is None, has nulls.
     :param bad: position and reason of each value that could not be decoded, ascending; empty when all is well.
+    :param deleted: None when no value says so, else a boolean per value: True = it says that its row is gone, and stands for a
+        record without a value.
+    :param left_out: positions of values that are no row and delete none, ascending.
     """
 
     batch: pa.RecordBatch
     bad: tuple[tuple[int, str], ...] = ()
+    deleted: pa.BooleanArray | None = None
+    left_out: tuple[int, ...] = ()
 
 
 class Decoder(ABC):

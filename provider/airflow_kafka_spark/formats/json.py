@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
 from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, spark_column
 from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Map, SparkSchema, Struct, Text, arrow_schema, columns_of
+from airflow_kafka_spark.formats.json_schema import columns_of_json_schema, parse_json_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,12 +64,22 @@ class Json(Format):
     a string; a decimal with a negative exponent; more than 6 digits of a second; more digits in a decimal than its precision, as
     in ``0.1000000000000`` for ``decimal(12,2)``.
 
-    :param schema: the columns, as DDL (``"id bigint NOT NULL, amount decimal(12,2), tags array<string>"``) or as a pyspark
-        ``StructType``. Read when it is first used, so that a mistake in it is reported by :meth:`validate`. Needed to read;
-        what is written has the rows' own columns.
+    :param schema: the columns, as DDL (``"id bigint NOT NULL, amount decimal(12,2), tags array<string>"``), as a pyspark
+        ``StructType``, or as a JSON Schema, a dict (see :func:`.columns_of_json_schema`; its text: :meth:`of_json_schema`). Read
+        when it is first used, so that a mistake in it is reported by :meth:`validate`. Needed to read; what is written has the
+        rows' own columns.
     """
 
-    schema: str | SparkSchema = ""
+    schema: str | SparkSchema | Mapping[str, Any] = ""
+
+    @classmethod
+    def of_json_schema(cls, text: str) -> Json:
+        """The format of the objects that a JSON Schema describes.
+
+        :param text: the schema's document.
+        :raises SchemaInvalid: it is not a JSON object.
+        """
+        return cls(parse_json_schema(text))
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -76,7 +87,7 @@ class Json(Format):
 
         :raises SchemaInvalid: the schema cannot be read.
         """
-        return columns_of(self.schema)
+        return columns_of_json_schema(self.schema) if isinstance(self.schema, Mapping) else columns_of(self.schema)
 
     def validate(self, where: str) -> list[Problem]:
         """What is wrong with the schema; an empty list when nothing is."""
@@ -87,7 +98,7 @@ class Json(Format):
                 Problem(
                     f"{where}.schema",
                     f"{e.found}; expected {e.expected}",
-                    "Correct the schema; its types are those of Spark's DDL",
+                    "Correct the schema" + ("" if isinstance(self.schema, Mapping) else "; its types are those of Spark's DDL"),
                 )
             ]
         keys = [f"{path} has keys of type {key}" for column in columns for path, key in _odd_keys(column.type, column.name)]

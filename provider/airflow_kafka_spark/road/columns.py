@@ -14,7 +14,7 @@ from airflow_kafka_spark.windows.model import BadRecord
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.formats.base import Decoder, Format
+    from airflow_kafka_spark.formats.base import Decoded, Decoder, Format
     from airflow_kafka_spark.sinks.base import Rows
     from airflow_kafka_spark.sources.kafka_worker import Records
 
@@ -102,12 +102,15 @@ class Layout:
         decoded = self.value.decode(records.values)
         bad, bad_keys = dict(decoded.bad), set()
         columns = dict(zip(self.value_names, decoded.batch.columns, strict=True))
+        # No rows, and no deletes: their keys may be of another kind.
+        left_out = set(decoded.left_out)
         if self.key is not None:
             keys = self.key.decode(records.keys or ())
-            bad_keys = {index for index, _ in keys.bad if index not in bad}
+            bad_keys = {index for index, _ in keys.bad if index not in bad and index not in left_out}
             bad |= {index: f"key: {reason}" for index, reason in keys.bad if index in bad_keys}
             columns |= dict(zip(self.key_names, keys.batch.columns, strict=True))
-        nulls = [i for i, value in enumerate(records.values) if value is None] if None in records.values else []
+        absent = gone(records, decoded)
+        nulls = [i for i, dead in enumerate(absent) if dead and i not in left_out] if absent is not None else []
         if self.null_values == "fail":
             bad |= dict.fromkeys(nulls, NO_VALUE)
         for name, column in self.metadata:
@@ -116,11 +119,10 @@ class Layout:
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         offsets, tombstones = records.offsets, None
         if nulls and self.null_values == "delete":
-            tombstones = pa.array([value is None for value in records.values], pa.bool_())
-        ignored = [i for i in nulls if i not in bad] if self.null_values == "ignore" else []
+            tombstones = pa.array(absent, pa.bool_())
+        ignored = left_out.union(i for i in nulls if self.null_values == "ignore" and i not in bad)
         if bad or ignored:
-            left_out = set(bad).union(ignored)
-            kept = pa.array([i not in left_out for i in range(len(records))], pa.bool_())
+            kept = pa.array([i not in bad and i not in ignored for i in range(len(records))], pa.bool_())
             batch, offsets = batch.filter(kept), offsets.filter(kept)
             tombstones = tombstones.filter(kept) if tombstones is not None else None
         if tombstones is not None and not pc.any(tombstones).as_py():
@@ -141,6 +143,13 @@ class Layout:
             )
             for index in at
         )
+
+
+def gone(records: Records, decoded: Decoded) -> list[bool] | None:
+    """Which records have no value, or one that says so (``Decoded.deleted``); None when there are none."""
+    if decoded.deleted is None:
+        return [value is None for value in records.values] if None in records.values else None
+    return [value is None or dead for value, dead in zip(records.values, decoded.deleted.to_pylist(), strict=True)]
 
 
 def metadata_of(name: str, records: Records) -> pa.Array:

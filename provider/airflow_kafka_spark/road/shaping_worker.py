@@ -6,7 +6,7 @@ was read from one task to the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ from airflow_kafka_spark.road.columns import (
     TRANSFORMATION,
     VALUE_CONVERTER,
     NullValues,
+    gone,
     metadata_of,
     metadata_type,
 )
 from airflow_kafka_spark.road.task import SAMPLES, add
-from airflow_kafka_spark.road.tolerance import SENT
+from airflow_kafka_spark.road.tolerance import SENT, letters_of
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.dead_letters_worker import HEADERS as HEADER_LIST
 from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
@@ -115,14 +116,16 @@ class RecordTask:
     def _batch(self, records: Records, letters: Letters) -> tuple[pa.RecordBatch, list[BadRecord]]:
         values = self.value.decode(records.values)
         reasons = {index: (VALUE_CONVERTER, reason) for index, reason in values.bad}
+        left_out = frozenset(values.left_out)
         keys: pa.Array = pa.array(records.keys or [None] * len(records), pa.binary())
         if self.key is not None:
             decoded = self.key.decode(records.keys or ())
-            reasons = {**{index: (KEY_CONVERTER, f"key: {reason}") for index, reason in decoded.bad}, **reasons}
-            keys = _struct_array(decoded.batch, records.keys or ())
+            of_keys = {i: (KEY_CONVERTER, f"key: {reason}") for i, reason in decoded.bad if i not in left_out}
+            reasons = {**of_keys, **reasons}
+            keys = _struct_array(decoded.batch, [key is None for key in records.keys or ()])
         arrays = [
             keys,
-            _struct_array(values.batch, records.values),
+            _struct_array(values.batch, gone(records, values) or [False] * len(records)),
             *(metadata_of(name, records) for name in ("topic", "partition", "offset", "timestamp", "headers")),
             records.offsets,
             *(metadata_of(name, records) for name in self.originals),
@@ -136,14 +139,15 @@ class RecordTask:
             sent = self.tolerance.sent.get(TopicPartition(records.topic, records.partition), sent)
             new = [(i, b) for i, b in zip(at, bad, strict=True) if b.offset not in sent]
             if self.tolerance.keep:
-                letters.add(records, [i for i, _ in new], [b for _, b in new])
-        if not bad and not sent:
+                letters.add(letters_of(records, [i for i, _ in new], [b for _, b in new]))
+        if not (bad or sent or left_out):
             return batch, bad
         dead = {b.offset for b in bad} | sent
         offsets = records.offsets.to_pylist()
         mended = sent - {b.offset for b in bad}
         known = [BadRecord(records.topic, records.partition, offset, SENT) for offset in offsets if offset in mended]
-        return batch.filter(pa.array([offset not in dead for offset in offsets], pa.bool_())), [*bad, *known]
+        kept = [offset not in dead and at not in left_out for at, offset in enumerate(offsets)]
+        return batch.filter(pa.array(kept, pa.bool_())), [*bad, *known]
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ class WriteTask:
                 if found is not None:
                     bad.add(split, found)
                     if self.tolerance is not None and self.tolerance.keep:
-                        letters.add_batch(_letters(split, found))
+                        letters.add(_letters(split, found))
                 if writing and bad.count and self.tolerance is None:
                     # The window cannot be committed any more: the rest is only looked at to count what is bad.
                     writer.abort()
@@ -281,7 +285,7 @@ def _struct(schema: pa.Schema) -> pa.StructType:
     return pa.struct([f.with_nullable(True) for f in schema])
 
 
-def _struct_array(batch: pa.RecordBatch, given: Any) -> pa.StructArray:
-    """A column of structs: null where nothing was given."""
-    missing = pa.array([value is None for value in given], pa.bool_())
-    return pa.StructArray.from_arrays(batch.columns, fields=list(_struct(batch.schema)), mask=missing)
+def _struct_array(batch: pa.RecordBatch, missing: Sequence[bool]) -> pa.StructArray:
+    """A column of structs: null where one is missing."""
+    mask = pa.array(missing, pa.bool_())
+    return pa.StructArray.from_arrays(batch.columns, fields=list(_struct(batch.schema)), mask=mask)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import TooManyDeadLetters
 from airflow_kafka_spark.windows.dead_letters import Runs, runs_of
-from airflow_kafka_spark.windows.model import BadRecord, TopicPartition
-
-if TYPE_CHECKING:
-    from airflow_kafka_spark.sources.kafka_worker import Records
+from airflow_kafka_spark.windows.model import TopicPartition
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(
@@ -50,30 +47,10 @@ class Letters:
     size: int = 0
     _batches: list[pa.RecordBatch] = field(default_factory=list)
 
-    def add(self, records: Records, at: Sequence[int], bad: Sequence[BadRecord]) -> None:
-        """:param at: where among the records the bad ones are.
-        :raises TooManyDeadLetters: they are more than may pass through the driver.
-        """
-        if not at:
-            return
-        keys, values, headers = zip(*map(records.original, at), strict=True)
-        pairs = [[{"key": name, "value": value} for name, value in one] if one else None for one in headers]
-        count = len(at)
-        columns = {
-            "topic": [records.topic] * count,
-            "partition": [records.partition] * count,
-            "offset": [b.offset for b in bad],
-            "timestamp": records.timestamps.take(pa.array(at)),
-            "key": keys,
-            "value": values,
-            "headers": pairs,
-            "stage": [b.stage for b in bad],
-            "reason": [b.reason for b in bad],
-        }
-        self.add_batch(pa.RecordBatch.from_pydict(columns, schema=SCHEMA))
-
-    def add_batch(self, batch: pa.RecordBatch) -> None:
+    def add(self, batch: pa.RecordBatch) -> None:
         """:raises TooManyDeadLetters: they are more than may pass through the driver."""
+        if not batch.num_rows:
+            return
         self.size += batch.nbytes
         if self.size > self.limit:
             raise TooManyDeadLetters(batch.column("topic")[0].as_py(), self.limit)

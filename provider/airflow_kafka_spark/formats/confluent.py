@@ -1,0 +1,38 @@
+"""Confluent's wire format: a magic byte, the id of the schema in four bytes, big-endian, and then the value. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from airflow_kafka_spark.formats.json_values import BadValue
+
+HEADER = 5
+SubjectNameStrategy = Literal["TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy"]
+STRATEGIES = ("TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy")
+
+
+def header(schema_id: int) -> bytes:
+    """What stands before a value of this schema."""
+    return b"\0" + schema_id.to_bytes(4, "big")
+
+
+def schema_id(value: bytes) -> int:
+    """The id that a value names.
+
+    :raises BadValue: it has no such header.
+    """
+    if len(value) < HEADER:
+        raise BadValue(f"found {len(value)} bytes, expected at least {HEADER}: the magic byte 0x00 and the id of a schema")
+    if value[0]:
+        raise BadValue(f"found the first byte 0x{value[0]:02x}, expected the magic byte 0x00 of Confluent's wire format")
+    return int.from_bytes(value[1:HEADER], "big")
+
+
+def subject_of(strategy: str, topic: str, part: str, record: str) -> str:
+    """The subject under which a strategy keeps the schemas of a topic's keys or values.
+
+    :param record: the full name of the record, which all strategies but the topic's use.
+    """
+    if strategy == "TopicNameStrategy":
+        return f"{topic}-{part}"
+    return record if strategy == "RecordNameStrategy" else f"{topic}-{record}"

@@ -1,0 +1,265 @@
+"""Confluent's schema registry, and whatever speaks its REST API, from an Airflow connection of type ``schema_registry``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseHook
+
+from airflow_kafka_spark.errors import AvroNotInstalled, ConnectionInvalid, KafkaSparkError, RegistryRefused, RegistryUnavailable
+from airflow_kafka_spark.hooks.connections import look_up
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+CONNECTION_TYPE = "schema_registry"
+DEFAULT_PORT = 8081
+_DEFAULTS: dict[str, Any] = {"timeout": 30, "max.retries": 3, "retries.wait.ms": 500, "retries.max.wait.ms": 5000}
+_NUMBERS = ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity", "cache.latest.ttl.sec")
+_SECRET = re.compile("(?i)password|secret|token|user.info|bearer.auth.custom")
+_TRY_AGAIN = (408, 429)
+_NOT_FOUND = 404
+
+
+@dataclass(frozen=True)
+class RegisteredSchema:
+    """A schema as the registry has it.
+
+    :param id: what stands in records that were written with it.
+    :param text: its JSON.
+    :param references: the texts of schemas that it uses, each after those that it uses itself.
+    :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
+    """
+
+    subject: str
+    version: int
+    id: int
+    text: str
+    references: tuple[str, ...] = ()
+    kind: str = "AVRO"
+
+    def __str__(self) -> str:
+        return f"subject `{self.subject}`, version {self.version}"
+
+
+class SchemaRegistryHook(BaseHook):
+    """A client of a schema registry.
+
+    The connection has the registry's address as host (``registry`` or ``https://registry/path``), port (8081 where the host has
+    no scheme of its own) and schema (``http``, the default, or ``https``), login and password for basic authentication, and
+    anything else in its extra by the names of Confluent's client: ``url`` (several separated by commas),
+    ``basic.auth.user.info``, ``ssl.ca.location``, ``ssl.certificate.location``, ``ssl.key.location``,
+    ``bearer.auth.credentials.source``, ``proxy``, ... A registry that does not answer is asked ``max.retries`` times more (3),
+    with waits that double from ``retries.wait.ms`` (500), each time for ``timeout`` seconds (30).
+
+    :param conn_id: the Airflow connection.
+    """
+
+    conn_name_attr = "conn_id"
+    default_conn_name = "schema_registry_default"
+    conn_type = CONNECTION_TYPE
+    hook_name = "Schema registry"
+
+    def __init__(self, conn_id: str = default_conn_name) -> None:
+        super().__init__()
+        self.conn_id = conn_id
+
+    @cached_property
+    def connection(self) -> Connection:
+        """:raises ConnectionInvalid: it is not defined or of another type."""
+        return look_up(
+            self.conn_id, CONNECTION_TYPE, option="registry", hint="host: the registry's address", get=self.get_connection
+        )
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """What the client is made with; holds passwords.
+
+        :raises ConnectionInvalid: the connection cannot be used.
+        """
+        connection = self.connection
+        extra = connection.extra_dejson
+        config = {**_DEFAULTS, **extra}
+        config["url"] = extra.get("url") or self._address(connection)
+        if (connection.login or connection.password) and "basic.auth.user.info" not in config:
+            config["basic.auth.user.info"] = f"{connection.login or ''}:{connection.password or ''}"
+        for name in _NUMBERS:
+            if isinstance(value := config.get(name), str):
+                try:
+                    config[name] = float(value) if "." in value else int(value)
+                except ValueError:
+                    raise ConnectionInvalid(self.conn_id, f"`{name}` is {value!r} in its extra; expected a number") from None
+        return config
+
+    def _address(self, connection: Connection) -> str:
+        host = (connection.host or "").rstrip("/")
+        if not host:
+            raise ConnectionInvalid(
+                self.conn_id, "it has no host", "Give the registry's address as host, or as `url` in the extra"
+            )
+        if "://" not in host:
+            return f"{connection.schema or 'http'}://{host}:{connection.port or DEFAULT_PORT}"
+        scheme, _, rest = host.partition("://")
+        name, slash, path = rest.partition("/")
+        return f"{scheme}://{name}{f':{connection.port}' if connection.port else ''}{slash}{path}"
+
+    @property
+    def url(self) -> str:
+        """The registry's address without credentials, for people."""
+        return re.sub(r"//[^/@,]*@", "//", str(self.config["url"]))
+
+    @cached_property
+    def client(self) -> SchemaRegistryClient:
+        """Confluent's own client.
+
+        :raises ConnectionInvalid: it does not take what the connection says.
+        :raises AvroNotInstalled: a package that it needs is missing.
+        """
+        try:
+            from confluent_kafka.schema_registry import SchemaRegistryClient
+        except ImportError as e:
+            raise AvroNotInstalled(e.name or "confluent-kafka[schemaregistry]") from None
+        try:
+            return SchemaRegistryClient(self.config)
+        except (ValueError, TypeError, OSError) as e:
+            detail = self._scrubbed(str(e)) or type(e).__name__
+            raise ConnectionInvalid(self.conn_id, f"the registry's client refuses it: {detail}") from None
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def versions(self, subject: str, known: Sequence[RegisteredSchema] = ()) -> tuple[RegisteredSchema, ...]:
+        """All schemas of a subject, ascending by version, deleted ones too where the registry still tells: records have them.
+
+        :param known: those that need not be asked for again.
+        :raises RegistryRefused: there is no such subject, or it may not be read.
+        :raises RegistryUnavailable: no answer.
+        """
+        have = {schema.version: schema for schema in known if schema.subject == subject}
+        with self._asking(f"the versions of subject `{subject}`"):
+            numbers = sorted(self.client.get_versions(subject, deleted=True))
+        return tuple(have[n] if n in have else self.version(subject, n) for n in numbers)
+
+    def version(self, subject: str, version: int | str = "latest") -> RegisteredSchema:
+        """One schema of a subject; the latest by default. Raises like :meth:`versions`."""
+        with self._asking(f"version {version} of subject `{subject}`"):
+            if version == "latest":
+                found = self.client.get_latest_version(subject)
+            else:
+                found = self.client.get_version(subject, int(version), deleted=True)
+        references: list[str] = []
+        self._collect(found.schema.references or (), references, 0)
+        return RegisteredSchema(
+            subject,
+            int(found.version or 0),
+            int(found.schema_id or 0),
+            found.schema.schema_str or "",
+            tuple(references),
+            found.schema.schema_type or "AVRO",
+        )
+
+    def _collect(self, references: Sequence[Any], found: list[str], depth: int) -> None:
+        for reference in references if depth < 20 else ():
+            with self._asking(f"version {reference.version} of subject `{reference.subject}`, which another schema uses"):
+                schema = self.client.get_version(reference.subject, reference.version, deleted=True).schema
+            self._collect(schema.references or (), found, depth + 1)
+            text = schema.schema_str or ""
+            if text not in found:
+                found.append(text)
+
+    def incompatibilities(self, subject: str, text: str) -> list[str]:
+        """Why the registry would not take a schema for a subject; nothing when it would, as when there is no such subject yet."""
+        from confluent_kafka.schema_registry import Schema
+
+        body = Schema(text, "AVRO").to_dict()
+        path = f"compatibility/subjects/{_quoted(subject)}/versions/latest?verbose=true"
+        try:
+            with self._asking(f"whether a schema fits subject `{subject}`"):
+                # The client's own method tells yes or no only.
+                answer = self.client._rest_client.post(path, body=body)
+        except RegistryRefused as e:
+            if e.status == _NOT_FOUND:
+                return []
+            raise
+        if answer.get("is_compatible"):
+            return []
+        return [str(m) for m in answer.get("messages") or ()] or ["the registry does not say why"]
+
+    def register(self, subject: str, text: str) -> int:
+        """Register a schema; the id of the one that is there already where it is the same.
+
+        :raises RegistryRefused: it is not compatible with the subject's others, or may not be registered.
+        """
+        from confluent_kafka.schema_registry import Schema
+
+        with self._asking(f"to register a schema for subject `{subject}`"):
+            return int(self.client.register_schema(subject, Schema(text, "AVRO")))
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Whether the registry answers, as Airflow's own button asks."""
+        try:
+            with self._asking("its subjects"):
+                self.client.get_subjects(limit=1)
+        except KafkaSparkError as e:
+            return False, str(e)
+        return True, f"The schema registry at {self.url} answers"
+
+    # --- errors ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        """Errors of the client as this package's own, without passwords."""
+        client = self.client
+        from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
+
+        assert client is not None
+        try:
+            yield
+        except SchemaRegistryError as e:
+            raise self._refused(what, e.http_status_code, e.error_code, e.error_message) from None
+        except OAuthTokenError as e:
+            raise RegistryRefused(self.conn_id, self.url, what, self._scrubbed(str(e)), 401, action=_CREDENTIALS) from None
+        except Exception as e:
+            if type(e).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2"):
+                detail = self._scrubbed(str(e)) or type(e).__name__
+                raise RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail) from None
+            if isinstance(e, (ValueError, KeyError, TypeError, AttributeError)):
+                detail = "it answered something that a schema registry does not"
+                raise RegistryRefused(self.conn_id, self.url, what, detail, 200, action=_ADDRESS) from None
+            raise
+
+    def _refused(self, what: str, status: int, code: Any, message: Any) -> KafkaSparkError:
+        number = code if isinstance(code, int) else -1
+        told = self._scrubbed(str(message or "without a reason"))[:500]
+        detail = f"{told} (HTTP {status}{f', code {number}' if number > 0 else ''})"
+        if status in _TRY_AGAIN or status >= 500:
+            return RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail)
+        action = _CREDENTIALS if status in (401, 403) else _ADDRESS if status == _NOT_FOUND else ""
+        return RegistryRefused(self.conn_id, self.url, what, detail, status, number, action)
+
+    def _scrubbed(self, text: str) -> str:
+        """``text`` without anything of the connection that is secret."""
+        secrets = {str(v) for k, v in self.config.items() if _SECRET.search(k) and v}
+        secrets |= {s.partition(":")[2] for s in secrets if ":" in s} | {self.connection.password or ""}
+        secrets |= set(re.findall(r"//[^/@,]*:([^/@,]*)@", str(self.config["url"])))
+        for secret in sorted(filter(None, secrets), key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(conn_id={self.conn_id!r})"
+
+
+_CREDENTIALS = "Correct login and password of the connection, or what the user may do in the registry"
+_ADDRESS = "Check the name of the subject, and that the address leads to the registry's REST API"
+
+
+def _quoted(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name, safe="")

@@ -1,0 +1,249 @@
+"""A real schema registry: what Confluent's own clients register and write is read; and what goes wrong with it is told."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from airflow_kafka_spark.errors import ConnectionInvalid, RegistryRefused, RegistryUnavailable
+from airflow_kafka_spark.formats import Avro
+from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
+from tests.formats.contract import CHECKS, Case
+from tests.support.registry import EmbeddedRegistry, guarded
+
+CONN = "schema_registry_default"
+V1 = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "int"}, {"name": "old", "type": "string"}]}
+V2 = {
+    "type": "record",
+    "name": "shop.Order",
+    "fields": [{"name": "id", "type": "long"}, {"name": "note", "type": ["null", "string"], "default": None}],
+}
+FAST = {"max.retries": 1, "retries.wait.ms": 10}
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[EmbeddedRegistry]:
+    with EmbeddedRegistry() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def connection(registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SCHEMA_REGISTRY_DEFAULT", registry.connection())
+
+
+@pytest.fixture(scope="module")
+def registered(registry: EmbeddedRegistry) -> dict[str, int]:
+    """Two versions of the values' schema of topic `orders`, by the client itself."""
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+    client = SchemaRegistryClient({"url": registry.url})
+    return {name: client.register_schema("orders-value", Schema(json.dumps(s), "AVRO")) for name, s in (("1", V1), ("2", V2))}
+
+
+def add(monkeypatch: pytest.MonkeyPatch, name: str, **fields: Any) -> None:
+    monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps({"conn_type": "schema_registry", **fields}))
+
+
+def serialized(
+    registry: EmbeddedRegistry, schema: dict[str, Any], value: dict[str, Any], topic: str = "orders", **conf: Any
+) -> bytes:
+    """A value as Confluent's serializer writes it."""
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroSerializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    client = SchemaRegistryClient({"url": registry.url})
+    write = AvroSerializer(client, json.dumps(schema), conf=conf)
+    return write(value, SerializationContext(topic, MessageField.VALUE))
+
+
+# --- reading -------------------------------------------------------------------------------------------------------------
+
+
+def test_records_of_all_versions_come_out_as_the_latest_has_them(registry: EmbeddedRegistry, registered: dict[str, int]) -> None:
+    values = [serialized(registry, V1, {"id": 1, "old": "o"}), serialized(registry, V2, {"id": 1 << 40, "note": "n"})] * 50
+    format = Avro(registry=CONN).of_topics(["orders"], "value")
+    assert format.validate("value") == []
+    decoded = format.decoder().decode([*values, None])
+    assert decoded.bad == ()
+    assert decoded.batch.to_pylist() == [{"id": 1, "note": None}, {"id": 1 << 40, "note": "n"}] * 50 + [
+        {"id": None, "note": None}
+    ]
+
+
+def test_a_version_or_a_schema_may_be_the_readers(registry: EmbeddedRegistry, registered: dict[str, int]) -> None:
+    value = serialized(registry, V1, {"id": 1, "old": "o"})
+    first = Avro(registry=CONN, reader_schema=1).of_topics(["orders"], "value")
+    assert first.decoder().decode([value]).batch.to_pylist() == [{"id": 1, "old": "o"}]
+    own = json.dumps({**V1, "fields": [{"name": "was", "type": "string", "aliases": ["old"]}]})
+    named = Avro(registry=CONN, subject="orders-value", reader_schema=own)
+    assert named.decoder().decode([value]).batch.to_pylist() == [{"was": "o"}]
+
+
+def test_other_strategies_name_subjects_after_the_record(registry: EmbeddedRegistry) -> None:
+    from confluent_kafka.schema_registry import record_subject_name_strategy, topic_record_subject_name_strategy
+
+    strategies = {
+        "RecordNameStrategy": (record_subject_name_strategy, "shop.Order"),
+        "TopicRecordNameStrategy": (topic_record_subject_name_strategy, "people-shop.Order"),
+    }
+    for name, (strategy, subject) in strategies.items():
+        conf = {"auto.register.schemas": True, "subject.name.strategy": strategy}
+        value = serialized(registry, V2, {"id": 5, "note": None}, "people", **conf)
+        format = Avro(registry=CONN, subject_name_strategy=name, reader_schema=json.dumps(V2)).of_topics(["people"], "value")  # type: ignore[arg-type]
+        assert format.subjects == (subject,)
+        assert format.decoder().decode([value]).batch.to_pylist() == [{"id": 5, "note": None}]
+
+
+def test_a_schema_registered_after_the_columns_were_looked_at_is_known_to_the_decoder(registry: EmbeddedRegistry) -> None:
+    hook = SchemaRegistryHook()
+    hook.register("late-value", json.dumps(V1))
+    format = Avro(registry=CONN).of_topics(["late"], "value")
+    names = format.arrow_schema().names
+    wider = {**V1, "fields": [*V1["fields"], {"name": "more", "type": "int", "default": 0}]}  # type: ignore[misc]
+    value = serialized(registry, wider, {"id": 1, "old": "o", "more": 3}, "late", **{"auto.register.schemas": True})
+    assert format.decoder().decode([value]).batch.to_pylist() == [{"id": 1, "old": "o"}]
+    assert format.arrow_schema().names == names == ["id", "old"]
+
+
+def test_schemas_that_use_others_are_read(registry: EmbeddedRegistry) -> None:
+    from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+
+    client = SchemaRegistryClient({"url": registry.url})
+    client.register_schema("shop.Order", Schema(json.dumps(V2), "AVRO"))
+    version = client.get_latest_version("shop.Order").version
+    outer = {"type": "record", "name": "shop.Box", "fields": [{"name": "order", "type": "shop.Order"}]}
+    uses = Schema(json.dumps(outer), "AVRO", [SchemaReference("shop.Order", "shop.Order", version)])
+    number = client.register_schema("boxes-value", uses)
+    format = Avro(registry=CONN).of_topics(["boxes"], "value")
+    value = b"\0" + number.to_bytes(4, "big") + b"\x0e\x00"
+    assert format.decoder().decode([value]).batch.to_pylist() == [{"order": {"id": 7, "note": None}}]
+
+
+def test_what_names_no_schema_of_the_subject_is_bad(registry: EmbeddedRegistry, registered: dict[str, int]) -> None:
+    good = serialized(registry, V2, {"id": 3, "note": None})
+    values = [good, b"", b"\0\0\0\0", b"{" + good[1:], b"\0" + (77_777).to_bytes(4, "big") + good[5:], good]
+    decoded = Avro(registry=CONN).of_topics(["orders"], "value").decoder().decode(values)
+    reasons = dict(decoded.bad)
+    assert list(reasons) == [1, 2, 3, 4]
+    assert "found 0 bytes, expected at least 5" in reasons[1] and "found 4 bytes" in reasons[2]
+    assert "found the first byte 0x7b, expected the magic byte 0x00" in reasons[3]
+    ids = ", ".join(str(i) for i in sorted(registered.values()))
+    assert f"found schema id 77777, expected one of {ids} of `orders-value` (versions 1, 2)" in reasons[4]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
+def test_contract(registry: EmbeddedRegistry, registered: dict[str, int], check: Any) -> None:
+    good = (serialized(registry, V1, {"id": 1, "old": "o"}), serialized(registry, V2, {"id": 2, "note": "n"}))
+    bad = (b"", good[0][:-1], good[1] + b"\0", b"\0\0\1\0\0")
+    check(Case(Avro(registry=CONN).of_topics(["orders"], "value"), good, bad))
+
+
+def test_a_decoder_needs_no_registry(
+    registry: EmbeddedRegistry, registered: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = serialized(registry, V2, {"id": 3, "note": None})
+    pickled = pickle.dumps(Avro(registry=CONN).of_topics(["orders"], "value").decoder())
+    add(monkeypatch, CONN, host="127.0.0.1", port=1, extra=FAST)
+    assert pickle.loads(pickled).decode([value]).batch.to_pylist() == [{"id": 3, "note": None}]
+
+
+# --- registering ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_schema_that_does_not_fit_is_refused_with_the_registrys_reasons(registry: EmbeddedRegistry) -> None:
+    hook = SchemaRegistryHook()
+    text = json.dumps(V2)
+    assert hook.incompatibilities("fits-value", text) == []
+    number = hook.register("fits-value", text)
+    assert hook.register("fits-value", text) == number == hook.version("fits-value").id
+    hook.client.set_compatibility("fits-value", "BACKWARD")
+    other = json.dumps({**V2, "fields": [{"name": "id", "type": "string"}]})
+    assert hook.incompatibilities("fits-value", other)
+    with pytest.raises(RegistryRefused, match="to register a schema for subject `fits-value`: .*HTTP 409") as caught:
+        hook.register("fits-value", other)
+    assert caught.value.status == 409 and not caught.value.retryable
+    assert [v.version for v in hook.versions("fits-value")] == [1]
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------------------------
+
+
+def test_a_subject_that_is_not_there_is_a_problem() -> None:
+    (problem,) = Avro(registry=CONN).of_topics(["nothing"], "value").validate("value")
+    assert problem.where == "value.registry" and "`nothing-value`" in problem.what and "HTTP 404" in problem.what
+
+
+def test_a_wrong_password_is_told_and_never_shown(registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    with guarded(registry.url, "ann", "right") as url:
+        add(monkeypatch, "good", login="ann", password="right", extra={"url": url})
+        add(monkeypatch, "bad", login="ann", password="s3cr3t", extra={"url": url})
+        add(monkeypatch, "inside", extra={"url": url, "basic.auth.user.info": "ann:s3cr3t"})
+        assert SchemaRegistryHook("good").test_connection()[0]
+        for name in ("bad", "inside"):
+            hook = SchemaRegistryHook(name)
+            with pytest.raises(RegistryRefused, match="Unauthorized.*Correct login and password") as caught:
+                hook.versions("orders-value")
+            assert caught.value.status == 401
+            answered, told = hook.test_connection()
+            (problem,) = Avro(registry=name, subject="orders-value").validate("value")
+            assert not answered and "s3cr3t" not in f"{caught.value}{told}{problem}{hook!r}{hook.url}"
+
+
+def test_a_registry_that_is_down_is_a_problem_after_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    add(monkeypatch, "down", host="127.0.0.1", port=1, login="ann", password="s3cr3t", extra=FAST)
+    with pytest.raises(RegistryUnavailable, match="http://127.0.0.1:1 .*did not answer.*refused") as caught:
+        SchemaRegistryHook("down").versions("orders-value")
+    assert caught.value.retryable and "s3cr3t" not in str(caught.value)
+    (problem,) = Avro(registry="down").of_topics(["orders"], "value").validate("value")
+    assert problem.where == "value.registry" and "did not answer" in problem.what and problem.action
+
+
+def test_something_that_is_no_registry_is_told(monkeypatch: pytest.MonkeyPatch, registry: EmbeddedRegistry) -> None:
+    add(monkeypatch, "else", host=f"http://127.0.0.1:{registry.port}", schema="", extra=FAST)
+    answered, told = SchemaRegistryHook("else").test_connection()
+    assert not answered and "refused its subjects" in told
+
+
+@pytest.mark.parametrize(
+    ("fields", "url"),
+    [
+        ({"host": "registry"}, "http://registry:8081"),
+        ({"host": "registry", "schema": "https", "port": 443}, "https://registry:443"),
+        ({"host": "https://registry/api", "port": 8443}, "https://registry:8443/api"),
+        ({"host": "https://registry/api/"}, "https://registry/api"),
+        ({"host": "x", "extra": {"url": "https://ann:s3cr3t@a:1,http://b:2"}}, "https://a:1,http://b:2"),
+    ],
+)
+def test_the_address_is_that_of_the_connection(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], url: str) -> None:
+    add(monkeypatch, "there", **fields)
+    assert SchemaRegistryHook("there").url == url
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, "it has no host"),
+        ({"host": "a", "extra": {"ssl.key.password": "s3cr3t"}}, "ssl.certificate.location required"),
+        ({"host": "a", "extra": {"no.such": "s3cr3t"}}, "Unrecognized properties: no.such"),
+        ({"host": "a", "extra": {"timeout": "soon"}}, "`timeout` is 'soon' in its extra; expected a number"),
+        ({"host": "a", "extra": {"ssl.ca.location": "/no/such"}}, "the registry's client refuses it"),
+    ],
+)
+def test_a_connection_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], told: str) -> None:
+    add(monkeypatch, "broken", **fields)
+    hook = SchemaRegistryHook("broken")
+    with pytest.raises(ConnectionInvalid, match=told) as caught:
+        _ = hook.client
+    assert "s3cr3t" not in str(caught.value) and not hook.test_connection()[0]
+
+
+def test_a_connection_of_another_type_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_ODD", "http://registry")
+    with pytest.raises(ConnectionInvalid, match="it is of type `http`.*Use a connection of type `schema_registry`"):
+        _ = SchemaRegistryHook("odd").config
