@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from tests.support.registry import EmbeddedRegistry
 
 _RUN = uuid.uuid4().hex[:6]
 _counter = itertools.count(1)
@@ -47,6 +48,7 @@ def pytest_unconfigure() -> None:
 _TOGETHER = {
     "test_scheduler.py", "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py",
     "test_json_spark.py", "test_spark_connect.py", "test_connect_examples.py", "test_chain.py",
+    "test_schema_registry.py",
 }  # fmt: skip
 
 
@@ -69,6 +71,13 @@ def kafka() -> Iterator[EmbeddedKafka]:
 def postgres() -> Iterator[EmbeddedPostgres]:
     """One server for the whole run."""
     with EmbeddedPostgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[EmbeddedRegistry]:
+    """One schema registry for the whole run."""
+    with EmbeddedRegistry() as server:
         yield server
 
 

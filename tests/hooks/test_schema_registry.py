@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,12 +22,6 @@ V2 = {
     "fields": [{"name": "id", "type": "long"}, {"name": "note", "type": ["null", "string"], "default": None}],
 }
 FAST = {"max.retries": 1, "retries.wait.ms": 10}
-
-
-@pytest.fixture(scope="module")
-def registry() -> Iterator[EmbeddedRegistry]:
-    with EmbeddedRegistry() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
@@ -56,7 +57,8 @@ class DecodingOperator(FromKafkaOperator):
 
     def decoding_problems(self) -> list[Problem]:
         """What is wrong with formats and columns, without asking anybody."""
-        formats = [*self.value.validate("value"), *(self.key.validate("key") if self.key else ())]
+        value, key = self.formats
+        formats = [*value.validate("value"), *(key.validate("key") if key else ())]
         return formats or [*self._column_problems(), *self.null_value_problems()]
 
     def _column_problems(self) -> list[Problem]:
@@ -65,7 +67,8 @@ class DecodingOperator(FromKafkaOperator):
             for name, _ in self.metadata
             if name not in METADATA
         ]
-        taken = set(self.value.arrow_schema().names) | set(self.key.arrow_schema().names if self.key else ())
+        value, key = self.formats
+        taken = set(value.arrow_schema().names) | set(key.arrow_schema().names if key else ())
         for name, column in self.metadata:
             if column in taken:
                 problems.append(
@@ -80,6 +83,15 @@ class DecodingOperator(FromKafkaOperator):
 
     # --- what the parts are made of ---
 
+    @cached_property
+    def formats(self) -> tuple[Format, Format | None]:
+        """How values and keys of the topics that are read are decoded."""
+        given = [f for f in (self.value, self.key) if f is not None]
+        if all(type(f).of_topics is Format.of_topics for f in given):
+            return self.value, self.key
+        topics = self.subscription.topics or self.resolve()
+        return self.value.of_topics(topics, "value"), self.key.of_topics(topics, "key") if self.key else None
+
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         columns = self.metadata_columns
@@ -89,4 +101,4 @@ class DecodingOperator(FromKafkaOperator):
         """How records become rows."""
         from airflow_kafka_spark.road.columns import Layout
 
-        return Layout.of(self.value, self.key, self.metadata, self.null_values)
+        return Layout.of(*self.formats, self.metadata, self.null_values)

@@ -256,7 +256,8 @@ class KafkaToKafkaOperator(DecodingOperator):
 
     @property
     def _key_needs_value(self) -> bool:
-        of_key = set(self.key.arrow_schema().names) if self.key else set()
+        key = self.formats[1]
+        of_key = set(key.arrow_schema().names) if key else set()
         return any(name in (self.columns or ()) or name not in of_key for name in self.sink.key)
 
     @property
@@ -268,8 +269,9 @@ class KafkaToKafkaOperator(DecodingOperator):
         return Change(self.filter, self.columns, written, tuple(self.sink.key), key_format)
 
     def _record_columns(self) -> list[str]:
-        of_key = self.key.arrow_schema().names if self.key else []
-        return [*self.value.arrow_schema().names, *of_key, *(column for _, column in self.metadata)]
+        value, key = self.formats
+        of_key = key.arrow_schema().names if key else []
+        return [*value.arrow_schema().names, *of_key, *(column for _, column in self.metadata)]
 
     def layout(self) -> Layout:
         """How records become rows: what the SQL may see of them, and what is carried past it."""
@@ -290,4 +292,4 @@ class KafkaToKafkaOperator(DecodingOperator):
             nulls: NullValues = self.null_values
             return Layout.of(Raw(VALUE), None, carried, nulls)
         nulls = "delete" if self.null_values == "write" else self.null_values
-        return Layout.of(self.value, self.key, (*self.metadata, *carried), nulls)
+        return Layout.of(*self.formats, (*self.metadata, *carried), nulls)

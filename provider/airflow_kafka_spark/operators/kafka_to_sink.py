@@ -246,7 +246,7 @@ class KafkaToSinkOperator(DecodingOperator):
         from airflow_kafka_spark.transforms.base import as_transform
 
         transforms = tuple(map(as_transform, self.transforms))
-        return Shaping(self.value, self.key, transforms, self.metadata, self.null_values)
+        return Shaping(*self.formats, transforms, self.metadata, self.null_values)
 
     @cached_property
     def _shaped_schema(self) -> pa.Schema:

@@ -1,0 +1,122 @@
+"""Formats all the way: what other people's producers write is in the sink, each record exactly once."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.dataset as ds
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark.errors import ValidationError
+from airflow_kafka_spark.formats import Avro, Debezium, Json
+from airflow_kafka_spark.sinks import PostgresSink
+from airflow_kafka_spark.transforms import InsertField, ReplaceField
+from tests.support.dead_letters import letters, told
+from tests.support.oracle import same_multiset
+from tests.support.pipelines import Pipeline
+
+OLD = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "int"}, {"name": "old", "type": "string"}]}
+NEW = {
+    "type": "record",
+    "name": "shop.Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}, "default": "\u0000"},
+        {"name": "note", "type": ["null", "string"], "default": None},
+    ],
+}
+
+
+def serializer(url: str, schema: dict):
+    """Confluent's own."""
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroSerializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    write = AvroSerializer(SchemaRegistryClient({"url": url}), json.dumps(schema))
+    return lambda topic, value: write(value, SerializationContext(topic, MessageField.VALUE))
+
+
+@pytest.fixture
+def avro(registry, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_SCHEMA_REGISTRY_DEFAULT", registry.connection())
+    return Avro(registry="schema_registry_default")
+
+
+@pytest.mark.parametrize("transforms", [(), (InsertField(static_field="by", static_value="us"),)], ids=["plain", "transformed"])
+def test_avro_of_old_and_new_schemas_comes_out_as_the_latest_has_it_and_what_is_none_is_a_dead_letter(
+    files: Pipeline, registry, avro, transforms
+):
+    from decimal import Decimal
+
+    old, new, dead = serializer(registry.url, OLD), serializer(registry.url, NEW), f"dead-{files.topic}"
+    producer, expected = Producer(files.kafka.connection_extra()), []
+    old(files.topic, {"id": 0, "old": ""})  # registered first
+    for number in range(90):
+        if number % 2:
+            value = old(files.topic, {"id": number, "old": "x"})
+            expected.append((number, Decimal("0.00"), None))
+        else:
+            row = (number, Decimal(number).scaleb(-2), f"note {number}" if number % 4 else None)
+            value = new(files.topic, {"id": row[0], "amount": row[1], "note": row[2]})
+            expected.append(row)
+        producer.produce(files.topic, value, b"%d" % number)
+    cut_off = new(files.topic, {"id": 1, "amount": Decimal(1), "note": None})[:-1]
+    bad = [b"", b"\x01\x00\x00\x00\x01", b"\x00\x7f\xff\xff\xff\x02", cut_off]
+    for value in bad:
+        producer.produce(files.topic, value)
+    assert producer.flush(60) == 0
+    report = files.run("run1", value=avro, transforms=transforms, errors_tolerance="all", errors_deadletterqueue_topic_name=dead)
+    table = ds.dataset(files.place, format="parquet", partitioning="hive").to_table()
+    rows = zip(*(table[name].to_pylist() for name in ("id", "amount", "note")), strict=True)
+    assert same_multiset(expected, rows) == 90
+    assert (set(table["by"].to_pylist()) if transforms else {"us"}) == {"us"}
+    there = letters(files.kafka.connection_extra(), dead)
+    assert same_multiset(bad, [value for _, value, *_ in there]) == 4 == report["records_rejected"]
+    assert {told(headers)["class.name"] for *_, headers in there} == {"airflow_kafka_spark.formats.avro.Avro"}
+    assert any("2147483647" in told(headers)["exception.message"] for *_, headers in there), "the unknown id is named"
+
+
+def test_a_topic_without_a_schema_is_told_before_anything_is_read(files: Pipeline, avro):
+    with pytest.raises(ValidationError, match=f"{files.topic}-value"):
+        files.run("run1", value=avro)
+
+
+def event(op: str, number: int, amount: str | None) -> bytes:
+    row = {"id": number, "customer": f"customer-{number}", "amount": amount, "placed_at": "2026-01-01T00:00:00Z"}
+    before, after = (row, None) if op == "d" else (None, row)
+    return json.dumps({"before": before, "after": after, "op": op, "source": {"table": "orders"}, "ts_ms": 1}).encode()
+
+
+@pytest.mark.parametrize("transforms", [(), (ReplaceField(exclude="more"),)], ids=["plain", "transformed"])
+def test_change_events_of_debezium_make_a_table_equal_to_the_one_they_tell_of(table: Pipeline, transforms):
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE "{table.place}" ADD PRIMARY KEY (id)')
+    sink = PostgresSink(conn_id="warehouse", table=table.place, mode="upsert", key=["id"], delete_enabled=True)
+    schema = "id bigint, customer string, amount decimal(12,2), placed_at timestamp" + (", more string" if transforms else "")
+    options = {"value": Debezium(Json(schema=schema)), "key": Json(schema="id bigint"), "sink": sink, "transforms": transforms}
+    producer, state = Producer(table.kafka.connection_extra()), {}
+
+    def send(op: str, number: int, amount: str | None = None) -> None:
+        key = json.dumps({"id": number}).encode()
+        producer.produce(table.topic, event(op, number, amount), key, number % 3)
+        if op == "d":
+            producer.produce(table.topic, None, key, number % 3)
+            state.pop(number, None)
+        else:
+            state[number] = amount
+
+    for window in range(2):
+        for number in range(60):
+            send("r" if window == 0 else "c", number, f"{number}.00")
+            if number % 3 == 0:
+                send("u", number, f"{number}.50")
+            if number % 5 == 0:
+                send("d", number)
+            if number % 10 == 0:
+                send("c", number, "7.77")
+        assert producer.flush(60) == 0
+        report = table.run(f"run{window}", **options)
+        assert same_multiset(state.items(), [(row[0], row[2]) for row in table.rows()]) == 54
+        assert report["records_rejected"] == 0
