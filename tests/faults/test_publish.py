@@ -43,7 +43,7 @@ def test_killed_then_retried_and_cleared_every_row_is_published_exactly_once(ord
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("point", ["planned", "publish.begin", "publish.mid", "publish.marked"])
+@pytest.mark.parametrize("point", ["planned", "publish.mid", "publish.marked"])
 def test_a_zombie_that_wakes_after_the_retry_has_finished_publishes_nothing(orders, point):
     orders.sell(900)
     zombie = orders.victim("run1", fault=f"{point}:stop")

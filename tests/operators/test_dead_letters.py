@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, TooManyBadRecords, ValidationError
 from airflow_kafka_spark.formats import Json
 from tests.support.dead_letters import BAD, check_sorted_out, letters, produce_mixed, told
-from tests.support.pipelines import SCHEMA, Pipeline
+from tests.support.lenient import Lenient
+from tests.support.oracle import same_multiset
+from tests.support.pipelines import SCHEMA, Pipeline, order, row_of
 
 
 def tolerant(topic: str, **more) -> dict:
@@ -110,7 +111,7 @@ def test_what_was_dead_stays_dead_when_the_format_is_mended_before_the_retry(fil
     monkeypatch.undo()
     assert files.rows() == []
     # A format to which nothing is bad.
-    report = files.run("run1", **tolerant(dead, value=_Lenient(SCHEMA)))
+    report = files.run("run1", **tolerant(dead, value=Lenient(SCHEMA)))
     assert check_sorted_out(files, dead) == (30, 3)
     assert (report["records_rejected"], report["dead_letters"][0]["records"]) == (3, 3)
 
@@ -142,6 +143,36 @@ def test_a_window_that_the_sink_had_taken_reports_its_dead_letters_too(files: Pi
     assert check_sorted_out(files, dead) == (20, 4)
 
 
+def test_dead_letters_sent_through_a_mended_pipeline_are_in_the_sink_once(files: Pipeline):
+    """The recipe of docs/dead_letters.md: ids were written as texts for a while."""
+    from airflow_kafka_spark.transforms import Cast
+
+    dead, again = f"dead-{files.topic}", f"again-{files.topic}"
+    producer, expected = Producer(files.kafka.connection_extra()), []
+    for number in range(60):
+        value = order(number)
+        expected.append(row_of(value))
+        if number % 4 == 0:
+            value = value.replace(b'"id":%d' % number, b'"id":"%d"' % number)
+        producer.produce(files.topic, value if number != 30 else b"lost for good", b"%d" % number)
+    assert producer.flush(60) == 0
+    del expected[30]
+    files.run("run1", **tolerant(dead))
+    mended = {
+        "topics": dead, "group_id": f"mended-{files.name}", "pipeline": f"mended-{files.name}",
+        "value": Json(schema=SCHEMA.replace("id bigint", "id string")), "transforms": [Cast(spec="id:int64")],
+    }  # fmt: skip
+    report = files.run("mend1", **mended, **tolerant(again))
+    assert (report["records_written"], report["records_rejected"]) == (15, 1)
+    files.run("mend1", **mended, **tolerant(again))
+    files.run("mend2", **mended, **tolerant(again))
+    assert same_multiset(expected, files.rows()) == 59
+    ((_, value, _, headers),) = letters(files.kafka.connection_extra(), again)
+    assert value == b"lost for good"
+    topics = [text.decode() for name, text in headers if name == "__connect.errors.topic"]
+    assert topics == [files.topic, dead], "the headers of the first failure are kept"
+
+
 @pytest.mark.parametrize(
     "options, places",
     [
@@ -164,24 +195,3 @@ def test_the_dead_letter_topic_is_none_that_is_read_and_not_compacted(files: Pip
     for topic, why in ((files.topic, "is read"), (f"ledger-{files.name}", "ledger"), (f"compacted-{files.topic}", "compacted")):
         with pytest.raises(ValidationError, match=why):
             files.run("run1", **tolerant(topic))
-
-
-class _Lenient(Json):
-    """What Json cannot decode is a row of nulls."""
-
-    def decoder(self):
-        return _LenientDecoder(super().decoder())
-
-
-class _LenientDecoder:
-    def __init__(self, strict) -> None:
-        self.strict = strict
-
-    def decode(self, values):
-        from airflow_kafka_spark.formats.base import Decoded
-
-        return Decoded(self.strict.decode([value if value not in BAD else order_like() for value in values]).batch)
-
-
-def order_like() -> bytes:
-    return json.dumps({"id": -1, "customer": "nobody", "amount": "0.00", "placed_at": "2026-01-01T00:00:00Z"}).encode()
