@@ -69,6 +69,19 @@ def test_a_bad_key_is_told_from_a_bad_value_and_headers_may_be_left_out(files: P
     assert [name for name, _ in headers] == ["trace", "trace", "bytes"]
 
 
+def test_a_large_record_becomes_a_dead_letter_where_the_topic_takes_it(files: Pipeline):
+    dead = f"dead-{files.topic}"
+    for topic in (dead, f"large-{files.topic}"):
+        files.kafka.create_topic(topic, 1, config={"max.message.bytes": 4_000_000})
+    producer = Producer({**files.kafka.connection_extra(), "message.max.bytes": 4_000_000})
+    value = b"x" * 3_000_000
+    producer.produce(f"large-{files.topic}", value)
+    assert producer.flush(60) == 0
+    report = files.run("run1", topics=f"large-{files.topic}", **tolerant(dead))
+    assert [(letter[1] == value) for letter in letters(files.kafka.connection_extra(), dead)] == [True]
+    assert report["records_rejected"] == 1
+
+
 def test_sparks_own_source_makes_the_same_dead_letters(files: Pipeline):
     dead = f"dead-{files.topic}"
     bad = produce_mixed(files, 40, 5)

@@ -89,7 +89,7 @@ class Ledger:
         max_tries: int = 0,
     ) -> None:
         self.hook = hook
-        self.pipeline = pipeline
+        self.pipeline = self.family_name = pipeline
         self.run = run
         self.group_id = group_id
         self.topic = LedgerTopic(hook, topic, replication_factor)
@@ -123,10 +123,10 @@ class Ledger:
         self.hint = self.hint or self._find_hint()
         return self.look()
 
-    def _fence(self, purpose: str) -> Producer:
-        return self._fence_as(transactional_id_of(self.topic.name, self.pipeline, purpose))
+    def _fence(self, purpose: str, **settings: Any) -> Producer:
+        return self._fence_as(transactional_id_of(self.topic.name, self.pipeline, purpose), **settings)
 
-    def _fence_as(self, transactional_id: str) -> Producer:
+    def _fence_as(self, transactional_id: str, **settings: Any) -> Producer:
         from confluent_kafka import KafkaException
 
         config = self.hook.producer_config(
@@ -134,6 +134,7 @@ class Ledger:
                 "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
                 "message.timeout.ms": TRANSACTION_SECONDS * 1000,
                 "linger.ms": 0,
+                **settings,
             }
         )
         try:
@@ -155,10 +156,13 @@ class Ledger:
     def _fence_split(self, index: int) -> None:
         self._fence(f"{SPLIT}{index}")
 
-    def fence_dead_letters(self) -> Producer:
+    def fence_dead_letters(self, **settings: Any) -> Producer:
         """Fence whoever may still send dead letters of this pipeline; what they left open is aborted. Then look, before anything
-        is sent with the producer."""
-        return self._fence("dead")
+        is sent with the producer.
+
+        :param settings: of the producer.
+        """
+        return self._fence("dead", **settings)
 
     def _find_hint(self) -> Hint | None:
         """The short cut that the last close left in the metadata of the group's committed offsets."""

@@ -165,7 +165,7 @@ class KafkaToSinkOperator(DecodingOperator):
 
     def move(self, window: Window, ledger: Ledger) -> Report:
         splits, shape = self.splits(window), self._shape(window.pipeline)
-        letters = self._dead_letters(window)
+        letters = self._dead_letters(ledger.family_name)
         # A zombie that has been asleep since the plan learns here, cheaply, that it is one; the broker and the sink know anyway.
         ledger.verify()
         tolerance = self.errors.in_tasks(letters, ledger)
@@ -201,13 +201,13 @@ class KafkaToSinkOperator(DecodingOperator):
             return ShapingJob(self.kafka, self.spark, window, splits, self._shaping, shape.schema, **options)
         return Job(self.kafka, self.spark, window, splits, self.layout(), read_with=self.read_with, **options)
 
-    def _dead_letters(self, window: Window) -> DeadLetterTopic | None:
+    def _dead_letters(self, pipeline: str) -> DeadLetterTopic | None:
         from airflow_kafka_spark.road.columns import KEY_CONVERTER, TRANSFORMATION, VALUE_CONVERTER
 
         formats = {VALUE_CONVERTER: self.value, KEY_CONVERTER: self.key}
         classes = {TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {}
         classes |= {stage: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items() if f is not None}
-        return self.errors.dead_letters(self.kafka, window.pipeline, 0, classes)
+        return self.errors.dead_letters(self.kafka, pipeline, 0, classes)
 
     # --- what the parts are made of ---
 

@@ -80,7 +80,7 @@ class DeadLetterTopic:
             return ledger.memory.dead.get(number)
         self.hook.create_topic(self.name, 1, self.replication_factor)
         for tries in range(1, TRIES + 1):
-            producer = ledger.fence_dead_letters()
+            producer = ledger.fence_dead_letters(**{"message.max.bytes": self._largest()})
             known = ledger.look_as_owner().dead.get(number)
             try:
                 return self._send_once(producer, letters, ledger, known)
@@ -123,6 +123,11 @@ class DeadLetterTopic:
         faults.reached("dead.committed")
         ledger.remember_dead_letters(replace(dead, offset=offset))
         return dead
+
+    def _largest(self) -> int:
+        """The brokers' own limit, so that it is they who say what is too large."""
+        found = self.hook.topic_config([self.name])[self.name].get("max.message.bytes")
+        return max(int(found or 0), 1_048_588)
 
     def _record(self, dead: DeadLetters, ledger: Ledger) -> LedgerRecord:
         record = dead_record(ledger.pipeline, dead)
