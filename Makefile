@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12   makes .venv, where there is none yet (default: the first of python3, python3.12, 3.11, 3.10 that fits)
 #   ARGS="-k postgres"  handed on to pytest, the demo or the benchmarks
-#   JOBS=1              test processes side by side (default 2; each has servers of its own)
+#   JOBS=1              test processes side by side (default 4; each has servers of its own, and mostly waits for them)
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 4
 
 FITS := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
 PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.10; do "$$p" -c '$(FITS)' 2>/dev/null && echo $$p && exit; done; echo python3)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [files] [postgres] [kafka] [around] [memory] [--records N] [--rounds N]``"""
+"""``python -m benchmarks [files] [postgres] [kafka] [records] [around] [memory] [--records N] [--rounds N]``"""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from pathlib import Path
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("which", nargs="*", choices=["files", "postgres", "kafka", "around", "memory", []], help="default: all")
+    parser.add_argument(
+        "which", nargs="*", choices=["files", "postgres", "kafka", "records", "around", "memory", []], help="default: all"
+    )
     parser.add_argument("--records", type=int, default=4_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="measured turns after one to warm up; the median counts")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
         os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
-        from benchmarks import around, memory, to_files, to_kafka, to_postgres
+        from benchmarks import around, memory, records, to_files, to_kafka, to_postgres
         from benchmarks.bench import stand
 
-        known = {"files": to_files, "postgres": to_postgres, "kafka": to_kafka, "around": around, "memory": memory}
+        known = {
+            "files": to_files,
+            "postgres": to_postgres,
+            "kafka": to_kafka,
+            "records": records,
+            "around": around,
+            "memory": memory,
+        }
         with stand(options.records, options.rounds, Path(temporary)) as made:
             for name in options.which or known:
                 known[name].run(made)

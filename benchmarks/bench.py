@@ -19,6 +19,7 @@ from benchmarks import events
 
 SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
 COLUMNS = "id bigint, customer text, amount numeric(12,2), placed_at timestamptz"
+AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 
 
@@ -88,6 +89,7 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
     spark_jars = [
         *jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True),
         *jars.resolve([JDBC_DRIVER], exclude_bundled=True),
+        *jars.resolve([AVRO], exclude_bundled=True),
     ]
     with (
         EmbeddedKafka(jvm_options=("-Xmx1g",)) as kafka,
