@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12   makes .venv, where there is none yet (default: the first of python3, python3.12, 3.11, 3.10 that fits)
 #   ARGS="-k postgres"  handed on to pytest, the demo or the benchmarks
-#   JOBS=1              test processes side by side (default 4; each has servers of its own, and mostly waits for them)
+#   JOBS=1              test processes side by side (default 3; each has servers of its own, and mostly waits for them)
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
-JOBS ?= 4
+JOBS ?= 3
 
 FITS := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
 PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.10; do "$$p" -c '$(FITS)' 2>/dev/null && echo $$p && exit; done; echo python3)
@@ -39,7 +39,7 @@ demo: install ## a real Kafka, PostgreSQL and Airflow: a window, a kill, a retry
 	@$(BIN)/python -m airflow_kafka_spark.demo $(ARGS)
 
 test: install ## run all tests
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist load $(ARGS)
 
 check: install ## lint, formatting and types
 	@$(BIN)/ruff check .

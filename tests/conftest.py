@@ -17,6 +17,7 @@ import itertools
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -48,16 +49,21 @@ def pytest_unconfigure() -> None:
 _TOGETHER = {
     "test_scheduler.py", "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py",
     "test_json_spark.py", "test_spark_connect.py", "test_connect_examples.py", "test_chain.py",
-    "test_schema_registry.py",
+    "test_schema_registry.py", "test_watcher.py",
 }  # fmt: skip
 
 
-# First: pytest-xdist reads the markers in the same hook.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.name in _TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A test goes to whichever process is free, but for the files above."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file.rpartition("/")[2] in _TOGETHER else nodeid
+
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from airflow_kafka_spark.testing import EmbeddedAirflow
 from tests.support.lag import commit, end_of, produce, wait_for
 
 # One Airflow for all of them, where several processes run tests.
-pytestmark = pytest.mark.xdist_group("test_watcher")
+
 
 DAG = """
 from datetime import datetime
