@@ -9,9 +9,6 @@ import pytest
 from airflow_kafka_spark.testing import EmbeddedAirflow
 from tests.support.lag import commit, end_of, produce, wait_for
 
-# One Airflow for all of them, where several processes run tests.
-
-
 DAG = """
 from datetime import datetime
 from airflow.sdk import DAG, Asset, AssetWatcher, task
