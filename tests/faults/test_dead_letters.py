@@ -10,16 +10,8 @@ import pytest
 from airflow_kafka_spark import faults
 from tests.support.dead_letters import check_sorted_out, produce_mixed
 
-POINTS = (
-    "job.done",
-    *faults.BURYING,
-    "sink.in_transaction",
-    "sink.committed",
-    "close.in_transaction",
-    "close.committed",
-)
+POINTS = (*faults.BURYING, "sink.committed", "close.in_transaction")
 CASES = [*(("postgres", point) for point in POINTS), ("files", "dead.committed"), ("postgres-split", "dead.in_transaction")]
-SENT = POINTS.index("dead.committed")
 
 
 @pytest.mark.faults
