@@ -108,7 +108,9 @@ def is_fenced(error: BaseException, events: ClientEvents) -> bool:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether the producer has given up for good and does not say why."""
+    """Whether the producer has given up for good and does not say why: the error is nameless, or got lost between callbacks."""
+    if isinstance(error, SystemError) and error.__cause__ is None:
+        return True
     name: Callable[[], str] | None = getattr(_told(error), "name", None)
     return callable(name) and name() == "_FATAL"
 

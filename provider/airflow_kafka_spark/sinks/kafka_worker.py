@@ -186,13 +186,14 @@ class Publisher:
 
     def _resolve(self, error: Exception, events: ClientEvents, split: int, seconds: float) -> Marker:
         """The outcome is unknown, or another task has taken over. The ledger says what happened, never the exception."""
-        if is_fenced(error, events) and seconds > self.transaction_timeout:
+        fenced = is_fenced(error, events)
+        if (fenced or is_fatal(error)) and seconds > self.transaction_timeout:
             # The brokers refuse who took too long just as they refuse who was replaced.
             there = self.look(split)
             failure: KafkaSparkError = TransactionTimedOut(
                 self.ledger.pipeline, self._doing(split), seconds, self.transaction_timeout
             )
-        elif is_fenced(error, events):
+        elif fenced:
             there = self._wait_for_other(split)
             failure = Fenced(self.ledger.pipeline, self._doing(split))
         elif is_fatal(error):
