@@ -63,8 +63,11 @@ BURYING = (
 )
 """After ``job.done``, for a window with dead letters."""
 
-CHANGING = ("amend.in_transaction",)
-"""Where a pipeline's offsets are changed by hand: the change is sent, not committed."""
+CHANGING = (
+    "amend.in_transaction",  # a pipeline's offsets are changed by hand: the change is sent, not committed
+    "control.in_transaction",  # the same for a pause, its end, or a replay that is asked for
+)
+"""Where a pipeline is changed by hand."""
 
 
 def reached(point: str) -> None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import pytest
 
 from airflow_kafka_spark import faults
-from tests.support.dead_letters import check_sorted_out, produce_mixed
+from airflow_kafka_spark.transforms import Condition, Filter
+from tests.support.dead_letters import check_sorted_out, is_bad, letters, produce_mixed
+from tests.support.oracle import same_multiset
+from tests.support.pipelines import row_of
 
 POINTS = (*faults.BURYING, "sink.committed", "close.in_transaction")
 CASES = [*(("postgres", point) for point in POINTS), ("files", "dead.committed"), ("postgres-split", "dead.in_transaction")]
@@ -57,3 +60,51 @@ def test_a_zombie_that_wakes_after_the_retry_sends_no_dead_letter(flow, kind):
         bad += produce_mixed(flow, 30, 10, first=good[0])
     flow.run("last")
     assert check_sorted_out(flow, dead) == (260, bad)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind, point", [("postgres", "dead.in_transaction"), ("postgres", "dead.committed")])
+def test_killed_then_retried_each_record_is_in_the_sink_or_routed_or_a_dead_letter_exactly_once(flow, kind, point):
+    dead, away = f"dead-{flow.topic}", f"away-{flow.topic}"
+    flow.options |= {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    flow.options["transforms"] = [Filter(predicate=Condition("id % 10 <> 0"), negate=True, to=away)]
+    bad = produce_mixed(flow, 300, 20)
+    victim = flow.victim("run1", fault=point)
+    assert victim.wait() == -9 and victim.fired, victim.tail()
+    assert flow.rows() == [], "the sink took something before it was decided what it does not get"
+    # Whatever went elsewhere stays there: the retry would let half of it pass.
+    flow.options["transforms"] = [Filter(predicate=Condition("id % 20 <> 0"), negate=True, to=away)]
+    report = flow.run("run1")
+    routed = [row_of(value) for _, value, *_ in letters(flow.kafka.connection_extra(), away)]
+    step = 10 if point == "dead.committed" else 20
+    assert sorted(row[0] for row in routed) == list(range(0, 300, step)) and report["records_routed"] == len(routed)
+    events = [(p, o, k, v) for p, o, k, v in flow.events() if v is not None]
+    good = [row_of(v) for *_, v in events if not is_bad(v)]
+    assert same_multiset(good, [*flow.rows(), *routed]) == 300
+    there = [value for _, value, *_ in letters(flow.kafka.connection_extra(), dead)]
+    assert same_multiset([v for *_, v in events if is_bad(v)], there) == bad == report["records_rejected"]
+    assert flow.run("run1") == report
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind, point", [("postgres", "dead.committed"), ("postgres-upsert", "sink.in_transaction")])
+def test_killed_with_rows_that_the_table_refuses_each_record_is_in_the_table_or_a_dead_letter_exactly_once(flow, kind, point):
+    dead = f"dead-{flow.topic}"
+    flow.options |= {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    with flow.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE "{flow.place}" ADD CONSTRAINT few CHECK (id % 50 <> 7)')
+    bad = produce_mixed(flow, 300, 20)
+    victim = flow.victim("run1", fault=point)
+    assert victim.wait() == -9 and victim.fired, victim.tail()
+    assert flow.rows() == [], "the table took something before it was decided what it does not get"
+    # What was sent stays dead, though the table would take it now.
+    with flow.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE "{flow.place}" DROP CONSTRAINT few')
+    report = flow.run("run1")
+    there = [(key, value) for key, value, *_ in letters(flow.kafka.connection_extra(), dead)]
+    events = [(k, v) for _, _, k, v in flow.events() if v is not None]
+    refused = [(k, v) for k, v in events if is_bad(v) or row_of(v)[0] % 50 == 7]
+    assert same_multiset(refused, there) == bad + 6 == report["records_rejected"]
+    kept = [row_of(v) for k, v in events if (k, v) not in refused]
+    assert same_multiset(kept, flow.rows()) == 294 == report["records_written"]
+    assert flow.run("run1") == report

@@ -1,7 +1,7 @@
 """The task's process, or a worker of it, dies or sleeps while a window goes from topic to topic; then it is retried and cleared.
 
-After each: a read_committed reader sees what became of every record exactly once, the group's offsets agree with it, no
-transaction of ours is open, and a further attempt writes nothing.
+After each: a read_committed reader sees what became of every record exactly once, in the output or as a dead letter, the group's
+offsets agree with it, no transaction of ours is open, and a further attempt writes nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ from __future__ import annotations
 import pytest
 
 from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.transforms import Sql
 from tests.faults.test_publish import IN_A_TASK
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import decoded, relay
 
 FILTER = {"value": Json(schema=SCHEMA), "filter": "id % 2 = 0"}
+SHAPE = {"value": Json(schema=SCHEMA), "transforms": [Sql(filter="id % 2 = 0")]}
+
+
+def even(record):
+    return record.content if decoded(record)["id"] % 2 == 0 else None
 
 
 @pytest.fixture
@@ -44,13 +50,38 @@ def test_killed_then_retried_and_cleared_every_record_is_relayed_exactly_once(or
 
 
 @pytest.mark.faults
-def test_killed_with_a_filter_in_between_the_filtered_records_are_there_once(orders):
-    orders.send(900)
-    victim = orders.victim("run1", fault="publish.marked", **FILTER)
+@pytest.mark.parametrize("point, change", [("publish.flushed", SHAPE), ("publish.marked", FILTER), ("publish.committed", SHAPE)])
+def test_killed_then_retried_and_cleared_each_record_is_in_the_output_or_a_dead_letter_exactly_once(orders, point, change):
+    dead = f"dead-{orders.output}"
+    options = {**change, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    orders.kafka.create_topic(dead, 2)
+    bad = orders.send_mixed(600, 20)
+    victim = orders.victim("run1", fault=point, **options)
     assert victim.wait() == 1 and victim.fired, victim.tail()
-    retried = orders.run("run1", **FILTER)
-    assert (retried["records_read"], retried["records_written"]) == (900, 450)
-    assert orders.check(lambda r: r.content if decoded(r)["id"] % 2 == 0 else None) == 450
+    retried = orders.run("run1", **options)
+    assert orders.check_sorted_out(dead, even) == (300, bad)
+    assert (retried["records_read"], retried["records_written"], retried["records_filtered"]) == (600 + bad, 300, 300)
+    assert retried["records_rejected"] == bad == sum(part["records"] for part in retried["dead_letters"])
+    assert orders.run("run1", **options) == retried, "a cleared task does nothing and returns the same report"
+    assert orders.check_sorted_out(dead, even) == (300, bad)
+
+
+@pytest.mark.faults
+def test_a_zombie_that_wakes_after_the_retry_sends_no_dead_letter(orders):
+    """It sleeps with its letters and its marker sent, and its transaction open."""
+    dead = f"dead-{orders.output}"
+    options = {**FILTER, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    bad = orders.send_mixed(300, 10)
+    zombie = orders.victim("run1", fault="publish.marked:stop", **options)
+    zombie.wait_stopped()
+    zombie.freeze()
+    report = orders.run("run1", **options)
+    assert (report["records_rejected"], report["attempts"]) == (bad, 2)
+    assert orders.check_sorted_out(dead, even) == (150, bad)
+    zombie.wake()
+    zombie.wait()
+    assert orders.run("run2", **options)["records_read"] == 0
+    assert orders.check_sorted_out(dead, even) == (150, bad)
 
 
 @pytest.mark.faults

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.formats import Json, json_worker
+from airflow_kafka_spark.formats import Json, dividing_worker, json_worker
 from airflow_kafka_spark.formats.ddl import parse_ddl
 from airflow_kafka_spark.formats.json_worker import JsonDecoder
 from tests.formats.random_json import Maker, ddl
@@ -71,6 +71,19 @@ def test_fast_path_equals_reference_for_many_seeds() -> None:
         fast += len(values) - min(decoder.by_reference, len(values))
         total += len(values) - bad
     assert fast > 0.4 * total
+
+
+def test_fast_path_equals_reference_where_suspects_are_sifted_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dividing_worker, "SIFTED_RECORDS", 2)
+    sifted = 0
+    for seed in range(600):
+        maker = Maker(random.Random(seed))
+        schema = maker.schema()
+        values = [maker.record(schema, (0.995, 0.97)[seed % 2]) for _ in range(2 + seed % 30)]
+        assert disagreement(ddl(schema), values) == "", seed
+        decoder = JsonDecoder(parse_ddl(ddl(schema)), few=0)
+        sifted += decoder._sift([value for value in values if value is not None], 0) is not None
+    assert sifted > 20
 
 
 def test_fast_path_equals_reference_with_every_good_and_bad_value_beside_every_other() -> None:
@@ -228,7 +241,7 @@ def test_the_comparison_goes_red_when_the_fast_path_means_something_else(monkeyp
         ("_fitting", lambda array: array, "a decimal(5,2)", [b'{"a":1000}', b"{}"]),
         ("_in_years", lambda array: array, "a timestamp", [b'{"a":"0000-12-31T23:59:59Z"}', b"{}"]),
         ("_from_double", lambda array: array.cast(pa.float32(), safe=False), "a float", [b'{"a":1e39}', b"{}"]),
-        ("_required", lambda restore: restore, "a int NOT NULL", [b"{}", b'{"a":1}']),
+        ("never_null", lambda change: change, "a int NOT NULL", [b"{}", b'{"a":1}']),
         ("too_deep", lambda value: False, "a int", [b'{"z":' + b"[" * 501 + b"]" * 501 + b"}", b"{}"]),
         ("_odd_infinity", lambda buffer: None, "a int", [b'{"z":Inf}', b"{}"]),
         ("_separators", lambda buffer, count: json_worker.np.array([len(buffer)]), "a int", [b'{"a":', b"1}", b'{"a":2}{"a":3}']),
@@ -307,6 +320,18 @@ def test_the_work_is_in_proportion_to_the_bad_records(bad: bytes) -> None:
         assert [at for at, _ in decoded.bad] == places
         assert decoded.batch.column("id").null_count == len(places)
         assert decoder.by_reference <= 64 * len(places)
+
+
+@pytest.mark.parametrize("bad", [b'{"id":"x"}', b'{"id":1', b"[]", b'{"amount":"ten"}', b'{"placed_at":"soon"}'])
+def test_one_bad_record_in_a_hundred_is_sifted_out(bad: bytes) -> None:
+    decoder = JsonDecoder(parse_ddl(ORDERS))
+    places = list(range(50, 20_000, 100))
+    values = [bad if at in set(places) else order(at) for at in range(20_000)]
+    decoded = decoder.decode(values)
+    assert [at for at, _ in decoded.bad] == places
+    assert decoded.batch.column("id").drop_null().to_pylist() == [at for at in range(20_000) if at not in set(places)]
+    # The suspects, and the first record of a batch, which tells whether timestamps are numbers.
+    assert decoder.by_reference <= 1.5 * len(places)
 
 
 def test_timestamps_that_become_numbers_midway_go_the_fast_way() -> None:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from airflow_kafka_spark.errors import ConnectionInvalid, RegistryRefused, RegistryUnavailable
+from airflow_kafka_spark.errors import (
+    AvroSchemaInvalid,
+    ConnectionInvalid,
+    RegistryRefused,
+    RegistryUnavailable,
+    ValidationError,
+)
 from airflow_kafka_spark.formats import Avro
+from airflow_kafka_spark.formats.ddl import arrow_schema, parse_ddl
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 from tests.formats.contract import CHECKS, Case
-from tests.support.registry import EmbeddedRegistry, guarded
+from tests.support.registry import EmbeddedRegistry, guarded, serializer
 
 CONN = "schema_registry_default"
 V1 = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "int"}, {"name": "old", "type": "string"}]}
@@ -46,13 +58,7 @@ def serialized(
     registry: EmbeddedRegistry, schema: dict[str, Any], value: dict[str, Any], topic: str = "orders", **conf: Any
 ) -> bytes:
     """A value as Confluent's serializer writes it."""
-    from confluent_kafka.schema_registry import SchemaRegistryClient
-    from confluent_kafka.schema_registry.avro import AvroSerializer
-    from confluent_kafka.serialization import MessageField, SerializationContext
-
-    client = SchemaRegistryClient({"url": registry.url})
-    write = AvroSerializer(client, json.dumps(schema), conf=conf)
-    return write(value, SerializationContext(topic, MessageField.VALUE))
+    return serializer(registry.url, schema, **conf)(topic, value)
 
 
 # --- reading -------------------------------------------------------------------------------------------------------------
@@ -162,6 +168,131 @@ def test_a_schema_that_does_not_fit_is_refused_with_the_registrys_reasons(regist
         hook.register("fits-value", other)
     assert caught.value.status == 409 and not caught.value.retryable
     assert [v.version for v in hook.versions("fits-value")] == [1]
+
+
+# --- writing -------------------------------------------------------------------------------------------------------------
+
+
+COLUMNS = "id bigint, amount decimal(12,2), at timestamp, inside struct<a: string>"
+ROW = {"id": 1, "amount": Decimal("-1.50"), "at": datetime(2026, 1, 2, 3, 4, 5, 678901, timezone.utc), "inside": {"a": "é"}}
+
+
+def written(avro: Avro, ddl: str = COLUMNS, rows: Sequence[dict[str, Any]] = (ROW,)) -> list[bytes]:
+    """The rows as a task writes them; the encoder travels to it."""
+    assert avro.encoding_problems("value", [c.name for c in parse_ddl(ddl)]) == []
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=arrow_schema(parse_ddl(ddl)))
+    encoder = pickle.loads(pickle.dumps(avro.struct_encoder(parse_ddl(ddl))))
+    return encoder.encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
+
+
+def deserialized(registry: EmbeddedRegistry, topic: str, value: bytes, **conf: Any) -> Any:
+    """A value as Confluent's deserializer reads it."""
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroDeserializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    read = AvroDeserializer(SchemaRegistryClient({"url": registry.url}), conf=conf)
+    return read(value, SerializationContext(topic, MessageField.VALUE))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "subject"),
+    [
+        ("TopicNameStrategy", "made-value"),
+        ("RecordNameStrategy", "shop.Made"),
+        ("TopicRecordNameStrategy", "made-shop.Made"),
+    ],
+)
+def test_a_schema_made_of_columns_is_registered_by_each_strategy_and_read_by_confluents_deserializer(
+    registry: EmbeddedRegistry, strategy: Any, subject: str
+) -> None:
+    avro = Avro(registry=CONN, subject_name_strategy=strategy, record_name="shop.Made").to_write("made", "value")
+    nothing = dict.fromkeys(ROW)
+    one, two = written(avro, rows=[ROW, nothing])
+    assert deserialized(registry, "made", one) == ROW and deserialized(registry, "made", two) == nothing
+    known = SchemaRegistryHook().version(subject)
+    assert one[:5] == two[:5] == b"\0" + known.id.to_bytes(4, "big")
+    written(avro)
+    assert known.version == 1 and SchemaRegistryHook().version(subject) == known
+    reader = Avro(registry=CONN, subject=subject).of_topics(["made"], "value").decoder()
+    assert reader.decode([one, two]).batch.to_pylist() == [ROW, nothing]
+
+
+def test_columns_that_are_added_make_a_version_and_others_are_refused_with_the_differences(registry: EmbeddedRegistry) -> None:
+    avro, hook = Avro(registry=CONN).to_write("grown", "value"), SchemaRegistryHook()
+    (first,) = written(avro, "id bigint", [{"id": 1}])
+    hook.client.set_compatibility("grown-value", "BACKWARD")
+    (second,) = written(avro, "id bigint, note string", [{"id": 2, "note": "x"}])
+    assert first[:5] != second[:5]
+    assert [deserialized(registry, "grown", v) for v in (first, second)] == [{"id": 1}, {"id": 2, "note": "x"}]
+    with pytest.raises(ValidationError, match="subject `grown-value` does not take .*version 2; `id` was long, is string"):
+        avro.struct_encoder(parse_ddl("id string, note string"))
+    other = {"type": "record", "name": "grown.Value", "fields": [{"name": "id", "type": "string"}]}
+    (problem,) = Avro(json.dumps(other), registry=CONN).to_write("grown", "value").encoding_problems("value", ["id"])
+    assert problem.where == "value.schema" and "`id` was [null, long], is string; `note` is gone" in problem.what
+    assert [v.version for v in hook.versions("grown-value")] == [1, 2]
+
+
+def test_a_schema_that_is_to_be_there_is_looked_up_and_never_registered(registry: EmbeddedRegistry) -> None:
+    hook = SchemaRegistryHook()
+    avro = Avro(json.dumps(V2), registry=CONN, auto_register_schemas=False).to_write("there", "value")
+    (problem,) = avro.encoding_problems("value", ["id", "note"])
+    assert "not registered for subject `there-value`" in problem.what and not hook.knows("there-value")
+    number = hook.register("there-value", json.dumps(V2))
+    (value,) = written(avro, "id int, note string", [{"id": 7, "note": None}])
+    assert value == b"\0" + number.to_bytes(4, "big") + b"\x0e\0"
+    other = Avro(json.dumps(dict(reversed(V2.items()))), registry=CONN, auto_register_schemas=False).to_write("there", "value")
+    assert other.encoding_problems("value", ["id"])
+    assert replace(other, normalize_schemas=True).encoding_problems("value", ["id"]) == []
+
+
+def test_the_latest_version_is_written_whatever_columns_there_are(registry: EmbeddedRegistry) -> None:
+    hook = SchemaRegistryHook()
+    avro = Avro(registry=CONN, use_latest_version=True).to_write("last", "value")
+    (problem,) = avro.encoding_problems("value", ["id"])
+    assert problem.where == "value.registry" and "`last-value`" in problem.what
+    hook.register("last-value", json.dumps(V1))
+    number = hook.register("last-value", json.dumps(V2))
+    (value,) = written(avro, "id int", [{"id": 7}])
+    assert value == b"\0" + number.to_bytes(4, "big") + b"\x0e\0"
+    with pytest.raises(ValidationError, match="column `id` is string, and the schema has long"):
+        avro.struct_encoder(parse_ddl("id string"))
+    assert len(hook.versions("last-value")) == 2
+
+
+def test_a_key_of_one_column_is_its_bare_type(registry: EmbeddedRegistry) -> None:
+    avro = Avro(registry=CONN).to_write("keyed", "key")
+    (value,) = written(avro, "id bigint", [{"id": 5}])
+    assert SchemaRegistryHook().version("keyed-key").text == '"long"' and value[5:] == b"\x0a"
+    assert avro.decoder().decode([value]).batch.to_pylist() == [{"value": 5}]
+    with pytest.raises(AvroSchemaInvalid, match="of type bytes, which Confluent's clients .* write differently"):
+        avro.struct_encoder(parse_ddl("id decimal(5,2)"))
+    (pair,) = written(Avro(registry=CONN).to_write("pairs", "key"), "a bigint, b string", [{"a": 1, "b": "x"}])
+    assert deserialized(registry, "pairs", pair) == {"a": 1, "b": "x"}
+
+
+def test_a_registry_that_cannot_be_asked_is_a_problem_before_anything_is_written(
+    registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(monkeypatch, "down", host="127.0.0.1", port=1, extra=FAST)
+    with guarded(registry.url, "ann", "right") as url:
+        add(monkeypatch, "bad", login="ann", password="s3cr3t", extra={"url": url})
+        for name, told in (("down", "did not answer"), ("bad", "Unauthorized")):
+            for avro in (Avro(registry=name), Avro(json.dumps(V2), registry=name)):
+                (problem,) = avro.to_write("orders", "value").encoding_problems("value", ["id"])
+                assert problem.where == "value.registry" and told in problem.what and "s3cr3t" not in f"{problem}"
+
+
+def test_the_registry_is_asked_for_each_version_once(registry: EmbeddedRegistry, registered: dict[str, int]) -> None:
+    format = Avro(registry=CONN).of_topics(["orders"], "value")
+    asked: list[str] = []
+    format.hook.client._rest_client.session.event_hooks["request"].append(lambda request: asked.append(request.url.path))
+    assert format.validate("value") == []
+    for _ in range(3):
+        format.arrow_schema()
+    format.decoder()
+    found = [path.rpartition("/subjects/")[2] for path in asked]
+    assert found == ["orders-value/versions/latest", "orders-value/versions", "orders-value/versions/1"]
 
 
 # --- what goes wrong -----------------------------------------------------------------------------------------------------

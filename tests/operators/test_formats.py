@@ -15,6 +15,7 @@ from airflow_kafka_spark.transforms import InsertField, ReplaceField
 from tests.support.dead_letters import letters, told
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline
+from tests.support.registry import serializer
 
 OLD = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "int"}, {"name": "old", "type": "string"}]}
 NEW = {
@@ -26,16 +27,6 @@ NEW = {
         {"name": "note", "type": ["null", "string"], "default": None},
     ],
 }
-
-
-def serializer(url: str, schema: dict):
-    """Confluent's own."""
-    from confluent_kafka.schema_registry import SchemaRegistryClient
-    from confluent_kafka.schema_registry.avro import AvroSerializer
-    from confluent_kafka.serialization import MessageField, SerializationContext
-
-    write = AvroSerializer(SchemaRegistryClient({"url": url}), json.dumps(schema))
-    return lambda topic, value: write(value, SerializationContext(topic, MessageField.VALUE))
 
 
 @pytest.fixture

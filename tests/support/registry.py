@@ -15,11 +15,12 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from airflow_kafka_spark.errors import ServerFailed
 from airflow_kafka_spark.hooks import jars
@@ -69,6 +70,16 @@ def _fetched(into: Path, lock: int) -> Path:
     archive = into / f"apicurio-registry-app-{RELEASE}.tar.gz"
     assert archive.is_file(), ran.stdout[-2000:]
     return archive
+
+
+def serializer(url: str, schema: Mapping[str, Any], **conf: Any) -> Callable[[str, Any], bytes]:
+    """Confluent's own, for values: of a topic and a value."""
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroSerializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    write = AvroSerializer(SchemaRegistryClient({"url": url}), json.dumps(schema), conf=conf)
+    return lambda topic, value: write(value, SerializationContext(topic, MessageField.VALUE))
 
 
 class EmbeddedRegistry:

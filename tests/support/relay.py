@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.testing import EmbeddedKafka
+from tests.support.dead_letters import BAD, PREFIX, is_bad, told
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SPARK, order
 from tests.support.runs import Attempts
@@ -72,6 +73,18 @@ class Relay(Attempts):
             producer.poll(0)
         assert producer.flush(60) == 0
 
+    def send_mixed(self, count: int, every: int) -> int:
+        """More orders, and after each ``every`` of them a bad record with headers; how many bad ones."""
+        records: list[tuple[bytes | None, bytes | None, Any]] = []
+        for n in range(self._sent, self._sent + count):
+            records.append((f"customer-{n % 97}".encode(), order(n), [("n", b"%d" % n), ("n", None)] if n % 3 == 0 else None))
+            if n % every == every - 1:
+                headers = [("trace", b"%d" % n), ("trace", None), ("bytes", b"\x00\xff")]
+                records.append((b"bad-%d" % n if n % 2 else None, BAD[len(records) % len(BAD)], headers))
+        self._sent += count
+        self.records_in(records)
+        return len(records) - count
+
     # --- runs ---
 
     @property
@@ -129,6 +142,31 @@ class Relay(Attempts):
             lags = hook.lag(self.name, [self.topic])
             assert len(lags) == PARTITIONS and all(lag.lag == 0 for lag in lags.values()), lags
         return compared
+
+    def check_sorted_out(
+        self, dead: str, becomes: Callable[[Record], Any] = lambda r: r.content, bad: Callable[[Record], bool] | None = None
+    ) -> tuple[int, int]:
+        """Each record is in the output or a dead letter, exactly once, and a dead letter is the record as it was; how many of
+        both were compared.
+
+        :param becomes: what is expected of a good record, None where it is left out.
+        :param bad: which records are bad; default those that are no orders.
+        """
+        from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+        wrong = bad or (lambda r: is_bad(r.value))
+        good = self.check(lambda r: None if wrong(r) else becomes(r))
+        there = []
+        for letter in self.read(dead):
+            facts = told(list(letter.headers))
+            own = tuple(header for header in letter.headers if not header[0].startswith(PREFIX))
+            there.append((facts["topic"], int(facts["partition"]), int(facts["offset"]), *letter.content[:3], own))
+        expected = [(self.topic, r.partition, r.offset, *r.content) for r in self.read(self.topic) if wrong(r)]
+        compared = same_multiset(expected, there)
+        with KafkaHook() as hook:
+            for tp, offsets in hook.offsets([dead]).items():
+                assert offsets.lso == offsets.high, f"a transaction is open in {tp}"
+        return good, compared
 
 
 @contextmanager

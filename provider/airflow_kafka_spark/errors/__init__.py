@@ -6,10 +6,25 @@ without anybody changing anything.
 """
 
 from airflow_kafka_spark.errors.base import KafkaSparkError
-from airflow_kafka_spark.errors.formats import AvroNotInstalled, AvroSchemaInvalid, RegistryRefused, RegistryUnavailable
+from airflow_kafka_spark.errors.formats import (
+    AvroNotInstalled,
+    AvroSchemaInvalid,
+    ProtobufNotInstalled,
+    RegistryRefused,
+    RegistryUnavailable,
+    SchemaUnusable,
+)
 from airflow_kafka_spark.errors.kafka import GroupHasMembers, KafkaRefused, TopicMissing
 from airflow_kafka_spark.errors.ledger import Fenced, LedgerUnreadable
-from airflow_kafka_spark.errors.offsets import BoundRefused, ConsumerUnwell, PipelineUnknown, ResetRefused, WindowOpen
+from airflow_kafka_spark.errors.offsets import (
+    AttemptAtWork,
+    BoundRefused,
+    ConsumerUnwell,
+    PipelineUnknown,
+    ReplayRefused,
+    ResetRefused,
+    WindowOpen,
+)
 from airflow_kafka_spark.errors.planning import (
     ClusterChanged,
     DataLoss,
@@ -41,6 +56,7 @@ from airflow_kafka_spark.errors.sinks import (
     SparkJobFailed,
     TooManyBadRecords,
     TooManyDeadLetters,
+    TooManyRouted,
     WindowConflict,
 )
 from airflow_kafka_spark.errors.sources import (
@@ -55,6 +71,7 @@ from airflow_kafka_spark.errors.sources import (
 from airflow_kafka_spark.errors.testing import ServerInvalid, TestingUnavailable
 
 __all__ = [
+    "AttemptAtWork",
     "AvroNotInstalled",
     "AvroSchemaInvalid",
     "BadRecords",
@@ -84,12 +101,15 @@ __all__ = [
     "PipelineUnknown",
     "PlanError",
     "Problem",
+    "ProtobufNotInstalled",
     "RegistryRefused",
     "RegistryUnavailable",
+    "ReplayRefused",
     "ResetRefused",
     "RowRejected",
     "RowsCutOff",
     "SchemaInvalid",
+    "SchemaUnusable",
     "ServerFailed",
     "ServerInvalid",
     "SinkRejected",
@@ -100,6 +120,7 @@ __all__ = [
     "TestingUnavailable",
     "TooManyBadRecords",
     "TooManyDeadLetters",
+    "TooManyRouted",
     "TopicMissing",
     "TopicRecreated",
     "TransactionTimedOut",

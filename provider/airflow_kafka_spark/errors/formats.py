@@ -56,3 +56,26 @@ class AvroNotInstalled(KafkaSparkError):
             f"Avro needs the package `{package}`, which is not installed here",
             action="Install it with `pip install 'airflow-provider-kafka-spark[avro]'`, on the executors too",
         )
+
+
+class SchemaUnusable(KafkaSparkError):
+    """A Protobuf or JSON schema cannot be used.
+
+    :param what: which one, as it stands in a sentence (``subject `orders-value`, version 3``).
+    :param detail: what is wrong with it.
+    """
+
+    def __init__(self, what: str, detail: str, action: str = "") -> None:
+        self.what, self.detail = what, detail
+        super().__init__(f"The schema of {what} cannot be used: {detail}", action=action or "Correct the schema")
+
+
+class ProtobufNotInstalled(KafkaSparkError):
+    """A package that Protobuf needs is missing."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        super().__init__(
+            f"Protobuf needs the package `{package}`, which is not installed here",
+            action="Install it with `pip install 'airflow-provider-kafka-spark[protobuf]'`, on the executors too",
+        )

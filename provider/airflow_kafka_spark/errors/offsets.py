@@ -42,6 +42,31 @@ class WindowOpen(ResetRefused):
         )
 
 
+class AttemptAtWork(ResetRefused):
+    """A window is to be given up on which somebody is at work, as far as is known.
+
+    :param run: the run that planned it.
+    :param attempt: how many attempts have worked on it.
+    :param began: when the last of them began, UTC.
+    :param is_known: whether it is known that it is at work; False when nobody has said that it is not.
+    """
+
+    def __init__(self, window: str, run: str, attempt: int, began: str, is_known: bool) -> None:
+        self.window, self.run, self.attempt, self.began, self.is_known = window, run, attempt, began, is_known
+        told = "is at work on it" if is_known else "may be at work on it"
+        super().__init__(
+            f"Window {window} of run `{run}` is open, and attempt {attempt}, which began at {began}, {told}",
+            expected="a window on which nobody is at work",
+            action="Wait until its task has ended, or end it"
+            if is_known
+            else "See in Airflow whether its task is running; if it is not, say so (`running=False`, `--not-running`)",
+        )
+
+
+class ReplayRefused(ResetRefused):
+    """A window cannot be moved once more."""
+
+
 class ConsumerUnwell(KafkaSparkError):
     """A consumer that is waited for has a status that the user does not want to wait through.
 

@@ -53,6 +53,25 @@ class TooManyDeadLetters(KafkaSparkError):
         )
 
 
+class TooManyRouted(KafkaSparkError):
+    """The records of one window that transforms route elsewhere are more than can be handled at once. Nothing was sent or
+    committed.
+
+    :param limit: in bytes.
+    :param remembered: whether it is the ledger's memory of them that is too large.
+    """
+
+    def __init__(self, topic: str, limit: int, *, remembered: bool = False) -> None:
+        self.topic, self.limit, self.remembered = topic, limit, remembered
+        what = "What the ledger remembers of the records" if remembered else "What is in the records"
+        super().__init__(
+            f"{what} of one window that go to topic `{topic}` instead of the sink takes more than {limit / 1e6:.1f} MB",
+            expected="a few records among many that go to the sink",
+            action="Read less at once: lower `max_records`. For a large share move them with a pipeline of their own, "
+            "KafkaToKafkaOperator with the same condition, and leave `to` out here",
+        )
+
+
 class CountMismatch(KafkaSparkError):
     """Reader and sink disagree about how many rows there are. Nothing was committed."""
 

@@ -8,7 +8,9 @@ from airflow_kafka_spark.formats.csv import Csv
 from airflow_kafka_spark.formats.debezium import Debezium
 from airflow_kafka_spark.formats.json import Json
 from airflow_kafka_spark.formats.json_envelope import JsonEnvelope
+from airflow_kafka_spark.formats.json_registry import JsonSchema
+from airflow_kafka_spark.formats.protobuf import Protobuf
 from airflow_kafka_spark.formats.raw import Raw
 from airflow_kafka_spark.formats.string import String
 
-__all__ = ["Avro", "Csv", "Debezium", "Format", "Json", "JsonEnvelope", "Raw", "String"]
+__all__ = ["Avro", "Csv", "Debezium", "Format", "Json", "JsonEnvelope", "JsonSchema", "Protobuf", "Raw", "String"]

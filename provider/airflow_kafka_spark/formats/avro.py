@@ -8,14 +8,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import AvroSchemaInvalid, KafkaSparkError, Problem
+from airflow_kafka_spark.formats import ddl
 from airflow_kafka_spark.formats.avro_schema import Record, Schema, as_record, columns_of, parse
-from airflow_kafka_spark.formats.base import Decoder, Format, Part
-from airflow_kafka_spark.formats.confluent import STRATEGIES, SubjectNameStrategy, subject_of
+from airflow_kafka_spark.formats.base import Decoder, Format, Part, as_struct
+from airflow_kafka_spark.formats.confluent import STRATEGIES, SubjectNameStrategy, span, subject_of
 from airflow_kafka_spark.formats.raw import column_problems
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import Column
 
+    from airflow_kafka_spark.formats.avro_write_worker import AvroEncoder
     from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema, SchemaRegistryHook
 
 
@@ -32,7 +35,13 @@ class Avro(Format):
     What does not fit makes a record bad, with the reason; never the task. The page `avro.md` of the documentation has the types
     of columns and all that makes a record bad.
 
-    :param schema: the schema's JSON, for values without a header.
+    Written are records with a field per column, with ``schema`` or one that is made of the columns, see :mod:`.avro_writing`.
+    With a registry the schema is registered, or looked up, before anything is published, and only after the registry was asked
+    whether it is compatible; its id is the same for all of a window that one attempt publishes. A value that does not fit the
+    schema ends the split with the row and the column; nothing is rounded, cut off or made another value.
+
+    :param schema: the schema's JSON, for values without a header; to write with a registry: what is registered, instead of what
+        would be made of the columns.
     :param registry: the Airflow connection of the schema registry (:class:`.SchemaRegistryHook`).
     :param subject: the subject of the schemas; default what the strategy says of the topics.
     :param subject_name_strategy: Confluent's ``TopicNameStrategy`` (``<topic>-value``), ``RecordNameStrategy`` or
@@ -40,10 +49,15 @@ class Avro(Format):
         given.
     :param reader_schema: what columns there are: ``latest``, a version of the subject, or a schema's JSON. With ``schema``: JSON.
     :param column: the name of the column where the schema is no record.
-    :param auto_register_schemas: for writing.
-    :param use_latest_version: for writing.
+    :param auto_register_schemas: to write: register the schema, if it is compatible. False: it has to be registered already.
+        Default True, but for ``use_latest_version``.
+    :param use_latest_version: to write with the subject's latest schema, whatever columns there are; they have to fit it.
+    :param normalize_schemas: schemas that differ only in what means nothing are the same.
+    :param record_name: the name of the record that is made of columns, with or without a namespace; default ``Value`` or ``Key``.
+    :param record_namespace: its namespace; default the topic.
     :param topics: what :meth:`of_topics` has been told.
     :param part: what :meth:`of_topics` has been told.
+    :param writes: what :meth:`to_write` has been told.
     """
 
     schema: str = ""
@@ -52,10 +66,16 @@ class Avro(Format):
     subject_name_strategy: SubjectNameStrategy = "TopicNameStrategy"
     reader_schema: str | int | Literal["latest"] = "latest"
     column: str = "value"
-    auto_register_schemas: bool = False
-    use_latest_version: bool = True
+    auto_register_schemas: bool | None = None
+    use_latest_version: bool = False
+    normalize_schemas: bool = False
+    record_name: str = ""
+    record_namespace: str = ""
     topics: tuple[str, ...] = ()
     part: Part = "value"
+    writes: bool = False
+
+    encodes_in_tasks = True
 
     def of_topics(self, topics: Sequence[str], part: Part) -> Avro:
         """The same for these topics, which subjects are named after."""
@@ -146,14 +166,15 @@ class Avro(Format):
         return tuple(dict.fromkeys(subject_of(self.subject_name_strategy, t, self.part, name) for t in self.topics))
 
     @cached_property
-    def _hook(self) -> SchemaRegistryHook:
+    def hook(self) -> SchemaRegistryHook:
+        """What asks the registry."""
         from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 
         return SchemaRegistryHook(self.registry)
 
     def __getstate__(self) -> dict:
         # The client holds connections and a lock.
-        return {name: value for name, value in self.__dict__.items() if name != "_hook"}
+        return {name: value for name, value in self.__dict__.items() if name != "hook"}
 
     @cached_property
     def _reader(self) -> Record:
@@ -166,21 +187,24 @@ class Avro(Format):
         elif self.schema:
             schema = parse(self.schema)
         else:
-            schema = _parsed(self._chosen())
+            chosen = self._chosen()
+            schema = parsed(chosen[0])
+            # Not asked for again when all versions are.
+            self.__dict__["_known"] = chosen
         if self.registry and schema.kind == "bytes":
             detail = "it is of type bytes, which Confluent's clients for Java and for Python write differently"
             raise AvroSchemaInvalid(self._reader_name, detail, "Read such values with Raw")
         return as_record(schema, self.column)
 
-    def _chosen(self) -> RegisteredSchema:
-        """The subjects' schema that is the reader's."""
-        chosen = [self._hook.version(subject, self.reader_schema) for subject in self.subjects]
+    def _chosen(self) -> tuple[RegisteredSchema, ...]:
+        """The subjects' schemas that are the reader's, all the same."""
+        chosen = tuple(self.hook.version(subject, self.reader_schema) for subject in self.subjects)
         if any((c.text, c.references) != (chosen[0].text, chosen[0].references) for c in chosen):
             named = " and ".join(map(str, chosen[:2]))
             raise AvroSchemaInvalid(
                 named, "they are different, and columns are the same for all topics", "Give `reader_schema` as JSON"
             )
-        return chosen[0]
+        return chosen
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -204,36 +228,57 @@ class Avro(Format):
             return AvroDecoder(self._reader, {0: as_record(parse(self.schema), self.column)}, framed=False)
         # Records of a window may have a schema that was registered after the columns were looked at.
         known: tuple[RegisteredSchema, ...] = self.__dict__.get("_known", ())
-        registered = tuple(v for s in self.subjects for v in self._hook.versions(s, known))
+        registered = tuple(v for s in self.subjects for v in self.hook.versions(s, known))
         self.__dict__["_known"] = registered
         writers = {r.id: self._written_with(r) for r in registered}
-        versions = ", ".join(
-            f"`{s}` (versions {_span([r.version for r in registered if r.subject == s])})" for s in self.subjects
-        )
-        return AvroDecoder(self._reader, writers, framed=True, known=f"{_span(list(writers))} of {versions}")
+        versions = ", ".join(f"`{s}` (versions {span([r.version for r in registered if r.subject == s])})" for s in self.subjects)
+        return AvroDecoder(self._reader, writers, framed=True, known=f"{span(list(writers))} of {versions}")
 
     def _written_with(self, registered: RegisteredSchema) -> Record | str:
         try:
-            return as_record(_parsed(registered), self.column)
+            return as_record(parsed(registered), self.column)
         except AvroSchemaInvalid as e:
             return f"the schema of {e.what} cannot be used: {e.detail}"
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
+    def to_write(self, topic: str | None, part: Part) -> Avro:
+        """This format for records that are written.
+
+        :param topic: where they go; None where each row names its own topic.
+        :param part: which part of a record it is for.
+        """
+        return replace(self, topics=(topic,) if topic else (), part=part, writes=True)
+
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Avro is read, not yet written."""
-        return [Problem(where, "Avro is read and not yet written", "Use Json, String or Raw")]
+        """What keeps rows from being written, as far as the columns' names tell: options, the schema, whether the registry knows
+        it or would take it. The registry is asked, and not changed."""
+        from airflow_kafka_spark.formats.avro_writing import problems
+
+        return problems(self, where, columns)
+
+    def encode(self, columns: Sequence[str]) -> Column:
+        """The rows themselves, as a struct: tasks make the bytes, with :meth:`struct_encoder`."""
+        return as_struct(columns)
+
+    def struct_encoder(self, columns: Sequence[ddl.Column]) -> AvroEncoder:
+        """What tasks encode with; the schema is registered now, or looked up, and its id is the encoder's.
+
+        :param columns: names and types of the columns to write, in order.
+        :raises ValidationError: the columns do not fit the schema, or the registry does not take it.
+        :raises KafkaSparkError: the registry does not answer, or refuses.
+        """
+        from airflow_kafka_spark.formats.avro_write_worker import AvroEncoder
+        from airflow_kafka_spark.formats.avro_writing import chosen
+
+        schema, number = chosen(self, columns)
+        return AvroEncoder(schema, tuple(columns), number)
 
 
-def _parsed(registered: RegisteredSchema) -> Schema:
+def parsed(registered: RegisteredSchema) -> Schema:
+    """:raises AvroSchemaInvalid: it is of another kind, or cannot be used."""
     if registered.kind != "AVRO":
         raise AvroSchemaInvalid(
             str(registered), f"it is of type {registered.kind}, not AVRO", "Read the topic with its own format"
         )
     return parse(registered.text, str(registered), registered.references)
-
-
-def _span(numbers: list[int]) -> str:
-    """Numbers for people: all of a few, the ends of many."""
-    ordered = sorted(numbers)
-    return ", ".join(map(str, ordered)) if len(ordered) <= 8 else f"{ordered[0]} to {ordered[-1]}"

@@ -42,7 +42,7 @@ from airflow_kafka_spark.formats.avro_reference import (
     without_logical,
 )
 from airflow_kafka_spark.formats.avro_schema import ArrayOf, Enum, Field, Fixed, Leaf, MapOf, Record, Schema, Union, columns_of
-from airflow_kafka_spark.formats.dividing_worker import Doubt
+from airflow_kafka_spark.formats.dividing_worker import Doubt, never_null
 
 NONCE_BYTES = 8
 _SYNC = bytes(16)
@@ -168,7 +168,7 @@ class Plan:
             raise NoFastPath
         step = self._step(writer.present[0], reader)
         first = writer.branches[0].kind == "null"
-        change = step.change if isinstance(reader, Union) else _required(step.change)
+        change = step.change if isinstance(reader, Union) else never_null(step.change)
         schema = ["null", step.schema] if first else [step.schema, "null"]
         return Step(schema, Optional(step.layout, 2 if first else 0, 0 if first else 2), change)
 
@@ -244,15 +244,6 @@ def _type_of(schema: Schema) -> pa.DataType:
 def _arrow(series: pl.Series) -> pa.Array:
     array = series.to_arrow(compat_level=pl.CompatLevel.oldest())
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
-
-
-def _required(change: Change) -> Change:
-    def checked(array: pa.Array) -> pa.Array:
-        if array.null_count:
-            raise Doubt
-        return change(array)
-
-    return checked
 
 
 def _offsets(array: pa.Array) -> pa.Array:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from airflow_kafka_spark.errors import Problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
+
+    from airflow_kafka_spark.formats import ddl
 
 Kind = Literal["integer", "boolean", "text", "binary", "decimal", "fine decimal", "zoned", "local", "date"]
 """What a column holds that a task reads by itself: integers; booleans; texts; bytes; decimals, as texts in plain notation with
@@ -59,11 +61,26 @@ class Encoder(ABC):
         """
 
 
+class StructEncoder(Protocol):
+    """Encodes what Spark hands over: picklable, made by :meth:`Format.struct_encoder`."""
+
+    def encode_struct(self, rows: pa.StructArray) -> pa.Array:
+        """Keys or values of rows that are one column, in binary; of a null, nothing.
+
+        :raises RowRejected: a row cannot be written.
+        """
+
+
 class Format(ABC):
     """How the bytes of a key or a value become columns. A frozen dataclass of options."""
 
     decodes_null: bool = False
     """True when a record without a value is an ordinary row of this format (a null column), not a tombstone."""
+
+    @property
+    def encodes_in_tasks(self) -> bool:
+        """Whether :meth:`encode` gives the rows themselves, and a task makes the bytes, by :meth:`struct_encoder`."""
+        return False
 
     def of_topics(self, topics: Sequence[str], part: Part) -> Format:
         """This format for records of these topics: where a schema registry keeps schemas by topic, it is told which.
@@ -87,6 +104,14 @@ class Format(ABC):
 
     # --- writing ---
 
+    def to_write(self, topic: str | None, part: Part) -> Format:
+        """This format for records that are written.
+
+        :param topic: where they go; None where each row names its own topic.
+        :param part: which part of a record it is for.
+        """
+        return self.of_topics((topic,) if topic else (), part)
+
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """What keeps rows from being written in this format.
 
@@ -104,6 +129,15 @@ class Format(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not write")
 
+    def struct_encoder(self, columns: Sequence[ddl.Column]) -> StructEncoder:
+        """What tasks encode rows of these columns with, where :attr:`encodes_in_tasks`. Called once an attempt, before anything
+        is read; whatever has to be asked or decided for it is so now.
+
+        :param columns: names and types of the columns to write, in order.
+        :raises KafkaSparkError: they cannot be written.
+        """
+        raise NotImplementedError(f"{type(self).__name__} encodes in Spark")
+
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """What a task encodes with that reads by itself; None where it would not be sure to make the same bytes.
 
@@ -117,6 +151,13 @@ def spark_column(name: str) -> Column:
     from pyspark.sql import functions as F
 
     return F.col("`" + name.replace("`", "``") + "`")
+
+
+def as_struct(columns: Sequence[str]) -> Column:
+    """Columns as one, under their names."""
+    from pyspark.sql import functions as F
+
+    return F.struct(*(spark_column(name).alias(name) for name in columns))
 
 
 def single_column_problems(where: str, columns: Sequence[str], format: Format) -> list[Problem]:

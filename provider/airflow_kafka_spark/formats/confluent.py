@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from airflow_kafka_spark.formats.json_values import BadValue
@@ -36,3 +37,9 @@ def subject_of(strategy: str, topic: str, part: str, record: str) -> str:
     if strategy == "TopicNameStrategy":
         return f"{topic}-{part}"
     return record if strategy == "RecordNameStrategy" else f"{topic}-{record}"
+
+
+def span(numbers: Sequence[int]) -> str:
+    """Numbers for people: all of a few, the ends of many."""
+    ordered = sorted(numbers)
+    return ", ".join(map(str, ordered)) if len(ordered) <= 8 else f"{ordered[0]} to {ordered[-1]}"

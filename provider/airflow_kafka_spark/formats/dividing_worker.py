@@ -21,6 +21,8 @@ CHUNK_BYTES = 32 << 20
 BLOCK_LIMIT = (1 << 31) - 16
 FEW_RECORDS, FEW_BYTES = 8, 64 << 10
 PARTS = 8
+SIFTED_RECORDS = 64
+"""From so many on it is worth a look which records of a doubtful batch are bad."""
 
 Pieces = tuple[pa.RecordBatch, list[tuple[int, str]]]
 """The rows of the good records, and where the bad ones are, with the reason."""
@@ -28,6 +30,21 @@ Pieces = tuple[pa.RecordBatch, list[tuple[int, str]]]
 
 class Doubt(Exception):
     """The fast path cannot answer for these records."""
+
+
+Change = Callable[[pa.Array], pa.Array]
+"""What becomes of a column."""
+
+
+def never_null(change: Change) -> Change:
+    """A change of a column in which a null is a matter of doubt."""
+
+    def checked(array: pa.Array) -> pa.Array:
+        if array.null_count:
+            raise Doubt
+        return change(array)
+
+    return checked
 
 
 class DividingDecoder(Decoder):
@@ -53,6 +70,10 @@ class DividingDecoder(Decoder):
     @abstractmethod
     def _by_arrow(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
         """One row per record, or None when there is any doubt."""
+
+    def _suspects(self, records: Sequence[bytes]) -> Sequence[int]:
+        """Where bad records are likely to be, ascending; a guess, which costs time when it is wrong, and nothing else."""
+        return ()
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Decode many values at once; see the format for what they mean.
@@ -108,12 +129,28 @@ class DividingDecoder(Decoder):
             if batch is not None:
                 yield batch, []
                 return
+            sifted = self._sift(records, start) if count >= SIFTED_RECORDS else None
+            if sifted is not None:
+                yield sifted
+                return
         if count == 1:
             yield self.read_by_reference(records, start)
             return
         step = math.ceil(count / PARTS)
         for at in range(0, count, step):
             yield from self._divide(records[at : at + step], start + at)
+
+    def _sift(self, records: Sequence[bytes], start: int) -> Pieces | None:
+        """The suspects by the reference and the others by Arrow; None where a suspect is good, or Arrow still in doubt."""
+        places = self._suspects(records)
+        if not places or 2 * len(places) > len(records):
+            return None
+        _, wrong = self.read_by_reference([records[at] for at in places], 0)
+        if len(wrong) < len(places):
+            return None
+        apart = set(places)
+        batch = self._by_arrow([record for at, record in enumerate(records) if at not in apart])
+        return None if batch is None else (batch, [(start + places[at], reason) for at, reason in wrong])
 
     def read_by_reference(self, records: Sequence[bytes], start: int) -> Pieces:
         """Record by record; positions are counted from ``start``."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
-from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, spark_column
+from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, as_struct
 from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Map, SparkSchema, Struct, Text, arrow_schema, columns_of
 from airflow_kafka_spark.formats.json_schema import columns_of_json_schema, parse_json_schema
 
@@ -138,7 +138,7 @@ class Json(Format):
             "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
             "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
         }
-        return F.to_json(F.struct(*(spark_column(c).alias(c) for c in columns)), options).cast("binary")
+        return F.to_json(as_struct(columns), options).cast("binary")
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """For every kind of column."""

@@ -14,7 +14,7 @@ any doubt the batch is divided, until the doubtful records stand nearly alone, a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,10 @@ from airflow_kafka_spark.formats.ddl import (
     arrow_schema,
     arrow_type,
 )
-from airflow_kafka_spark.formats.dividing_worker import FEW_RECORDS, DividingDecoder, Doubt
+from airflow_kafka_spark.formats.dividing_worker import FEW_RECORDS, Change, DividingDecoder, Doubt, never_null
 from airflow_kafka_spark.formats.json_carried import MAX_DATE, Carried, plain, unscaled
 from airflow_kafka_spark.formats.json_reference import Reference
+from airflow_kafka_spark.formats.json_screen_worker import screen
 from airflow_kafka_spark.formats.json_values import (
     MAX_MICRO,
     MAX_NESTING,
@@ -53,7 +54,6 @@ _number_begins = re.compile(rb'(?:[:,\[" \t\n\r][-+]?|\A[-+]?)[0-9.]+\Z').search
 _exponent_ends = re.compile(rb"-[0-9]+(\"?)[ \t\n\r]*[,\]}]").match
 _odd_infinity = re.compile(rb"Inf[ \t\n\r,\]}]").search
 
-Restore = Callable[[pa.Array], pa.Array]
 """From what Arrow's JSON reader gave to the column's own type; raises :class:`.Doubt` when the meaning might be another one."""
 
 
@@ -72,6 +72,7 @@ class JsonDecoder(DividingDecoder):
         self._reference = Reference(self._carried)
         self._plans: dict[tuple[bool, ...], _Plan] = {}
         self._has_decimal = any(_has(Decimal, c.type) for c in self._columns)
+        self._screen = screen(self._carried)
         super().__init__(
             arrow_schema(self._columns), self._reference.read, few, only_reference=any(_has(Map, c.type) for c in self._columns)
         )
@@ -92,6 +93,9 @@ class JsonDecoder(DividingDecoder):
             if tuple(self._reference.epochs) != epochs:
                 batch = self._read(buffer, len(records), tuple(self._reference.epochs))
         return batch
+
+    def _suspects(self, records: Sequence[bytes]) -> Sequence[int]:
+        return self._screen(records) if self._screen else ()
 
     def _read(self, buffer: bytes, count: int, epochs: tuple[bool, ...]) -> pa.RecordBatch | None:
         if epochs not in self._plans:
@@ -196,11 +200,11 @@ class _Plan:
             arrays.append(restore(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _column(self, data_type: DataType, nullable: bool) -> tuple[pa.DataType, Restore]:
+    def _column(self, data_type: DataType, nullable: bool) -> tuple[pa.DataType, Change]:
         read_type, restore = self._typed(data_type)
-        return read_type, restore if nullable else _required(restore)
+        return read_type, restore if nullable else never_null(restore)
 
-    def _typed(self, data_type: DataType) -> tuple[pa.DataType, Restore]:
+    def _typed(self, data_type: DataType) -> tuple[pa.DataType, Change]:
         if isinstance(data_type, Struct):
             return self._struct(data_type)
         if isinstance(data_type, Array):
@@ -216,7 +220,7 @@ class _Plan:
             return (pa.int64(), _from_seconds) if next(self._epochs) else (arrow_type(data_type), _in_years)
         return _READ_AS.get(data_type.name) or (arrow_type(data_type), _same)
 
-    def _struct(self, data_type: Struct) -> tuple[pa.DataType, Restore]:
+    def _struct(self, data_type: Struct) -> tuple[pa.DataType, Change]:
         compiled = [self._column(f.type, True) for f in data_type.fields]
         wanted = arrow_type(plain(data_type))
         read_type = pa.struct([pa.field(f.name, t) for f, (t, _) in zip(data_type.fields, compiled, strict=True)])
@@ -233,7 +237,7 @@ class _Plan:
 
         return read_type, restore
 
-    def _array(self, data_type: Array) -> tuple[pa.DataType, Restore]:
+    def _array(self, data_type: Array) -> tuple[pa.DataType, Change]:
         element, restore_element = self._column(data_type.element, data_type.contains_null)
         wanted = arrow_type(plain(data_type))
 
@@ -252,15 +256,6 @@ def _same(array: pa.Array) -> pa.Array:
     return array
 
 
-def _required(restore: Restore) -> Restore:
-    def checked(array: pa.Array) -> pa.Array:
-        if array.null_count:
-            raise Doubt
-        return restore(array)
-
-    return checked
-
-
 def _within(array: pa.Array, low: int, high: int) -> None:
     """Raises unless all values, as their integers, lie in the range."""
     kind = {32: pa.int32(), 64: pa.int64()}[array.type.bit_width]
@@ -270,7 +265,7 @@ def _within(array: pa.Array, low: int, high: int) -> None:
         raise Doubt
 
 
-def _decimal(data_type: Decimal) -> tuple[pa.DataType, Restore]:
+def _decimal(data_type: Decimal) -> tuple[pa.DataType, Change]:
     wanted = arrow_type(data_type)
     if data_type.precision + data_type.scale <= 38:
         return wanted, _fitting
@@ -284,7 +279,7 @@ def _fitting(array: pa.Array) -> pa.Array:
     return array
 
 
-def _carried(kind: Carried, number: bool) -> tuple[pa.DataType, Restore]:
+def _carried(kind: Carried, number: bool) -> tuple[pa.DataType, Change]:
     """A value that another type carries."""
     wanted = arrow_type(kind.of)
     if kind.unit == "unscaled":
@@ -314,7 +309,7 @@ def _from_days(array: pa.Array) -> pa.Array:
     return array.cast(pa.int32()).cast(pa.date32())
 
 
-def _at_most(length: int) -> Restore:
+def _at_most(length: int) -> Change:
     def checked(array: pa.Array) -> pa.Array:
         longest = pc.max(pc.utf8_length(array)).as_py()
         if longest is not None and longest > length:
@@ -355,7 +350,7 @@ def _from_base64_text(array: pa.Array) -> pa.Array:
     return pa.array([None if v is None else from_base64(v) for v in array.to_pylist()], pa.binary())
 
 
-_READ_AS: dict[str, tuple[pa.DataType, Restore]] = {
+_READ_AS: dict[str, tuple[pa.DataType, Change]] = {
     "float": (pa.float64(), _from_double),
     "date": (pa.string(), _from_date),
     "timestamp_ntz": (pa.string(), _from_wall_clock),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
@@ -94,6 +95,15 @@ def send_offsets(
         producer.send_offsets_to_transaction(partitions, consumer.consumer_group_metadata(), seconds)
     finally:
         consumer.close()
+
+
+def abort(producer: Producer) -> None:
+    """So that readers need not wait for the timeout. What cannot be aborted now, the next attempt's fence aborts."""
+    from confluent_kafka import KafkaException
+
+    with suppress(KafkaException, SystemError):
+        producer.purge()
+        producer.abort_transaction(10)
 
 
 def is_fenced(error: BaseException, events: ClientEvents) -> bool:

@@ -25,6 +25,7 @@ _NUMBERS = ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", 
 _SECRET = re.compile("(?i)password|secret|token|user.info|bearer.auth.custom")
 _TRY_AGAIN = (408, 429)
 _NOT_FOUND = 404
+NOT_TOLD = "the registry does not say why"
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,20 @@ class SchemaRegistryHook(BaseHook):
             numbers = sorted(self.client.get_versions(subject, deleted=True))
         return tuple(have[n] if n in have else self.version(subject, n) for n in numbers)
 
+    def knows(self, subject: str) -> bool:
+        """Whether there is such a subject.
+
+        :raises RegistryRefused: it may not be read.
+        :raises RegistryUnavailable: no answer.
+        """
+        try:
+            with self._asking(f"the versions of subject `{subject}`"):
+                return bool(self.client.get_versions(subject))
+        except RegistryRefused as e:
+            if e.status == _NOT_FOUND:
+                return False
+            raise
+
     def version(self, subject: str, version: int | str = "latest") -> RegisteredSchema:
         """One schema of a subject; the latest by default. Raises like :meth:`versions`."""
         with self._asking(f"version {version} of subject `{subject}`"):
@@ -172,15 +187,20 @@ class SchemaRegistryHook(BaseHook):
             if text not in found:
                 found.append(text)
 
-    def incompatibilities(self, subject: str, text: str) -> list[str]:
-        """Why the registry would not take a schema for a subject; nothing when it would, as when there is no such subject yet."""
+    def incompatibilities(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> list[str]:
+        """Why the registry would not take a schema for a subject, by the subject's compatibility level; nothing when it would, as
+        when there is no such subject yet.
+
+        :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
+        :param normalize: compare schemas as the registry writes them, without differences that mean nothing.
+        """
         from confluent_kafka.schema_registry import Schema
 
-        body = Schema(text, "AVRO").to_dict()
-        path = f"compatibility/subjects/{_quoted(subject)}/versions/latest?verbose=true"
+        body = Schema(text, kind).to_dict()
+        # Against as many versions as the level asks for. The client's own method knows one version, and tells yes or no only.
+        path = f"compatibility/subjects/{_quoted(subject)}/versions?verbose=true{'&normalize=true' if normalize else ''}"
         try:
             with self._asking(f"whether a schema fits subject `{subject}`"):
-                # The client's own method tells yes or no only.
                 answer = self.client._rest_client.post(path, body=body)
         except RegistryRefused as e:
             if e.status == _NOT_FOUND:
@@ -188,23 +208,45 @@ class SchemaRegistryHook(BaseHook):
             raise
         if answer.get("is_compatible"):
             return []
-        return [str(m) for m in answer.get("messages") or ()] or ["the registry does not say why"]
+        return [str(m) for m in answer.get("messages") or ()] or [NOT_TOLD]
 
-    def register(self, subject: str, text: str) -> int:
+    def register(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> int:
         """Register a schema; the id of the one that is there already where it is the same.
 
+        :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
+        :param normalize: ``normalize.schemas`` of Confluent's serializers: the same but for differences that mean nothing is the
+            same.
         :raises RegistryRefused: it is not compatible with the subject's others, or may not be registered.
         """
         from confluent_kafka.schema_registry import Schema
 
         with self._asking(f"to register a schema for subject `{subject}`"):
-            return int(self.client.register_schema(subject, Schema(text, "AVRO")))
+            return int(self.client.register_schema(subject, Schema(text, kind), normalize))
+
+    def id_of(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> int | None:
+        """The id of a schema under a subject; None where it is not registered there. Changes nothing.
+
+        :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
+        :param normalize: as for :meth:`register`.
+        """
+        from confluent_kafka.schema_registry import Schema
+
+        try:
+            with self._asking(f"for the id of a schema of subject `{subject}`"):
+                found = self.client.lookup_schema(subject, Schema(text, kind), normalize)
+        except RegistryRefused as e:
+            if e.status == _NOT_FOUND:
+                return None
+            raise
+        return int(found.schema_id or 0)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the registry answers, as Airflow's own button asks."""
+        """Whether the registry answers, as Airflow's own button asks: once, for ten seconds at most."""
         try:
-            with self._asking("its subjects"):
-                self.client.get_subjects(limit=1)
+            once = type(self)(self.conn_id)
+            once.config.update({"max.retries": 0, "timeout": min(float(once.config["timeout"]), 10)})
+            with once._asking("its subjects"):
+                once.client.get_subjects(limit=1)
         except KafkaSparkError as e:
             return False, str(e)
         return True, f"The schema registry at {self.url} answers"

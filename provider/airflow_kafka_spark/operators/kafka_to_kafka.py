@@ -6,24 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import Run
-from airflow_kafka_spark.operators.decoding import DecodingOperator
 from airflow_kafka_spark.operators.publishing import check_target, publish_splits, publisher, target, topic_uris
+from airflow_kafka_spark.operators.tolerant import TolerantOperator
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.windows.instants import now_ms
-from airflow_kafka_spark.windows.model import Applied, Split, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Applied, Split, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.plan import Log, Position, check_readable, whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_relayed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.columns import Layout
-    from airflow_kafka_spark.road.relay import Change
-    from airflow_kafka_spark.sinks.kafka_worker import Consumed
+    from airflow_kafka_spark.road.relay import Change, RelayJob
+    from airflow_kafka_spark.road.relay_shaping import Reshaping
+    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
+    from airflow_kafka_spark.sinks.kafka_worker import Consumed, Publisher
 
 MAX_RECORDS = 10_000_000
 """A window's offsets by default: a partition's share of them is one transaction, and has to fit into its timeout."""
@@ -31,29 +33,35 @@ MAX_RECORDS = 10_000_000
 OWN_COLUMNS = "__kafka_"
 
 
-class KafkaToKafkaOperator(DecodingOperator):
+class KafkaToKafkaOperator(TolerantOperator):
     """Filter, transform, repartition or copy the next window of one or several topics to another topic, exactly once.
 
     One Spark task a partition reads its range, and publishes what becomes of it in ONE Kafka transaction together with the
     consumed offset of the group and a marker in the ledger (KIP-98, KIP-447): output and offset are there both or not at all, and
     the order of a partition is kept. When all partitions are, the ledger says COMPLETE.
 
-    Without ``filter``, ``columns`` and ``output_key`` records are copied byte for byte, and no SQL runs.
+    Without ``filter``, ``columns``, ``output_key`` and ``transforms`` records are copied byte for byte, and no SQL runs.
 
     Guarantee: a ``read_committed`` reader of ``topic`` sees what became of each record exactly once, whatever is killed, retried,
-    run twice at once or paused on the way. It may see some partitions of a window before the others.
+    run twice at once or paused on the way; where bad records are tolerated, it or the dead letter topic, never both. It may see
+    some partitions of a window before the others.
 
     :param topic: where records go, on the same cluster; not one of those that are read.
-    :param value: how values are decoded for ``filter`` and ``columns``; default
+    :param value: how values are decoded for ``filter``, ``columns`` and ``transforms``; default
         :class:`~airflow_kafka_spark.formats.Raw`, a column ``value`` of bytes.
     :param filter: a condition of Spark's SQL (``"amount > 100 and country = 'DE'"``); the others are left out, and counted.
         Records without a value pass.
     :param columns: column -> expression of Spark's SQL: what the new values hold. None (default) leaves values as they are.
-    :param output_value: how ``columns`` are written; default :class:`~airflow_kafka_spark.formats.Json`.
+    :param transforms: what becomes of records, in order: Kafka Connect's single message transforms
+        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame, in place of ``filter``, ``columns``
+        and ``output_key``. A key or a value that none of them changes keeps its bytes. A record whose topic they change goes
+        there: such topics have to exist, and to keep their partitions while a window is open.
+    :param output_value: how ``columns`` are written; default :class:`~airflow_kafka_spark.formats.Json`. Behind ``transforms``:
+        how a changed value is; default by its type, structs as JSON, numbers and texts as text, bytes as they are.
     :param output_key: the column of the new key, or several, of ``columns`` or of the record; None (default) leaves keys as they
         are.
     :param output_key_format: how they become a key; default :class:`~airflow_kafka_spark.formats.String` for one column,
-        :class:`~airflow_kafka_spark.formats.Json` for several.
+        :class:`~airflow_kafka_spark.formats.Json` for several. Behind ``transforms``: how a changed key is written.
     :param preserve_partitions: every record keeps its partition's number; else keys are placed as the Java client places them.
     :param preserve_timestamps: records keep their time; else it is the time of writing.
     :param preserve_headers: records keep their headers.
@@ -66,7 +74,15 @@ class KafkaToKafkaOperator(DecodingOperator):
     :param transaction_timeout: seconds that one partition may take, at most the brokers' ``transaction.max.timeout.ms``;
         default 300.
     :param allow_new_partitions: go on with a window whose target was given more partitions meanwhile: keys then move.
+    :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded or transformed, keeps its partition from
+        being published, and fails the window; ``all``: the other records are published.
+    :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
+        exactly once: in the transaction of its partition's other records. Created with one partition, before anything is
+        published, when it is missing. Templated.
+    :param max_errors: how many records of a window may be bad: a number, or a share of its records below 1 (``0.01``); with more
+        nothing of the window is published, and no letter is sent. To know that, the window is read twice. None (default): any.
 
+    ``errors_deadletterqueue_topic_replication_factor``, ``errors_deadletterqueue_context_headers_enable``, ``errors_skip``,
     ``key`` and ``metadata_columns`` are those of :class:`~airflow_kafka_spark.operators.KafkaToSinkOperator`; ``topics`` or
     ``topics_pattern``, ``group_id``, ``starting_offsets``, ``ending_offsets``, ``data_loss``, ``follows``, ``on_mismatch`` and
     ``read_timeout`` of :class:`~airflow_kafka_spark.operators.from_kafka.FromKafkaOperator`; ``pipeline``, ``kafka_conn_id``,
@@ -79,6 +95,8 @@ class KafkaToKafkaOperator(DecodingOperator):
         "topics_pattern",
         "group_id",
         "pipeline",
+        "kafka_conn_id",
+        "ledger_topic",
         "max_records",
         "starting_offsets",
         "ending_offsets",
@@ -86,6 +104,7 @@ class KafkaToKafkaOperator(DecodingOperator):
         "upstream_counts",
         "filter",
         "columns",
+        "errors_deadletterqueue_topic_name",
     )
     sink: KafkaSink  # type: ignore[assignment]
     ui_color = "#fff4de"
@@ -132,6 +151,7 @@ class KafkaToKafkaOperator(DecodingOperator):
         super().__init__(sink=sink, value=value or Raw(), kafka_conn_id=kafka_conn_id, **kwargs)
         self.filter = filter
         self.columns = columns
+        self.output_value = output_value
         self.preserve_partitions = preserve_partitions
         self.preserve_timestamps = preserve_timestamps
         self.preserve_headers = preserve_headers
@@ -147,9 +167,17 @@ class KafkaToKafkaOperator(DecodingOperator):
         )
         wrong = [Problem(where, f"`{found!r}` is no Format") for where, found, kind in kinds if not isinstance(found, kind)]
         own = wrong or [*self.decoding_problems(), *self._change_problems()]
-        return [*self.reading_problems(run), *own, *self.server_problems(), *self._target_problems()]
+        problems = [*self.reading_problems(run), *own, *self.server_problems(), *self._target_problems(), *self.error_problems()]
+        if self.transforms and not problems:
+            try:
+                self._reshaping.check(self.spark)
+            except ValidationError as error:
+                return list(error.problems)
+        return problems
 
     def _change_problems(self) -> list[Problem]:
+        if self.transforms:
+            return [*self.transform_problems(), *self._beside_transforms(), *self.sink.problems(None)]
         problems = []
         if self.columns is not None and not self.columns:
             problems.append(Problem("columns", "they are empty", "Name a column and its expression, or leave them out"))
@@ -159,12 +187,29 @@ class KafkaToKafkaOperator(DecodingOperator):
         if self.read_with == "spark":
             problems.append(Problem("read_with", "between topics tasks read by themselves", "Leave it out"))
         available = list(dict.fromkeys([*(self.columns or ()), *self._record_columns()]))
-        return [*problems, *self.sink.problems(available)]
+        # Written are the new columns; the record's others are there for the key.
+        sink = replace(self.sink, value_columns=tuple(self.columns)) if self.columns else self.sink
+        return [*problems, *sink.problems(available)]
+
+    def _beside_transforms(self) -> list[Problem]:
+        instead = {
+            "filter": (self.filter, "Sql(filter=...)"),
+            "columns": (self.columns, "Sql({...})"),
+            "output_key": (self.sink.key or None, "ValueToKey and ExtractField"),
+            "metadata_columns": (self.metadata or None, "InsertField, or Sql, which sees `record.offset` and the like"),
+        }
+        found = "there are `transforms`, too"
+        return [
+            Problem(name, found, f"Use {other}, among those") for name, (given, other) in instead.items() if given is not None
+        ]
 
     def _target_problems(self) -> list[Problem]:
         if not self.subscription.validate() and self.subscription.matches(str(self.sink.topic)):
             return [Problem("topic", f"`{self.sink.topic}` is read, too: its records would go round", "Write to another topic")]
-        return self.sink.server_problems(self.kafka)
+        same = self.errors.topic is not None and self.errors.topic == self.sink.topic
+        found = f"`{self.sink.topic}` is where good records go"
+        mixed = [Problem("errors_deadletterqueue_topic_name", found, "Name another topic")] if same else []
+        return [*mixed, *self.sink.server_problems(self.kafka)]
 
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.behavior_on_null_values, "behavior_on_null_values"
@@ -211,27 +256,66 @@ class KafkaToKafkaOperator(DecodingOperator):
         )
         self.check(window)
         ranges = {index: split.range for index, split in splits.items()}
-        report = sum_up_relayed(window, markers, ranges, flushed=now_ms(), upstream=self.upstream())
+        dead = merge_landed(part for marker in markers for part in marker.dead_letters)
+        report = sum_up_relayed(window, markers, ranges, flushed=now_ms(), upstream=self.upstream(), dead_letters=dead)
+        if self.errors.tolerates and self.errors.most is None:  # else it was said when they were counted
+            self.errors.accept(window, [marker.result for marker in markers if marker.result])
         self.check_followed(window, report.records_read)
         return report
 
     def _relay(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
         from airflow_kafka_spark.road.relay import RelayJob
+        from airflow_kafka_spark.road.tolerance import Tolerance
 
+        letters = self.errors.dead_letters(self.kafka, ledger.family_name, self.error_classes())
+        # Nothing is remembered of dead letters but in markers: a split without one has sent none.
+        tolerance = Tolerance(keep=letters is not None) if self.errors.tolerates else None
         job = RelayJob(
             self.spark,
             window,
             left,
-            self.layout(),
-            self._change,
-            publisher(self.kafka, self.sink, ledger, self._consumed(window, ledger, left)),
+            self._reshaping if self.transforms else self._change,
+            self._publisher(ledger, self._consumed(window, ledger, left), letters),
             self.kafka.consumer_config(),
             skip_lost=self.data_loss == "skip",
             patience=self.read_timeout,
+            tolerance=tolerance,
         )
         with self.running(job):
+            self._limit(job, window, ledger)
             _, rejected = job.run()
         self.check_results(window, rejected)
+
+    def _limit(self, job: RelayJob, window: Window, ledger: Ledger) -> None:
+        """With ``max_errors``, count before anything is published: partitions are published one by one, and none knows of the
+        others. Afterwards each may hold as many bad records as were counted, and no more.
+
+        :raises TooManyBadRecords: there are more in the window, those that an earlier attempt has accepted among them.
+        """
+        if self.errors.most is None:
+            return
+        can_be_bad = bool(self.transforms) or not self._change.is_none or self.null_values == "fail"
+        counted = job.count() if can_be_bad else []
+        published = [marker.result for marker in ledger.published().values() if marker.result]
+        self.errors.accept(window, [*published, *counted])
+        assert job.publisher.burial is not None
+        burial = replace(job.publisher.burial, counted={result.index: result.rejected for result in counted})
+        job.publisher = replace(job.publisher, burial=burial)
+
+    def _publisher(self, ledger: Ledger, consumed: Consumed, letters: DeadLetterTopic | None) -> Publisher:
+        from airflow_kafka_spark.sinks.kafka_worker import Burial
+
+        made = publisher(self.kafka, self.sink, ledger, consumed)
+        if not self.errors.tolerates:
+            return made
+        if letters is None:
+            return replace(made, burial=Burial())
+        self.kafka.create_topic(letters.name, 1, letters.replication_factor)
+        config = dict(made.config)
+        if "message.max.bytes" not in self.sink.producer_config:
+            config["message.max.bytes"] = max(int(config.get("message.max.bytes", 0)), self.kafka.largest_record(letters.name))
+        partitions = len(self.kafka.describe_topics([letters.name])[letters.name].partitions)
+        return replace(made, config=config, burial=Burial(letters.name, partitions, letters.envelope))
 
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> Consumed:
         """What the group commits with each partition; nothing where it stands further ahead already."""
@@ -264,9 +348,30 @@ class KafkaToKafkaOperator(DecodingOperator):
     def _change(self) -> Change:
         from airflow_kafka_spark.road.relay import Change
 
-        written = self.sink.value if self.columns is not None else None
+        written = self.sink.value_writer if self.columns is not None else None
         key_format = self.sink.key_writer if self.sink.key else None
-        return Change(self.filter, self.columns, written, tuple(self.sink.key), key_format)
+        return Change(self.layout(), self.filter, self.columns, written, tuple(self.sink.key), key_format)
+
+    @property
+    def _reshaping(self) -> Reshaping:
+        from airflow_kafka_spark.road.relay_shaping import Reshaping
+        from airflow_kafka_spark.road.relay_shaping_worker import Routing
+        from airflow_kafka_spark.road.shaping import Shaping
+        from airflow_kafka_spark.transforms.base import as_transform
+
+        value, key = self.formats
+        originals = (("key", "key"), ("value", "value"))
+        shaping = Shaping(value, key, tuple(map(as_transform, self.transforms)), originals, self.null_values)
+        reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic)))
+        return Reshaping(
+            shaping,
+            Routing(str(self.sink.topic), self.subscription, reserved),
+            self.sink.value_writer if self.output_value else None,
+            self.sink.key_writer if self.sink.key_format else None,
+            self.preserve_timestamps,
+            self.preserve_headers,
+            self.preserve_partitions,
+        )
 
     def _record_columns(self) -> list[str]:
         value, key = self.formats
@@ -278,16 +383,16 @@ class KafkaToKafkaOperator(DecodingOperator):
         from airflow_kafka_spark.road.columns import Layout
         from airflow_kafka_spark.road.relay_worker import HEADERS, KEY, PARTITION, TIMESTAMP, VALUE
 
-        change = self._change
+        copies = self.filter is None and self.columns is None and not self.sink.key
         wanted = {
-            "key": KEY if not change.key else None,
-            "value": VALUE if change.columns is None and not change.is_none else None,
+            "key": KEY if not self.sink.key else None,
+            "value": VALUE if self.columns is None and not copies else None,
             "timestamp": TIMESTAMP if self.preserve_timestamps else None,
             "headers": HEADERS if self.preserve_headers else None,
             "partition": PARTITION if self.preserve_partitions else None,
         }
         carried = tuple((name, column) for name, column in wanted.items() if column)
-        if change.is_none:
+        if copies:
             # Bytes as they are: nothing is decoded, so nothing can be bad.
             nulls: NullValues = self.null_values
             return Layout.of(Raw(VALUE), None, carried, nulls)

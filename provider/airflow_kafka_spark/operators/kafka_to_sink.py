@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import Run, asset_uris
-from airflow_kafka_spark.operators.decoding import DecodingOperator
-from airflow_kafka_spark.operators.tolerance import ErrorOptions
+from airflow_kafka_spark.operators.tolerance import refuse_forgotten, topic_problems
+from airflow_kafka_spark.operators.tolerant import TolerantOperator
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.instants import now_ms
-from airflow_kafka_spark.windows.model import Split, Window
+from airflow_kafka_spark.windows.model import (
+    TASK_PUT,
+    Split,
+    TopicPartition,
+    Window,
+)
 from airflow_kafka_spark.windows.report import Report, sum_up
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.hooks.ledger import Ledger
-    from airflow_kafka_spark.road.job import Job
-    from airflow_kafka_spark.road.shaping import Shaping, ShapingJob
+    from airflow_kafka_spark.road.job import SinkJob
+    from airflow_kafka_spark.road.shaping import Shaping
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Shape
     from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
-    from airflow_kafka_spark.transforms.base import TransformLike
 
 
-class KafkaToSinkOperator(DecodingOperator):
+class KafkaToSinkOperator(TolerantOperator):
     """Move the next window of one or several topics into a sink, exactly once.
 
     The window reaches from where the pipeline stands to the last stable offsets found now (``read_committed``), per partition;
@@ -48,7 +53,8 @@ class KafkaToSinkOperator(DecodingOperator):
 
     :param transforms: what becomes of records between format and sink, in order: Kafka Connect's single message transforms
         (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame. The sink's columns are those that come
-        out of them. Spark computes them, in the same job.
+        out of them. Spark computes them, in the same job. Records that a ``Filter(to=...)`` takes out go to its topic, each
+        exactly once, in the transaction of the dead letters.
     :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded, fails the window, and nothing of it is
         committed; ``all``: the other records are.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
@@ -74,6 +80,8 @@ class KafkaToSinkOperator(DecodingOperator):
         "topics_pattern",
         "group_id",
         "pipeline",
+        "kafka_conn_id",
+        "ledger_topic",
         "max_records",
         "starting_offsets",
         "ending_offsets",
@@ -82,29 +90,16 @@ class KafkaToSinkOperator(DecodingOperator):
         "errors_deadletterqueue_topic_name",
     )
     ui_color = "#e8f1ff"
+    routes_records = True
 
     def __init__(
         self,
         *,
         sink: Sink,
         value: Format,
-        transforms: Sequence[TransformLike] = (),
-        errors_tolerance: Literal["none", "all"] = "none",
-        errors_deadletterqueue_topic_name: str | None = None,
-        errors_deadletterqueue_topic_replication_factor: int = -1,
-        errors_deadletterqueue_context_headers_enable: bool = True,
-        errors_skip: bool = False,
-        max_errors: int | float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(sink=sink, value=value, **kwargs)
-        self.transforms = transforms
-        self.errors_tolerance = errors_tolerance
-        self.errors_deadletterqueue_topic_name = errors_deadletterqueue_topic_name
-        self.errors_deadletterqueue_topic_replication_factor = errors_deadletterqueue_topic_replication_factor
-        self.errors_deadletterqueue_context_headers_enable = errors_deadletterqueue_context_headers_enable
-        self.errors_skip = errors_skip
-        self.max_errors = max_errors
         # Topics are this task's inlets and the sink is its outlet, under names that need no connection to be looked up.
         self.add_assets(self.topic_uris, asset_uris(self.sink, Sink))
 
@@ -112,11 +107,11 @@ class KafkaToSinkOperator(DecodingOperator):
 
     def problems(self, run: Run) -> list[Problem]:
         flow = self._type_problems() or self.decoding_problems()
-        problems = [*self.reading_problems(run), *flow, *self.server_problems(), *self._error_problems()]
+        problems = [*self.reading_problems(run), *flow, *self.server_problems(), *self._aside_problems()]
         if self.split_records and getattr(self.sink, "whole_partitions", False):
             found = "this sink upserts split by split: each partition has to be one"
             problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
-        problems += self._transform_problems()
+        problems += self.transform_problems()
         # A sink is asked about the columns it will get, so those have to be known. Where there are transforms, Spark knows them.
         if flow or (self.transforms and problems):
             return problems
@@ -124,16 +119,6 @@ class KafkaToSinkOperator(DecodingOperator):
             return [*problems, *self.sink.validate(self.shape(run))]
         except ValidationError as error:
             return [*problems, *error.problems]
-
-    def _transform_problems(self) -> list[Problem]:
-        if not self.transforms:
-            return []
-        from airflow_kafka_spark.transforms import problems
-
-        found = problems(self.transforms)
-        if self.read_with == "spark":
-            found.append(Problem("read_with", "on the way to transforms tasks read by themselves", "Leave it out"))
-        return found
 
     def _type_problems(self) -> list[Problem]:
         expected = (("value", self.value, Format), ("key", self.key, (Format, type(None))), ("sink", self.sink, Sink))
@@ -143,11 +128,24 @@ class KafkaToSinkOperator(DecodingOperator):
             if not isinstance(value, kind)
         ]
 
-    def _error_problems(self) -> list[Problem]:
-        if problems := self.errors.problems():
-            return problems
-        read = self.subscription.topics or ((t,) if (t := self.errors.topic) and self.subscription.matches(t) else ())
-        return self.errors.server_problems(self.kafka, (*read, self.ledger_topic))
+    def _aside_problems(self) -> list[Problem]:
+        """Of the topics that records go to which do not go to the sink."""
+        dead, problems = self.errors.topic, self.error_problems()
+        for where, topic in self._routes().items():
+            if topic == dead and self.errors.tolerates:
+                problems.append(Problem(where, f"`{topic}` is the dead letter topic, too", "Name another topic"))
+            else:
+                problems += topic_problems(self.kafka, where, topic, self.taken(topic), "records")
+        return problems
+
+    def _routes(self) -> dict[str, str]:
+        """The topics that transforms send records to, by the argument that names them."""
+        if not self.transforms or isinstance(self.transforms, str):
+            return {}
+        from airflow_kafka_spark.transforms import Transform
+
+        found = {f"transforms[{n}] {t.name}.to": t.routes_to for n, t in enumerate(self.transforms) if isinstance(t, Transform)}
+        return {where: topic for where, topic in found.items() if isinstance(topic, str)}
 
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.behavior_on_null_values, "behavior_on_null_values"
@@ -164,64 +162,75 @@ class KafkaToSinkOperator(DecodingOperator):
     # --- 4. move, 5. commit ---
 
     def move(self, window: Window, ledger: Ledger) -> Report:
+        from airflow_kafka_spark.road.refused import with_refused
+        from airflow_kafka_spark.sinks.dead_letters import SetAside, known_to
+
         splits, shape = self.splits(window), self._shape(window.pipeline)
         letters = self._dead_letters(ledger.family_name)
+        aside = SetAside(self.kafka, ledger.family_name, letters)
         # A zombie that has been asleep since the plan learns here, cheaply, that it is one; the broker and the sink know anyway.
         ledger.verify()
-        tolerance = self.errors.in_tasks(letters, ledger)
+        tolerance, known = self.errors.in_tasks(letters, ledger), known_to(ledger)
+        refuse_forgotten(window, known, buries=letters is not None, routes=bool(self._routes()))
+        routed = known.routed(window.replay) if known else {}
         with self.sink.begin(window, splits, shape) as writer:
-            with self.running(self._road(window, splits, shape, tolerance)) as job:
+            with self.running(self._road(window, splits, shape, tolerance, routed)) as job:
                 results = job.run(writer.split_writer()) if splits else []
             faults.reached("job.done")
             if tolerance is None:
                 self.check_results(window, results)
-            self.errors.accept(window, results)
             self.check_counts(window, results)
             self.check_followed(window, sum(result.records for result in results))
             # Once more, now that everything is read: a topic recreated meanwhile would have given other records.
             self.check(window)
             ledger.verify()
-            # Before the sink takes the rest: what is dead has to be decided and remembered by then.
-            sent = letters.send(results, ledger) if letters else None
+            if tolerance is not None:
+                results = with_refused(results, writer.refused(results), splits, self.kafka if letters else None)
+                self.errors.accept(window, results)
+            # Before the sink takes the rest: what does not go there has to be decided and remembered by then.
+            sent = aside.send(results, ledger)
             applied = writer.commit(results)
         ranges = {split.index: split.range for split in splits}
-        dead = sent.landed if sent else ()
-        return sum_up(window, results, applied, ranges, flushed=now_ms(), upstream=self.upstream(), dead_letters=dead)
+        landed = {"dead_letters": sent.landed, "routed": sent.routes} if sent else {}
+        return sum_up(window, results, applied, ranges, flushed=now_ms(), upstream=self.upstream(), **landed)
 
-    def _road(self, window: Window, splits: tuple[Split, ...], shape: Shape, tolerance: Tolerance | None) -> Job | ShapingJob:
+    def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
+        known = ledger.memory.dead.get(window.number)
+        if known and known.routes and not report.routed:
+            # The sink had taken the window before: its reader and its count of what was routed are gone.
+            count = sum(part.records for part in known.routes)
+            report = replace(report, records_read=report.records_read + count, records_routed=count, routed=known.routes)
+        return super().close(ledger, window, report)
+
+    def _road(
+        self,
+        window: Window,
+        splits: tuple[Split, ...],
+        shape: Shape,
+        tolerance: Tolerance | None,
+        routed: Mapping[TopicPartition, frozenset[int]],
+    ) -> SinkJob:
         from airflow_kafka_spark.road.job import Job
         from airflow_kafka_spark.road.shaping import ShapingJob
 
         options: dict[str, Any] = {
+            "kafka": self.kafka,
+            "spark": self.spark,
+            "window": window,
+            "splits": splits,
             "skip_lost": self.data_loss == "skip",
             "patience": self.read_timeout,
             "tolerance": tolerance,
         }
         if self.transforms:
-            return ShapingJob(self.kafka, self.spark, window, splits, self._shaping, shape.schema, **options)
-        return Job(self.kafka, self.spark, window, splits, self.layout(), read_with=self.read_with, **options)
+            return ShapingJob(shaping=self._shaping, schema=shape.schema, routed=routed, **options)
+        return Job(layout=self.layout(), read_with=self.read_with, **options)
 
     def _dead_letters(self, pipeline: str) -> DeadLetterTopic | None:
-        from airflow_kafka_spark.road.columns import KEY_CONVERTER, TRANSFORMATION, VALUE_CONVERTER
-
-        formats = {VALUE_CONVERTER: self.value, KEY_CONVERTER: self.key}
-        classes = {TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {}
-        classes |= {stage: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items() if f is not None}
-        return self.errors.dead_letters(self.kafka, pipeline, 0, classes)
+        classes = {**self.error_classes(), TASK_PUT: f"{type(self.sink).__module__}.{type(self.sink).__name__}"}
+        return self.errors.dead_letters(self.kafka, pipeline, classes)
 
     # --- what the parts are made of ---
-
-    @property
-    def errors(self) -> ErrorOptions:
-        """What becomes of bad records."""
-        return ErrorOptions(
-            self.errors_tolerance,
-            self.errors_deadletterqueue_topic_name or None,
-            self.errors_deadletterqueue_topic_replication_factor,
-            self.errors_deadletterqueue_context_headers_enable,
-            self.errors_skip,
-            self.max_errors,
-        )
 
     @property
     def null_values(self) -> NullValues:
@@ -238,7 +247,7 @@ class KafkaToSinkOperator(DecodingOperator):
         from airflow_kafka_spark.sinks.base import Shape
 
         schema = self._shaped_schema if self.transforms else self.layout().schema
-        return Shape(pipeline, schema, has_tombstones=self.null_values == "delete")
+        return Shape(pipeline, schema, has_tombstones=self.null_values == "delete", tolerates=self.errors.tolerates)
 
     @property
     def _shaping(self) -> Shaping:

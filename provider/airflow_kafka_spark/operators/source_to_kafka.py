@@ -51,7 +51,7 @@ class SourceToKafkaOperator(WindowOperator):
     :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
     """
 
-    template_fields: Sequence[str] = ("pipeline",)
+    template_fields: Sequence[str] = ("pipeline", "kafka_conn_id", "ledger_topic")
     sink: KafkaSink
     ui_color = "#eaf7e6"
 

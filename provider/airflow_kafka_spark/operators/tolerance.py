@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyBadRecords
-from airflow_kafka_spark.windows.model import SplitResult, Window
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyBadRecords, ValidationError
+from airflow_kafka_spark.windows.model import SplitResult, Window, first_bad
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
+    from airflow_kafka_spark.windows.dead_letters import DeadLetters
 
 log = logging.getLogger(__name__)
 
@@ -80,19 +81,9 @@ class ErrorOptions:
 
         :param read: the topics that are read, and the ledger.
         """
-        where = "errors_deadletterqueue_topic_name"
         if not self.tolerates or not self.topic:
             return []
-        if self.topic in read:
-            return [Problem(where, f"`{self.topic}` is read by this very pipeline, or is its ledger", "Name another topic")]
-        try:
-            found = hook.describe_topics([self.topic], missing="omit")
-            policy = hook.topic_config([self.topic])[self.topic].get("cleanup.policy", "") if found else ""
-        except KafkaSparkError as error:
-            return [Problem("kafka_conn_id", error.found, error.action)]
-        if "compact" in policy:
-            return [Problem(where, f"`{self.topic}` is compacted: letters of one key would replace each other", "Name another")]
-        return []
+        return topic_problems(hook, "errors_deadletterqueue_topic_name", self.topic, read)
 
     # --- move ---
 
@@ -104,7 +95,7 @@ class ErrorOptions:
         count, records = sum(r.rejected for r in results), sum(r.records for r in results)
         if not count:
             return
-        samples = sorted((s for r in results for s in r.samples), key=lambda s: (s.topic, s.partition, s.offset))[:SHOWN]
+        samples = first_bad(results, SHOWN)
         if self.most is not None and count > (self.most if isinstance(self.most, int) else self.most * records):
             raise TooManyBadRecords(str(window), count, records, self.most, samples)
         log.warning(
@@ -117,10 +108,9 @@ class ErrorOptions:
             f"\n  ... and {count - len(samples):,} more" if count > len(samples) else "",
         )
 
-    def dead_letters(self, hook: KafkaHook, pipeline: str, task: int, classes: Mapping[str, str]) -> DeadLetterTopic | None:
+    def dead_letters(self, hook: KafkaHook, pipeline: str, classes: Mapping[str, str]) -> DeadLetterTopic | None:
         """Where bad records go; None where they do not.
 
-        :param task: index of a mapped task.
         :param classes: the class of the converters, by stage.
         """
         if not self.tolerates or not self.topic:
@@ -128,7 +118,7 @@ class ErrorOptions:
         from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
         from airflow_kafka_spark.sinks.dead_letters_worker import Envelope
 
-        envelope = Envelope(pipeline, max(task, 0), classes, self.context_headers)
+        envelope = Envelope(pipeline, classes, self.context_headers)
         return DeadLetterTopic(hook, self.topic, self.replication_factor, envelope)
 
     def in_tasks(self, topic: DeadLetterTopic | None, ledger: Ledger) -> Tolerance | None:
@@ -138,3 +128,43 @@ class ErrorOptions:
         if not self.tolerates:
             return None
         return Tolerance(topic is not None, topic.sent(ledger) if topic else {})
+
+
+def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str], what: str = "letters") -> list[Problem]:
+    """Why records cannot be set aside in a topic.
+
+    :param where: the argument that names it.
+    :param taken: topics that it must not be: those that are read, and the ledger.
+    :param what: the records, for the message.
+    """
+    if topic in taken:
+        return [Problem(where, f"`{topic}` is read by this very pipeline, or is its ledger", "Name another topic")]
+    try:
+        found = hook.describe_topics([topic], missing="omit")
+        policy = hook.topic_config([topic])[topic].get("cleanup.policy", "") if found else ""
+    except KafkaSparkError as error:
+        return [Problem("kafka_conn_id", error.found, error.action)]
+    if "compact" in policy:
+        return [Problem(where, f"`{topic}` is compacted: {what} of one key would replace each other", "Name another")]
+    return []
+
+
+def refuse_forgotten(window: Window, known: DeadLetters | None, *, buries: bool, routes: bool) -> None:
+    """An earlier attempt at the window may have sent records to topics: this one has to leave them out, which it only does with
+    the same options.
+
+    :param known: what was sent.
+    :param buries: whether there still is a dead letter topic.
+    :param routes: whether a transform still routes.
+    :raises ValidationError: it was to forget them.
+    """
+    problems = []
+    if known and known.sent(window.replay) and not buries:
+        found = f"an earlier attempt at window {window} has sent bad records to topic `{known.topic}`"
+        action = "Keep a dead letter topic until this window is complete"
+        problems.append(Problem("errors_deadletterqueue_topic_name", found, action))
+    if known and known.routed(window.replay) and not routes:
+        found = f"an earlier attempt at window {window} has sent records elsewhere by a Filter with `to`"
+        problems.append(Problem("transforms", found, "Keep such a Filter until this window is complete"))
+    if problems:
+        raise ValidationError(problems)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from airflow_kafka_spark.windows.model import BadRecord
+from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, BadRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.kafka_worker import Records
 
 NullValues = Literal["fail", "ignore", "write", "delete"]
-
-VALUE_CONVERTER, KEY_CONVERTER, TRANSFORMATION = "VALUE_CONVERTER", "KEY_CONVERTER", "TRANSFORMATION"
-"""Stages at which a record turns out to be bad, in Connect's words."""
 
 METADATA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 """What a record has beside its decoded value, as Spark's Kafka source names it; ``key`` and ``value`` are the raw bytes."""

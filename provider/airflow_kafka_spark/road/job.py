@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -40,17 +41,14 @@ SPARK_SOURCE: Mapping[str, str] = {
 """Settings of Spark's Kafka source under the connection's own."""
 
 
-@dataclass
-class Job:
-    """One window on its way through Spark.
+@dataclass(kw_only=True)
+class SinkJob(ABC):
+    """One window on its way through Spark to a sink.
 
     :param kafka: the cluster it is read from.
     :param spark: makes the session.
     :param window: the window.
     :param splits: its splits.
-    :param layout: how records become rows.
-    :param read_with: ``task``: each task reads its range itself (fastest, and needs confluent-kafka on the executors); ``spark``:
-        Spark's Kafka source; ``auto``: ``task``.
     :param skip_lost: pass over records that were deleted meanwhile.
     :param patience: seconds without progress after which the broker is given up.
     :param tolerance: what becomes of bad records; None: they end the window.
@@ -60,8 +58,6 @@ class Job:
     spark: SparkHook
     window: Window
     splits: tuple[Split, ...]
-    layout: Layout
-    read_with: ReadWith = "auto"
     skip_lost: bool = False
     patience: float = 300.0
     tolerance: Tolerance | None = None
@@ -72,11 +68,7 @@ class Job:
             self.spark, self.window, lambda tasks, seconds: progress_line(self.window, self.splits, tasks, seconds)
         )
 
-    @property
-    def reads_with_spark(self) -> bool:
-        """Whether Spark's Kafka source reads; the only place that decides."""
-        return self.read_with == "spark"
-
+    @abstractmethod
     def run(self, writer: SplitWriter) -> list[SplitResult]:
         """Read the window and hand it to the sink's writer: one Spark job, one action.
 
@@ -84,6 +76,30 @@ class Job:
         :raises SparkJobFailed: when Spark gave up, or was told to.
         :raises KafkaSparkError: what a task raised of ours.
         """
+
+    def cancel(self) -> None:
+        """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
+        self._watch.cancel()
+
+
+@dataclass(kw_only=True)
+class Job(SinkJob):
+    """Each task reads, decodes and writes its split.
+
+    :param layout: how records become rows.
+    :param read_with: ``task``: each task reads its range itself (fastest, and needs confluent-kafka on the executors); ``spark``:
+        Spark's Kafka source; ``auto``: ``task``.
+    """
+
+    layout: Layout
+    read_with: ReadWith = "auto"
+
+    @property
+    def reads_with_spark(self) -> bool:
+        """Whether Spark's Kafka source reads; the only place that decides."""
+        return self.read_with == "spark"
+
+    def run(self, writer: SplitWriter) -> list[SplitResult]:
         task = SplitTask(
             self.splits,
             self.layout,
@@ -97,10 +113,6 @@ class Job:
         with self.spark.session(jars=self._jars()) as session, self._watch.over(session):
             rows = collect(self._frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
         return self._complete([decode_result(row) for row in rows], task)
-
-    def cancel(self) -> None:
-        """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
-        self._watch.cancel()
 
     def _jars(self) -> tuple[str, ...]:
         if not self.reads_with_spark:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
@@ -104,12 +104,15 @@ class PublishJob:
         return session.range(0, len(self.left), 1, len(self.left)).mapInArrow(cast(Any, task), "result string")
 
     def _read_by_spark(self, session: SparkSession, bounds: Sequence[Mapping[str, Any]]) -> DataFrame:
+        from airflow_kafka_spark.sinks.kafka import struct_encoders
         from airflow_kafka_spark.sinks.kafka_worker import PublishTask
 
         records = self.sink.records(self.source.frame(session, bounds))
         if not self.spark.is_connect and (found := records.rdd.getNumPartitions()) != len(bounds):
             raise SparkJobFailed(str(self.window), f"the source gave {found} partitions for {len(bounds)} splits")
-        return records.mapInArrow(cast(Any, PublishTask(self.publisher, self.left)), "result string")
+        encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer if self.sink.key else None)
+        task = PublishTask(replace(self.publisher, encoders=encoders), self.left)
+        return records.mapInArrow(cast(Any, task), "result string")
 
     def _jars(self) -> tuple[str, ...]:
         from airflow_kafka_spark.hooks import jars

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, ValidationError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.columns import Layout
+    from airflow_kafka_spark.road.relay_shaping import Reshaping
+    from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.kafka_worker import Publisher
 
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 class Change:
     """What becomes of records on their way.
 
+    :param layout: how records become rows; with the columns that carry them on, see ``road/relay_worker.py``.
     :param filter: a condition of Spark's SQL over a record's columns: those for which it does not hold are left out. Records
         without a value pass it: they delete, and a reader behind has to hear of it.
     :param columns: column -> expression of Spark's SQL: what the new value is made of; None leaves the value's bytes.
@@ -34,6 +37,7 @@ class Change:
     :param key_format: how that is written.
     """
 
+    layout: Layout
     filter: str | None = None
     columns: Mapping[str, str] | None = None
     value: Format | None = None
@@ -45,6 +49,37 @@ class Change:
         """Whether records stay as they are: then no SQL runs at all."""
         return self.filter is None and self.columns is None and not self.key
 
+    def results(
+        self,
+        numbers: DataFrame,
+        splits: tuple[Split, ...],
+        config: Mapping[str, Any],
+        publisher: Publisher | None,
+        options: Mapping[str, Any],
+    ) -> DataFrame:
+        """What tasks tell of their splits.
+
+        :param numbers: one row a task, which split it shall read.
+        :param config: the consumer's configuration.
+        :param publisher: publishes a split; None: they are only counted.
+        :param options: further fields of :class:`~airflow_kafka_spark.road.relay_worker.ReadTask`.
+        :raises ValidationError: the filter or an expression is wrong.
+        """
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from airflow_kafka_spark.road.relay_worker import CopyTask, ReadTask, RelayTask
+        from airflow_kafka_spark.sinks.kafka import struct_encoders
+
+        read = ReadTask(splits, self.layout, config, **options)
+        if self.is_none or publisher is None:
+            # What is bad turns out when it is decoded: to count it, no SQL has to run.
+            return numbers.mapInArrow(cast(Any, CopyTask(read, publisher)), "result string")
+        rows = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
+        records = changed(rows, self)
+        written = self.value if self.columns is not None else None
+        publisher = replace(publisher, encoders=struct_encoders(records, written, self.key_format if self.key else None))
+        return records.mapInArrow(cast(Any, RelayTask(splits, publisher)), "result string")
+
 
 @dataclass
 class RelayJob:
@@ -53,24 +88,25 @@ class RelayJob:
     :param spark: makes the session.
     :param window: the window.
     :param left: its splits that are not published yet.
-    :param layout: how records become rows; with the columns that carry them on, see ``road/relay_worker.py``.
-    :param change: what becomes of them.
+    :param change: what becomes of records, and how they become rows for it.
     :param publisher: publishes a split.
     :param reading: the consumer's configuration.
     :param skip_lost: pass over records that were deleted meanwhile.
     :param patience: seconds without progress after which the broker is given up.
+    :param tolerance: what becomes of bad records; None: a split that holds one is not published.
     """
 
     spark: SparkHook
     window: Window
     left: tuple[Split, ...]
-    layout: Layout
-    change: Change
+    change: Change | Reshaping
     publisher: Publisher
     reading: Mapping[str, Any] = field(repr=False)
     skip_lost: bool = False
     patience: float = 300.0
+    tolerance: Tolerance | None = None
     _watch: Watch = field(init=False, repr=False)
+    _doing: str = field(default="published", init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._watch = Watch(self.spark, self.window, self._progress)
@@ -78,37 +114,43 @@ class RelayJob:
     def run(self) -> tuple[list[Marker], list[SplitResult]]:
         """Publish the splits that are left: one Spark job, one task a split.
 
-        :return: the markers of those that are published, and the accounts of those with bad records, which are not.
-        :raises ValidationError: the filter or an expression is wrong.
+        :return: the markers of those that are published, and the accounts of those with bad records that are not tolerated, which
+            are not.
+        :raises ValidationError: the filter, an expression or a transform is wrong.
         :raises SparkJobFailed: when Spark gave up, or was told to.
         :raises KafkaSparkError: what a task raised of ours.
         """
-        with self.spark.session() as session, sql_settings(session, SETTINGS), self._watch.over(session):
-            results = [decode_facts(text) for text in collect(self._frame(session), self.window)]
+        results = self._told(self.publisher)
         published = [marker_from_json(facts["marker"]) for facts in results if "marker" in facts]
         return published, [result_from_json(facts["rejected"]) for facts in results if "rejected" in facts]
+
+    def count(self) -> list[SplitResult]:
+        """Read the splits that are left and count what is bad among them: the same job, but nothing is published.
+
+        :raises KafkaSparkError: as :meth:`run` does.
+        """
+        return [result_from_json(facts["counted"]) for facts in self._told(None)]
+
+    def _told(self, publisher: Publisher | None) -> list[dict[str, Any]]:
+        self._doing = "counted" if publisher is None else "published"
+        with self.spark.session() as session, sql_settings(session, SETTINGS), self._watch.over(session):
+            return [decode_facts(text) for text in collect(self._frame(session, publisher), self.window)]
 
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
         self._watch.cancel()
 
-    def _frame(self, session: SparkSession) -> DataFrame:
-        from airflow_kafka_spark.road.relay_worker import CopyTask, ReadTask
-        from airflow_kafka_spark.sinks.kafka_worker import PublishTask
-
-        read = ReadTask(self.left, self.layout, self.reading, self.skip_lost, self.patience)
+    def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
+        tolerance = self.tolerance
+        if tolerance is not None and publisher is None:
+            tolerance = replace(tolerance, keep=False)
+        options = {"skip_lost": self.skip_lost, "patience": self.patience, "tolerance": tolerance}
         # One row a task: which split it shall read.
         numbers = session.range(0, len(self.left), 1, len(self.left))
-        if self.change.is_none:
-            return numbers.mapInArrow(cast(Any, CopyTask(read, self.publisher)), "result string")
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        rows = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
-        task = PublishTask(self.publisher, tuple(split.index for split in self.left))
-        return changed(rows, self.change).mapInArrow(cast(Any, task), "result string")
+        return self.change.results(numbers, self.left, self.reading, publisher, options)
 
     def _progress(self, tasks: int, seconds: float) -> str:
-        return f"Window {self.window}: {tasks} of {len(self.left)} partitions published after {seconds:.0f} s"
+        return f"Window {self.window}: {tasks} of {len(self.left)} partitions {self._doing} after {seconds:.0f} s"
 
 
 def changed(rows: DataFrame, change: Change) -> DataFrame:

@@ -1,8 +1,8 @@
 """What Spark's tasks do between two topics: read a partition's range, decode it where that is wanted, and publish it.
 
 Runs on executors: imports neither Airflow nor pyspark. Where records are only copied, one task does all of it. Where Spark's SQL
-filters or computes, :class:`ReadTask` feeds it and :class:`~airflow_kafka_spark.sinks.kafka_worker.PublishTask` takes what it
-makes; a last row, which every filter lets pass, carries the account of what was read from one to the other.
+filters or computes, :class:`ReadTask` feeds it and :class:`RelayTask` takes what it makes; a last row, which every filter lets
+pass, carries the account of what was read from one to the other, and with it the bad records that are tolerated.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
 from airflow_kafka_spark.road.task import add
+from airflow_kafka_spark.sinks.dead_letters_worker import Letters
 from airflow_kafka_spark.sinks.kafka_incoming_worker import END, Incoming
-from airflow_kafka_spark.windows.codec import encode_error, result_to_json
+from airflow_kafka_spark.windows.codec import encode_error, encode_result, result_to_json
 from airflow_kafka_spark.windows.model import BadRecord, Split, SplitResult
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.columns import Layout
+    from airflow_kafka_spark.road.relay_shaping_worker import Sorting
+    from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.kafka_worker import Publisher
     from airflow_kafka_spark.sources.kafka_worker import Records
 
@@ -40,6 +43,7 @@ class ReadTask:
     :param config: the consumer's configuration. Travels to the executors inside the pickled task only.
     :param skip_lost: pass over records that were deleted meanwhile.
     :param patience: seconds without progress after which the broker is given up.
+    :param tolerance: what becomes of bad records; None: with one of them the split cannot be published.
     """
 
     splits: tuple[Split, ...]
@@ -47,6 +51,7 @@ class ReadTask:
     config: Mapping[str, Any] = field(repr=False)
     skip_lost: bool = False
     patience: float = 300.0
+    tolerance: Tolerance | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -64,23 +69,31 @@ class ReadTask:
         from airflow_kafka_spark.sources.kafka_worker import Reader
 
         reader = Reader(
-            self.config, split.range, self.skip_lost, self.layout.wants_headers, self.patience, self.layout.wants_keys
+            self.config,
+            split.range,
+            self.skip_lost,
+            self.layout.wants_headers,
+            self.patience,
+            self.layout.wants_keys,
+            with_messages=self.tolerance is not None and self.tolerance.keep,
         )
-        result = SplitResult(split.index)
+        result, letters = SplitResult(split.index), Letters()
         try:
             for records in reader:
-                batch, ignored, bad = self._batch(records)
+                batch, ignored, bad = self._batch(records, letters)
                 result = add(result, records, ignored, bad)
-                # With a bad record among them nothing is published: the rest is only read to count what is bad.
-                if batch.num_rows and not result.rejected:
+                # With a bad record that is not tolerated nothing is published: the rest is only read to count what is bad.
+                if batch.num_rows and not (result.rejected and self.tolerance is None):
                     yield batch
-            end = json.dumps(result_to_json(replace(result, gaps=tuple(reader.gaps))))
+            end = encode_result(replace(result, gaps=tuple(reader.gaps), letters=letters.to_bytes()))
         except KafkaSparkError as error:
             end = encode_error(error)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=self.schema)
 
-    def _batch(self, records: Records) -> tuple[pa.RecordBatch, int, tuple[BadRecord, ...]]:
+    def _batch(self, records: Records, letters: Letters) -> tuple[pa.RecordBatch, int, tuple[BadRecord, ...]]:
         lines = self.layout.rows(records)
+        if self.tolerance is not None:
+            lines = self.tolerance.take(records, lines, letters)
         rows = lines.rows.batch
         count = rows.num_rows
         tombstones = lines.rows.tombstones if lines.rows.tombstones is not None else pa.array([False] * count, pa.bool_())
@@ -93,20 +106,68 @@ class CopyTask:
     """The function that Spark maps over the numbers of splits where records stay as they are: read and publish, in one task.
 
     :param read: reads them; its layout has what is kept of a record, under the names above.
-    :param publisher: publishes them.
+    :param publisher: publishes them; None: they are only counted.
     """
 
     read: ReadTask
-    publisher: Publisher
+    publisher: Publisher | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from airflow_kafka_spark.sinks.kafka_worker import told
-
         for batch in batches:
             for at in batch.column(0).to_pylist():
                 split = self.read.splits[at]
-                records = map(as_records, self.read.rows(split))
-                yield told(self.publisher, split.index, Incoming(records))
+                yield outcome(self.publisher, split, Incoming(map(as_records, self.read.rows(split))))
+
+
+@dataclass(frozen=True)
+class RelayTask:
+    """The function that Spark maps over what its SQL has made of records: partition ``i`` is split ``splits[i]``.
+
+    :param splits: those that are left to publish.
+    :param publisher: publishes them; None: they are only counted.
+    :param sorting: where transforms were on the way, what tells their records from bad ones.
+    """
+
+    splits: tuple[Split, ...]
+    publisher: Publisher | None
+    sorting: Sorting | None = None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from airflow_kafka_spark.sinks.kafka_worker import partition_id
+
+        split = self.splits[partition_id()]
+        incoming = Filtered(batches, from_spark=True) if self.sorting is None else self.sorting.of(split, batches)
+        yield outcome(self.publisher, split, incoming)
+
+
+@dataclass
+class Filtered(Incoming):
+    """Records behind a filter: those that are missing at the end were left out by it, and are counted."""
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        passed = 0
+        for batch in super().__iter__():
+            passed += batch.num_rows
+            yield batch
+        if self.result is None:
+            raise RowsCutOff
+        self.result = replace(self.result, filtered=self.result.handed_over - passed)
+
+
+def outcome(publisher: Publisher | None, split: Split, incoming: Incoming) -> pa.RecordBatch:
+    """Publish a split, or only count it, and what the driver is told of it."""
+    from airflow_kafka_spark.sinks.kafka_worker import told
+
+    if publisher is not None:
+        return told(publisher, split.index, incoming)
+    try:
+        for _ in incoming:
+            pass
+        assert incoming.result is not None
+        result = json.dumps({"counted": result_to_json(incoming.result)})
+    except KafkaSparkError as error:
+        result = encode_error(error)
+    return pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
 
 
 def as_records(rows: pa.RecordBatch) -> pa.RecordBatch:

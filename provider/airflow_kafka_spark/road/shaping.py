@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import Format, spark_column
 from airflow_kafka_spark.road.columns import NullValues
+from airflow_kafka_spark.road.job import SinkJob
 from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
-from airflow_kafka_spark.road.watch import Watch, collect, progress_line
+from airflow_kafka_spark.road.watch import collect
 from airflow_kafka_spark.windows.codec import decode_result
-from airflow_kafka_spark.windows.model import Split, SplitResult, Window
+from airflow_kafka_spark.windows.model import Split, SplitResult, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.shaping_worker import RecordTask
-    from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import SplitWriter
     from airflow_kafka_spark.transforms import Transform
 
@@ -47,6 +46,11 @@ class Shaping:
     metadata: tuple[tuple[str, str], ...]
     null_values: NullValues
 
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """The topics that transforms send records to instead of the sink."""
+        return tuple(dict.fromkeys(t.routes_to for t in self.transforms if t.routes_to))
+
     def reading(self, splits: Sequence[Split], config: Mapping[str, Any], **options: Any) -> RecordTask:
         """The task that reads.
 
@@ -55,7 +59,8 @@ class Shaping:
         from airflow_kafka_spark.road.shaping_worker import RecordTask
 
         tolerance = options.get("tolerance")
-        letters = ("key", "value", "headers", "timestamp") if tolerance is not None and tolerance.keep else ()
+        kept = self.routes or (tolerance is not None and tolerance.keep)
+        letters = ("key", "value", "headers", "timestamp") if kept else ()
         asked = tuple(name for name, _ in self.metadata if name in ("key", "value", "timestampType"))
         return RecordTask(
             tuple(splits),
@@ -122,52 +127,23 @@ class Shaping:
         return pa.schema([schema.field(name) for name in names])
 
 
-@dataclass
-class ShapingJob:
-    """One window on its way through Spark, with transforms.
+@dataclass(kw_only=True)
+class ShapingJob(SinkJob):
+    """Tasks read, Spark's SQL transforms, tasks write. :meth:`run` also raises ValidationError: a transform does not fit.
 
-    :param kafka: the cluster it is read from.
-    :param spark: makes the session.
-    :param window: the window.
-    :param splits: its splits.
     :param shaping: how records become rows.
     :param schema: the rows' columns, as the sink was told.
-    :param skip_lost: pass over records that were deleted meanwhile.
-    :param patience: seconds without progress after which the broker is given up.
-    :param tolerance: what becomes of bad records; None: they end the window.
+    :param routed: records that earlier attempts at the window have sent elsewhere: there they stay.
     """
 
-    kafka: KafkaHook
-    spark: SparkHook
-    window: Window
-    splits: tuple[Split, ...]
     shaping: Shaping
     schema: pa.Schema
-    skip_lost: bool = False
-    patience: float = 300.0
-    tolerance: Tolerance | None = None
-    _watch: Watch = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._watch = Watch(
-            self.spark, self.window, lambda tasks, seconds: progress_line(self.window, self.splits, tasks, seconds)
-        )
+    routed: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
-        """Read, transform and hand the window to the sink's writer: one Spark job, one action.
-
-        :return: one result per split, in the order of their indexes.
-        :raises ValidationError: a transform does not fit.
-        :raises SparkJobFailed: when Spark gave up, or was told to.
-        :raises KafkaSparkError: what a task raised of ours.
-        """
         with self.spark.session() as session, sql_settings(session, SETTINGS), self._watch.over(session):
             told = collect(self._frame(session, writer), self.window)
         return sorted((decode_result(text) for text in told), key=lambda result: result.index)
-
-    def cancel(self) -> None:
-        """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
-        self._watch.cancel()
 
     def _frame(self, session: SparkSession, writer: SplitWriter) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -180,6 +156,7 @@ class ShapingJob:
             skip_lost=self.skip_lost,
             patience=self.patience,
             tolerance=self.tolerance,
+            routed=self.routed,
         )
         # One row a task: which split it shall read.
         numbers = session.range(0, len(self.splits), 1, len(self.splits))

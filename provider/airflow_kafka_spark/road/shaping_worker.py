@@ -6,6 +6,7 @@ was read from one task to the other.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,25 +16,24 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.road.columns import (
-    KEY_CONVERTER,
-    NO_VALUE,
-    TRANSFORMATION,
-    VALUE_CONVERTER,
-    NullValues,
-    gone,
-    metadata_of,
-    metadata_type,
-)
-from airflow_kafka_spark.road.task import SAMPLES, add
-from airflow_kafka_spark.road.tolerance import SENT, letters_of
+from airflow_kafka_spark.road.columns import NO_VALUE, NullValues, gone, metadata_of, metadata_type
+from airflow_kafka_spark.road.task import SAMPLES, Output, add
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.dead_letters_worker import HEADERS as HEADER_LIST
+from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, Letters, joined
 from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
-from airflow_kafka_spark.sinks.dead_letters_worker import Letters, from_bytes, to_bytes
 from airflow_kafka_spark.sinks.kafka_incoming_worker import END, Incoming
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
-from airflow_kafka_spark.windows.model import BadRecord, Split, SplitResult, TopicPartition
+from airflow_kafka_spark.windows.model import (
+    KEY_CONVERTER,
+    TASK_PUT,
+    TRANSFORMATION,
+    VALUE_CONVERTER,
+    BadRecord,
+    Split,
+    SplitResult,
+    TopicPartition,
+)
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.formats.base import Decoder
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 OFFSET, ERROR, ABSENT = "__kafka_offset", "__kafka_error", "__kafka_absent"
 """Columns that are carried past all transforms: where a record was read, why it could not be transformed, and, behind the last
 transform, whether it has no value."""
+
+ROUTE = "__kafka_route"
+"""The same, where a transform sends records elsewhere: where to, and why, as JSON."""
 
 ORIGINAL = {name: f"__kafka_original_{name}" for name in ("key", "value", "headers", "timestamp", "timestampType")}
 """What of the record as it was read is carried along, where somebody asks for it."""
@@ -61,6 +64,7 @@ class RecordTask:
     :param skip_lost: pass over records that were deleted meanwhile.
     :param patience: seconds without progress after which the broker is given up.
     :param tolerance: what becomes of records that cannot be decoded.
+    :param routed: records that earlier attempts at the window have sent elsewhere: whatever they look like now, there they stay.
     """
 
     splits: tuple[Split, ...]
@@ -73,6 +77,7 @@ class RecordTask:
     skip_lost: bool = False
     patience: float = 300.0
     tolerance: Tolerance | None = None
+    routed: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
 
     @property
     def schema(self) -> pa.Schema:
@@ -103,8 +108,9 @@ class RecordTask:
         result, letters = SplitResult(split.index), Letters()
         try:
             for records in reader:
-                batch, bad = self._batch(records, letters)
-                result = add(result, records, 0, bad)
+                away = self._away(records)
+                batch, bad = self._batch(records, letters, away)
+                result = replace(add(result, records, 0, bad), routed=result.routed + len(away))
                 # With a bad record that is not tolerated nothing is written: the rest is only read to count what is bad.
                 if batch.num_rows and not (result.rejected and self.tolerance is None):
                     yield batch
@@ -113,10 +119,15 @@ class RecordTask:
             end = encode_error(error)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=self.schema)
 
-    def _batch(self, records: Records, letters: Letters) -> tuple[pa.RecordBatch, list[BadRecord]]:
+    def _away(self, records: Records) -> frozenset[int]:
+        """Where among records those are that were sent elsewhere before."""
+        sent = self.routed.get(TopicPartition(records.topic, records.partition))
+        return frozenset(i for i, offset in enumerate(records.offsets.to_pylist()) if offset in sent) if sent else frozenset()
+
+    def _batch(self, records: Records, letters: Letters, away: frozenset[int]) -> tuple[pa.RecordBatch, Sequence[BadRecord]]:
         values = self.value.decode(records.values)
-        reasons = {index: (VALUE_CONVERTER, reason) for index, reason in values.bad}
-        left_out = frozenset(values.left_out)
+        reasons = {index: (VALUE_CONVERTER, reason) for index, reason in values.bad if index not in away}
+        left_out = frozenset(values.left_out) | away
         keys: pa.Array = pa.array(records.keys or [None] * len(records), pa.binary())
         if self.key is not None:
             decoded = self.key.decode(records.keys or ())
@@ -134,20 +145,14 @@ class RecordTask:
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         at = sorted(reasons)
         bad = [BadRecord(records.topic, records.partition, records.offsets[i].as_py(), reasons[i][1], reasons[i][0]) for i in at]
-        sent: frozenset[int] = frozenset()
+        dead: Sequence[BadRecord] = bad
         if self.tolerance is not None:
-            sent = self.tolerance.sent.get(TopicPartition(records.topic, records.partition), sent)
-            new = [(i, b) for i, b in zip(at, bad, strict=True) if b.offset not in sent]
-            if self.tolerance.keep:
-                letters.add(letters_of(records, [i for i, _ in new], [b for _, b in new]))
-        if not (bad or sent or left_out):
-            return batch, bad
-        dead = {b.offset for b in bad} | sent
-        offsets = records.offsets.to_pylist()
-        mended = sent - {b.offset for b in bad}
-        known = [BadRecord(records.topic, records.partition, offset, SENT) for offset in offsets if offset in mended]
-        kept = [offset not in dead and at not in left_out for at, offset in enumerate(offsets)]
-        return batch.filter(pa.array(kept, pa.bool_())), [*bad, *known]
+            dead = self.tolerance.bury(records, at, bad, letters)
+        if not (dead or left_out):
+            return batch, dead
+        offsets = {b.offset for b in dead}
+        kept = [offset not in offsets and i not in left_out for i, offset in enumerate(records.offsets.to_pylist())]
+        return batch.filter(pa.array(kept, pa.bool_())), dead
 
 
 @dataclass(frozen=True)
@@ -178,45 +183,45 @@ class WriteTask:
         yield pa.RecordBatch.from_arrays([pa.array([told], pa.string())], ["result"])
 
     def _move(self, split: Split, incoming: Incoming) -> SplitResult:
-        writer, writing, letters = self.writer, True, Letters()
-        passed, ignored, bad = 0, 0, _Bad()
-        writer.open(split)
-        try:
+        letters, routes, bad = Letters(), Letters(schema=ROUTED), _Bad()
+        passed = ignored = routed = 0
+        with Output(self.writer, split) as output:
             for batch in incoming:
+                batch, away = _routed(split, batch)
+                routes.add(away)
+                routed += away.num_rows
                 rows, count, found = self._rows(batch)
                 ignored += count
                 if found is not None:
                     bad.add(split, found)
-                    if self.tolerance is not None and self.tolerance.keep:
+                    if self.tolerance is None:
+                        output.give_up()
+                    elif self.tolerance.keep:
                         letters.add(_letters(split, found))
-                if writing and bad.count and self.tolerance is None:
-                    # The window cannot be committed any more: the rest is only looked at to count what is bad.
-                    writer.abort()
-                    writing = False
+                if self.tolerance is not None and (refused := output.refusals(rows)):
+                    rows, found = _refused(rows, batch, refused)
+                    bad.add(split, found, TASK_PUT)
+                    if self.tolerance.keep:
+                        letters.add(_letters(split, found, TASK_PUT))
                 passed += rows.batch.num_rows
-                if writing and rows.batch.num_rows:
-                    writer.write(rows)
-                    faults.reached("split.mid")
+                output.write(rows)
             result = incoming.result
             assert result is not None
-            if writing and result.rejected and self.tolerance is None:
-                writer.abort()
-                writing = False
-            token = writer.close() if writing else {}
-        except BaseException:
-            if writing:
-                writer.abort()
-            raise
+            if result.rejected and self.tolerance is None:
+                output.give_up()
+            token = output.close()
         faults.reached("split.flushed")
-        streams = [stream for stream in (result.letters, letters.to_bytes()) if stream]
+        routed += result.routed
         return replace(
             result,
             ignored=ignored,
             rejected=result.rejected + bad.count,
-            filtered=result.records - result.rejected - bad.count - ignored - passed,
+            routed=routed,
+            filtered=result.records - result.rejected - bad.count - ignored - routed - passed,
             samples=(*result.samples, *bad.samples)[:SAMPLES],
             token=token,
-            letters=to_bytes(from_bytes(streams)) if streams else b"",
+            letters=joined(result.letters, letters.to_bytes()),
+            routes=routes.to_bytes(),
         )
 
     def _rows(self, batch: pa.RecordBatch) -> tuple[Rows, int, pa.RecordBatch | None]:
@@ -248,17 +253,45 @@ class _Bad:
     count: int = 0
     samples: list[BadRecord] = field(default_factory=list)
 
-    def add(self, split: Split, found: pa.RecordBatch) -> None:
+    def add(self, split: Split, found: pa.RecordBatch, stage: str = "") -> None:
         self.count += found.num_rows
         for row in found.select([OFFSET, ERROR]).slice(0, SAMPLES - len(self.samples)).to_pylist():
-            self.samples.append(BadRecord(split.range.topic, split.range.partition, row[OFFSET], row[ERROR], _stage(row[ERROR])))
+            self.samples.append(
+                BadRecord(split.range.topic, split.range.partition, row[OFFSET], row[ERROR], stage or _stage(row[ERROR]))
+            )
 
 
 def _stage(reason: str) -> str:
     return VALUE_CONVERTER if reason == NO_VALUE else TRANSFORMATION
 
 
-def _letters(split: Split, found: pa.RecordBatch) -> pa.RecordBatch:
+def _routed(split: Split, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """What stays of a batch, and what goes elsewhere."""
+    at = batch.schema.get_field_index(ROUTE)
+    routes = batch.column(at) if at >= 0 else None
+    if routes is None or routes.null_count == len(routes):
+        return batch, _NONE
+    found = batch.filter(routes.is_valid())
+    told = [json.loads(text) for text in found.column(at).to_pylist()]
+    reasons = pa.array([reason for _, reason in told], pa.string())
+    letters = _letters(split, found.set_column(found.schema.get_field_index(ERROR), ERROR, reasons))
+    topics = pa.array([topic for topic, _ in told], pa.string())
+    return batch.filter(routes.is_null()), pa.RecordBatch.from_arrays([*letters.columns, topics], schema=ROUTED)
+
+
+_NONE = pa.RecordBatch.from_pylist([], schema=ROUTED)
+
+
+def _refused(rows: Rows, batch: pa.RecordBatch, refused: Mapping[int, str]) -> tuple[Rows, pa.RecordBatch]:
+    """The rows without what the sink cannot write, and what that was made of, with why."""
+    at = sorted(refused)
+    found = batch.filter(pc.is_in(batch.column(batch.schema.get_field_index(OFFSET)), rows.offsets.take(pa.array(at))))
+    reasons = pa.array([refused[index] for index in at], pa.string())
+    kept = pa.array([index not in refused for index in range(rows.batch.num_rows)], pa.bool_())
+    return rows.filter(kept), found.set_column(found.schema.get_field_index(ERROR), ERROR, reasons)
+
+
+def _letters(split: Split, found: pa.RecordBatch, stage: str = "") -> pa.RecordBatch:
     """What is kept of them, from what was carried along."""
     count, column = found.num_rows, dict(zip(found.schema.names, found.columns, strict=True))
     stamps = column[ORIGINAL["timestamp"]].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
@@ -270,7 +303,7 @@ def _letters(split: Split, found: pa.RecordBatch) -> pa.RecordBatch:
         column[ORIGINAL["key"]].cast(pa.binary()),
         column[ORIGINAL["value"]].cast(pa.binary()),
         _as(column[ORIGINAL["headers"]], HEADER_LIST),
-        pa.array([_stage(reason) for reason in column[ERROR].to_pylist()], pa.string()),
+        pa.array([stage or _stage(reason) for reason in column[ERROR].to_pylist()], pa.string()),
         column[ERROR].cast(pa.string()),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=LETTER)

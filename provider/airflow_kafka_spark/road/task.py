@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.tolerance import Tolerance
-    from airflow_kafka_spark.sinks.base import SplitWriter
+    from airflow_kafka_spark.sinks.base import Rows, SplitWriter
     from airflow_kafka_spark.sources.kafka_worker import Records
 
 SAMPLES = 10
@@ -93,29 +94,58 @@ class SplitTask:
             return encode_error(error)
 
     def _move(self, split: Split, source: Iterable[Records], gaps: list[Gap]) -> SplitResult:
-        writer, result = self.writer, SplitResult(split.index)
-        writer.open(split)
-        writing, letters = True, Letters()
-        try:
+        result, letters = SplitResult(split.index), Letters()
+        with Output(self.writer, split) as output:
             for records in source:
                 lines = self.layout.rows(records)
                 if self.tolerance is not None:
                     lines = self.tolerance.take(records, lines, letters)
+                    lines = self.tolerance.refuse(records, lines, output.refusals(lines.rows), letters)
+                elif lines.bad:
+                    output.give_up()
                 result = add(result, records, lines.ignored, lines.bad)
-                if lines.bad and writing and self.tolerance is None:
-                    # The window cannot be committed any more: the rest of the split is only read to count what is bad.
-                    writer.abort()
-                    writing = False
-                if writing and lines.rows.batch.num_rows:
-                    writer.write(lines.rows)
-                    faults.reached("split.mid")
-            token = writer.close() if writing else {}
-        except BaseException:
-            if writing:
-                writer.abort()
-            raise
+                output.write(lines.rows)
+            token = output.close()
         faults.reached("split.flushed")
         return replace(result, gaps=tuple(gaps), token=token, letters=letters.to_bytes())
+
+
+@dataclass
+class Output:
+    """What one split hands to the sink's writer: a context manager, left with an error it leaves nothing behind."""
+
+    writer: SplitWriter
+    split: Split
+    _writing: bool = False
+
+    def __enter__(self) -> Output:
+        self.writer.open(self.split)
+        self._writing = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.give_up()
+
+    def refusals(self, rows: Rows) -> Mapping[int, str]:
+        """What the sink could not write of them: where they are, and why."""
+        return self.writer.refusals(rows) if self._writing and rows.batch.num_rows else {}
+
+    def write(self, rows: Rows) -> None:
+        """Hand rows over, unless it was given up."""
+        if self._writing and rows.batch.num_rows:
+            self.writer.write(rows)
+            faults.reached("split.mid")
+
+    def give_up(self) -> None:
+        """The window cannot be committed any more: the rest of the split is only read to count what is bad."""
+        if self._writing:
+            self._writing = False
+            self.writer.abort()
+
+    def close(self) -> Mapping[str, Any]:
+        """Flush; what the sink wants to be told, nothing of a split that was given up."""
+        return self.writer.close() if self._writing else {}
 
 
 def _chain(first: Records, rest: Iterator[Records]) -> Iterator[Records]:

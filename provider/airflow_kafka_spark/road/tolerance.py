@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.road.columns import Lines
 from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA
-from airflow_kafka_spark.windows.model import BadRecord, TopicPartition
+from airflow_kafka_spark.windows.model import TASK_PUT, BadRecord, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,28 +38,50 @@ class Tolerance:
 
         :param records: what the lines were made of.
         """
-        sent = self.sent.get(TopicPartition(records.topic, records.partition))
-        if not sent:
-            if self.keep:
-                letters.add(letters_of(records, lines.at, lines.bad))
-            return lines
-        new = [(at, bad) for at, bad in zip(lines.at, lines.bad, strict=True) if bad.offset not in sent]
-        if self.keep:
-            letters.add(letters_of(records, [at for at, _ in new], [bad for _, bad in new]))
-        return self._without(records, lines, sent, [bad for _, bad in new])
-
-    def _without(self, records: Records, lines: Lines, sent: frozenset[int], new: list[BadRecord]) -> Lines:
         import pyarrow as pa
 
-        rows = lines.rows
-        offsets = rows.offsets.to_pylist()
-        kept = pa.array([offset not in sent for offset in offsets], pa.bool_())
-        tombstones = rows.tombstones.filter(kept) if rows.tombstones is not None else None
-        rows = replace(rows, batch=rows.batch.filter(kept), offsets=rows.offsets.filter(kept), tombstones=tombstones)
-        dead = [offset for offset in records.offsets.to_pylist() if offset in sent]
-        known = [BadRecord(records.topic, records.partition, offset, SENT) for offset in dead]
-        bad = sorted([*new, *known], key=lambda record: record.offset)
-        return replace(lines, rows=rows, bad=tuple(bad), at=())
+        dead = self.bury(records, lines.at, lines.bad, letters)
+        if len(dead) == len(lines.bad):
+            return lines
+        rows, offsets = lines.rows, {bad.offset for bad in dead}
+        kept = pa.array([offset not in offsets for offset in rows.offsets.to_pylist()], pa.bool_())
+        return replace(lines, rows=rows.filter(kept), bad=dead, at=())
+
+    def refuse(self, records: Records, lines: Lines, refused: Mapping[int, str], letters: Letters) -> Lines:
+        """The lines without rows that the sink cannot write; those go to the letters.
+
+        :param records: what the lines were made of.
+        :param refused: where among the rows they are, and why.
+        """
+        import pyarrow as pa
+
+        if not refused:
+            return lines
+        rows, places = lines.rows, {offset: at for at, offset in enumerate(records.offsets.to_pylist())}
+        found = [
+            BadRecord(records.topic, records.partition, rows.offsets[at].as_py(), why, TASK_PUT)
+            for at, why in sorted(refused.items())
+        ]
+        if self.keep:
+            letters.add(letters_of(records, [places[b.offset] for b in found], found))
+        kept = pa.array([at not in refused for at in range(rows.batch.num_rows)], pa.bool_())
+        bad = sorted([*lines.bad, *found], key=lambda record: record.offset)
+        return replace(lines, rows=rows.filter(kept), bad=bad, at=())
+
+    def bury(self, records: Records, at: Sequence[int], bad: Sequence[BadRecord], letters: Letters) -> Sequence[BadRecord]:
+        """All that is dead among records: what is bad now, of which the letters get what is new, and what was sent before.
+
+        :param at: where among the records the bad ones are.
+        """
+        sent = self.sent.get(TopicPartition(records.topic, records.partition), frozenset())
+        new = [(i, b) for i, b in zip(at, bad, strict=True) if b.offset not in sent]
+        if self.keep:
+            letters.add(letters_of(records, [i for i, _ in new], [b for _, b in new]))
+        if not sent:
+            return bad
+        before = [offset for offset in records.offsets.to_pylist() if offset in sent]
+        known = [BadRecord(records.topic, records.partition, offset, SENT) for offset in before]
+        return tuple(sorted([*(b for _, b in new), *known], key=lambda record: record.offset))
 
 
 def letters_of(records: Records, at: Sequence[int], bad: Sequence[BadRecord]) -> pa.RecordBatch:

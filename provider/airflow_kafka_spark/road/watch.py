@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_kafka_spark.errors import KafkaSparkError, SparkJobFailed
 from airflow_kafka_spark.windows.model import Split, Window
@@ -21,6 +22,36 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 10.0
+"""Between two lines in the log."""
+
+LOOK_SECONDS = 2.0
+"""Between two looks at the job, of each of which whoever follows it is told."""
+
+
+class Follower(Protocol):
+    """Who wants to know how the Spark job of a window gets on. What it raises ends the window: it has to raise nothing."""
+
+    def begun(self, session: SparkSession) -> None:
+        """The job is about to start, on this session."""
+
+    def told(self, finished: int, tasks: int) -> None:
+        """So many of its tasks are finished. Called about every two seconds from a thread beside the job's, never at once."""
+
+    def done(self) -> None:
+        """The job has ended well: all of its tasks are finished."""
+
+
+_follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
+
+
+@contextmanager
+def followed_by(follower: Follower) -> Iterator[None]:
+    """Jobs that are watched in here, by this thread, are followed."""
+    token = _follower.set(follower)
+    try:
+        yield
+    finally:
+        _follower.reset(token)
 
 
 @dataclass
@@ -39,23 +70,44 @@ class Watch:
 
     @contextmanager
     def over(self, session: SparkSession) -> Iterator[None]:
-        """While the job runs in here, its progress is logged and :meth:`cancel` reaches it."""
-        self._session = session
+        """While the job runs in here, its progress is logged and told, and :meth:`cancel` reaches it."""
+        self._session, follower = session, _follower.get()
         try:
-            if self.spark.is_connect:
+            if follower:
+                follower.begun(session)
+            look = _Look(self.tell, follower)
+            with self._by_handler(session, look) if self.spark.is_connect else self._by_thread(session, look):
                 yield
-                return
-            session.sparkContext.setJobGroup(self._group, f"window {self.window}", interruptOnCancel=True)
-            done = threading.Event()
-            watcher = threading.Thread(target=self._tell_progress, args=(session, done), daemon=True)
-            watcher.start()
-            try:
-                yield
-            finally:
-                done.set()
-                watcher.join()
+            if follower:
+                follower.done()
         finally:
             self._session = None
+
+    @contextmanager
+    def _by_thread(self, session: SparkSession, look: _Look) -> Iterator[None]:
+        session.sparkContext.setJobGroup(self._group, f"window {self.window}", interruptOnCancel=True)
+        done = threading.Event()
+        watcher = threading.Thread(target=self._tell_progress, args=(session, done, look), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+    @contextmanager
+    def _by_handler(self, session: SparkSession, look: _Look) -> Iterator[None]:
+        """A server tells by itself, about every two seconds, while its answer is waited for."""
+
+        def handler(stages: Any, **_: Any) -> None:
+            known = list(stages or ())
+            look(sum(stage.num_completed_tasks for stage in known), sum(stage.num_tasks for stage in known))
+
+        session.registerProgressHandler(handler)
+        try:
+            yield
+        finally:
+            session.removeProgressHandler(handler)
 
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
@@ -72,12 +124,28 @@ class Watch:
     def _group(self) -> str:
         return f"airflow-kafka-spark {self.window}"
 
-    def _tell_progress(self, session: SparkSession, done: threading.Event) -> None:
-        tracker, started = session.sparkContext.statusTracker(), time.monotonic()
-        while not done.wait(PROGRESS_SECONDS):
+    def _tell_progress(self, session: SparkSession, done: threading.Event, look: _Look) -> None:
+        tracker = session.sparkContext.statusTracker()
+        while not done.wait(min(LOOK_SECONDS, PROGRESS_SECONDS)):
             jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._group)))
-            stages = filter(None, (tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds))
-            log.info("%s", self.tell(sum(stage.numCompletedTasks for stage in stages), time.monotonic() - started))
+            stages = [info for job in jobs for stage in job.stageIds if (info := tracker.getStageInfo(stage))]
+            look(sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
+
+
+class _Look:
+    """What is made of each look at a job: whoever follows it is told, and now and then the log."""
+
+    def __init__(self, tell: Callable[[int, float], str], follower: Follower | None) -> None:
+        self._tell, self._follower = tell, follower
+        self._begun = self._logged = time.monotonic()
+
+    def __call__(self, finished: int, tasks: int) -> None:
+        if self._follower and tasks:
+            self._follower.told(finished, tasks)
+        now = time.monotonic()
+        if now - self._logged >= PROGRESS_SECONDS:
+            self._logged = now
+            log.info("%s", self._tell(finished, now - self._begun))
 
 
 def progress_line(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
+from airflow_kafka_spark.windows.model import Applied, BadRecord, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,11 +42,13 @@ class Shape:
     :param pipeline: the pipeline's name.
     :param schema: the Arrow schema of the rows, in column order: the value's columns, then the key's, then metadata columns.
     :param has_tombstones: True when records without a value arrive as tombstones (see :class:`Rows`).
+    :param tolerates: True when the sink may leave rows out that it refuses, and is to tell which (:meth:`WindowWriter.refused`).
     """
 
     pipeline: str
     schema: pa.Schema
     has_tombstones: bool = False
+    tolerates: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class Rows:
     offsets: pa.Int64Array
     tombstones: pa.BooleanArray | None = None
 
+    def filter(self, kept: pa.BooleanArray) -> Rows:
+        """Some of them."""
+        tombstones = self.tombstones.filter(kept) if self.tombstones is not None else None
+        return Rows(self.batch.filter(kept), self.offsets.filter(kept), tombstones)
+
 
 class SplitWriter(ABC):
     """Writes one split inside a Spark task. Made by :class:`WindowWriter`, pickled, opened in the task.
@@ -74,6 +81,11 @@ class SplitWriter(ABC):
     @abstractmethod
     def open(self, split: Split) -> None:
         """Begin one split. Called once per task attempt, before the first :meth:`write`."""
+
+    def refusals(self, rows: Rows) -> Mapping[int, str]:
+        """Rows that cannot be written whatever the target says: where in the batch they are, and why. Asked before
+        :meth:`write`, which then gets the others, where bad records are tolerated."""
+        return {}
 
     @abstractmethod
     def write(self, rows: Rows) -> None:
@@ -100,6 +112,14 @@ class WindowWriter(ABC):
     @abstractmethod
     def split_writer(self) -> SplitWriter:
         """A picklable writer for the tasks. May hold passwords; never has them in its repr."""
+
+    def refused(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
+        """The records that the sink refuses, of a :class:`Shape` that tolerates it: asked once, before it is decided what becomes
+        of bad records. They are not among what :meth:`commit` makes visible.
+
+        :param results: as for :meth:`commit`.
+        """
+        return ()
 
     @abstractmethod
     def commit(self, results: Sequence[SplitResult]) -> Applied:

@@ -1,4 +1,5 @@
-"""The dead letter topic: bad records of a window are sent there in one Kafka transaction, before the sink takes the rest.
+"""The dead letter topic: bad records of a window are sent there in one Kafka transaction, before the sink takes the rest. What
+transforms route elsewhere goes to its topics in the same one.
 
 The ledger remembers in the same transaction which records they were. So an attempt that comes after a crash neither sends them
 again nor takes one of them for good: what became of a record is decided once.
@@ -7,13 +8,13 @@ again nor takes one of them for good: what became of a record is decided once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, KafkaSparkError, KafkaUnavailable, TooManyDeadLetters
+from airflow_kafka_spark.errors import Fenced, KafkaSparkError, KafkaUnavailable, TooManyDeadLetters, TooManyRouted
+from airflow_kafka_spark.hooks.kafka_transactions import abort
 from airflow_kafka_spark.windows.dead_letters import Batch, DeadLetters
 from airflow_kafka_spark.windows.memory import LedgerRecord, dead_record
 from airflow_kafka_spark.windows.model import SplitResult, TopicPartition
@@ -57,10 +58,7 @@ class DeadLetterTopic:
 
         :raises Fenced: a newer attempt has taken over.
         """
-        if ledger.attempts > 1:
-            ledger.fence_dead_letters()
-            ledger.look_as_owner()
-        known = ledger.memory.dead.get(ledger.claimed.window.number)
+        known = known_to(ledger)
         return known.sent(ledger.claimed.window.replay) if known else {}
 
     def send(self, results: Iterable[SplitResult], ledger: Ledger) -> DeadLetters | None:
@@ -73,17 +71,54 @@ class DeadLetterTopic:
         :raises RowRejected: one is larger than a record of the topic may be.
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
-        from airflow_kafka_spark.sinks.dead_letters_worker import from_bytes
+        return SetAside(self.hook, ledger.family_name, self).send(results, ledger)
 
-        number, letters = ledger.claimed.window.number, from_bytes(result.letters for result in results)
-        if not letters.num_rows:
+
+@dataclass(frozen=True)
+class SetAside:
+    """All records of a window that do not go to the sink but to topics: dead letters, and what transforms route elsewhere.
+
+    Guarantee: one Kafka transaction takes all of them there, and the ledger remembers in it which they were. So what became of a
+    record is decided once, and a ``read_committed`` reader of such a topic sees each of its records exactly once.
+
+    :param hook: the cluster, the one the ledger is in.
+    :param pipeline: the pipeline's name, which routed records tell.
+    :param dead: where bad records go; None where they do not.
+    """
+
+    hook: KafkaHook
+    pipeline: str
+    dead: DeadLetterTopic | None = None
+
+    def send(self, results: Iterable[SplitResult], ledger: Ledger) -> DeadLetters | None:
+        """Send what was not sent before; all of it or nothing.
+
+        :param results: of the claimed window, with their letters and routes.
+        :return: what was ever sent of the window, None without any.
+        :raises Fenced: a newer attempt has taken over.
+        :raises TooManyDeadLetters: they are more than the ledger can remember; TooManyRouted likewise.
+        :raises RowRejected: one is larger than a record of its topic may be.
+        :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
+        """
+        from airflow_kafka_spark.hooks.kafka import DEFAULT_LARGEST
+        from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, from_bytes
+
+        results, number = list(results), ledger.claimed.window.number
+        letters = from_bytes(result.letters for result in results)
+        routes = from_bytes((result.routes for result in results), ROUTED)
+        wanted = {self.dead.name: self.dead.replication_factor} if self.dead and letters.num_rows else {}
+        wanted = {**dict.fromkeys(routes["to"].unique().to_pylist(), -1), **wanted}
+        if not wanted:
             return ledger.memory.dead.get(number)
-        self.hook.create_topic(self.name, 1, self.replication_factor)
+        for topic, factor in wanted.items():
+            self.hook.create_topic(topic, 1, factor)
         for tries in range(1, TRIES + 1):
-            producer = ledger.fence_dead_letters(**{"message.max.bytes": self._largest()})
+            # The topics' own limits, so that it is known which record is too large; the ledger's record goes the same way.
+            largest = max([DEFAULT_LARGEST, *map(self.hook.largest_record, wanted)])
+            producer = ledger.fence_dead_letters(**{"message.max.bytes": largest})
             known = ledger.look_as_owner().dead.get(number)
             try:
-                return self._send_once(producer, letters, ledger, known)
+                return self._send_once(producer, self._parcels(letters, routes, known), ledger, known)
             except Fenced:
                 raise
             except KafkaUnavailable as error:
@@ -93,30 +128,49 @@ class DeadLetterTopic:
                 log.warning("Sending dead letters failed (try %d of %d): %s", tries, TRIES, error)
         raise AssertionError("the last try returns or raises")
 
-    def _send_once(self, producer: Any, letters: pa.Table, ledger: Ledger, known: DeadLetters | None) -> DeadLetters:
-        from airflow_kafka_spark.sinks.dead_letters_worker import offsets_of, without
+    def _parcels(self, letters: pa.Table, routes: pa.Table, known: DeadLetters | None) -> list[_Parcel]:
+        """What was not sent before, by topic."""
+        import pyarrow.compute as pc
+
+        from airflow_kafka_spark.sinks.dead_letters_worker import routed_records, without
+
+        parcels = []
+        if self.dead is not None:
+            left = without(letters, known.sent() if known else {})
+            parcels.append(_Parcel(self.dead.name, left, self.dead.envelope.records))
+        for topic in routes["to"].unique().to_pylist():
+            left = without(routes.filter(pc.equal(routes["to"], topic)), known.routed(topic=topic) if known else {})
+            parcels.append(_Parcel(topic, left, lambda found: routed_records(found, self.pipeline), routed=True))
+        return [parcel for parcel in parcels if parcel.letters.num_rows]
+
+    def _send_once(self, producer: Any, parcels: Sequence[_Parcel], ledger: Ledger, known: DeadLetters | None) -> DeadLetters:
+        from airflow_kafka_spark.sinks.dead_letters_worker import offsets_of
         from airflow_kafka_spark.sinks.kafka_send_worker import Sender
 
-        entry = ledger.claimed
-        letters = without(letters, known.sent() if known else {})
-        if not letters.num_rows:
+        if not parcels:
             assert known is not None
             return known
-        partitions = {self.name: len(self.hook.describe_topics([self.name])[self.name].partitions)}
-        sender = Sender(producer, self.name, partitions, patience=SECONDS)
+        entry, described = ledger.claimed, self.hook.describe_topics([parcel.topic for parcel in parcels])
+        batches = []
         try:
             producer.begin_transaction()
-            sender.send(self.envelope.records(letters))
-            batch = Batch(entry.window.replay, entry.attempt.token, offsets_of(letters), sender.flush())
-            dead = replace(known or DeadLetters(entry.window.number, self.name), topic=self.name)
-            dead = replace(dead, batches=(*dead.batches, batch))
-            record = self._record(dead, ledger)
+            for parcel in parcels:
+                partitions = {parcel.topic: len(described[parcel.topic].partitions)}
+                sender = Sender(producer, parcel.topic, partitions, patience=SECONDS)
+                sender.send(parcel.records(parcel.letters))
+                routed = parcel.topic if parcel.routed else ""
+                offsets = offsets_of(parcel.letters)
+                batches.append(Batch(entry.window.replay, entry.attempt.token, offsets, sender.flush(), routed))
+            name = self.dead.name if self.dead is not None else ""
+            dead = known or DeadLetters(entry.window.number, name)
+            dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches))
+            record = self._record(dead, ledger, parcels)
             # Last: until the transaction ends, nobody can read the ledger's partition past this record.
             (offset,) = ledger.send(producer, [record])
             faults.reached("dead.in_transaction")
             producer.commit_transaction(SECONDS)
         except KafkaSparkError:
-            _abort(producer)
+            abort(producer)
             raise
         except Exception as error:
             raise ledger.translated(error, "sending dead letters") from None
@@ -124,22 +178,36 @@ class DeadLetterTopic:
         ledger.remember_dead_letters(replace(dead, offset=offset))
         return dead
 
-    def _largest(self) -> int:
-        """The brokers' own limit, so that it is they who say what is too large."""
-        found = self.hook.topic_config([self.name])[self.name].get("max.message.bytes")
-        return max(int(found or 0), 1_048_588)
-
-    def _record(self, dead: DeadLetters, ledger: Ledger) -> LedgerRecord:
+    def _record(self, dead: DeadLetters, ledger: Ledger, parcels: Sequence[_Parcel]) -> LedgerRecord:
         record = dead_record(ledger.pipeline, dead)
         if len(record.value or b"") > MOST_REMEMBERED:
-            raise TooManyDeadLetters(self.name, MOST_REMEMBERED, remembered=True)
+            largest = max(parcels, key=lambda parcel: parcel.letters.num_rows)
+            refused = TooManyRouted if largest.routed else TooManyDeadLetters
+            raise refused(largest.topic, MOST_REMEMBERED, remembered=True)
         return record
 
 
-def _abort(producer: Any) -> None:
-    """So that readers need not wait for the timeout. What cannot be aborted now, the next attempt's fence aborts."""
-    from confluent_kafka import KafkaException
+@dataclass(frozen=True)
+class _Parcel:
+    """What goes to one topic.
 
-    with suppress(KafkaException, SystemError):
-        producer.purge()
-        producer.abort_transaction(10)
+    :param letters: the records as they were read.
+    :param records: makes of them those that are sent.
+    :param routed: whether a transform sends them there, else they are dead letters.
+    """
+
+    topic: str
+    letters: pa.Table
+    records: Callable[[pa.Table], pa.RecordBatch]
+    routed: bool = False
+
+
+def known_to(ledger: Ledger) -> DeadLetters | None:
+    """What earlier attempts at the claimed window have sent. Nobody can add to it once this has returned.
+
+    :raises Fenced: a newer attempt has taken over.
+    """
+    if ledger.attempts > 1:
+        ledger.fence_dead_letters()
+        ledger.look_as_owner()
+    return ledger.memory.dead.get(ledger.claimed.window.number)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.errors import TooManyDeadLetters
+from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted
 from airflow_kafka_spark.windows.dead_letters import Runs, runs_of
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -29,51 +29,68 @@ SCHEMA = pa.schema(
 )
 """A bad record as it was read, and why it is bad; ``timestamp`` in milliseconds since the epoch, -1 for none."""
 
+ROUTED = SCHEMA.append(pa.field("to", pa.string()))
+"""A record that goes to another topic instead of the sink, and which one that is."""
+
 LIMIT_BYTES = 64 << 20
-"""Of one window's dead letters: they pass through the driver."""
+"""Of one window's dead letters, and of what it routes elsewhere: they pass through the driver."""
 
 PREFIX = "__connect.errors."
+ROUTED_PREFIX = "__kafka_spark.routed."
 EXCEPTION = "airflow_kafka_spark.errors.BadRecords"
 
 
 @dataclass
 class Letters:
-    """Collects the dead letters of one split, in a task.
+    """Collects the dead letters of one split, in a task; or what it routes elsewhere.
 
     :param limit: bytes of keys, values and headers at most.
+    :param schema: :data:`SCHEMA` or :data:`ROUTED`.
     """
 
     limit: int = LIMIT_BYTES
     size: int = 0
+    schema: pa.Schema = SCHEMA
     _batches: list[pa.RecordBatch] = field(default_factory=list)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """:raises TooManyDeadLetters: they are more than may pass through the driver."""
+        """:raises TooManyDeadLetters: they are more than may pass through the driver; TooManyRouted likewise."""
         if not batch.num_rows:
             return
         self.size += batch.nbytes
         if self.size > self.limit:
+            if "to" in self.schema.names:
+                raise TooManyRouted(batch.column("to")[0].as_py(), self.limit)
             raise TooManyDeadLetters(batch.column("topic")[0].as_py(), self.limit)
         self._batches.append(batch)
 
     def to_bytes(self) -> bytes:
         """As an Arrow stream; empty without any."""
-        return to_bytes(pa.Table.from_batches(self._batches, SCHEMA)) if self._batches else b""
+        return to_bytes(pa.Table.from_batches(self._batches, self.schema)) if self._batches else b""
 
 
 def to_bytes(letters: pa.Table) -> bytes:
     stream = pa.BufferOutputStream()
-    with pa.ipc.new_stream(stream, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+    with pa.ipc.new_stream(stream, letters.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_table(letters)
     return stream.getvalue().to_pybytes()
 
 
-def from_bytes(streams: Iterable[bytes]) -> pa.Table:
-    """The dead letters of several splits, in the order of topic, partition and offset."""
+def from_bytes(streams: Iterable[bytes], schema: pa.Schema = SCHEMA) -> pa.Table:
+    """The dead letters of several splits, in the order of topic, partition and offset.
+
+    :param schema: theirs.
+    """
     tables = [pa.ipc.open_stream(stream).read_all() for stream in streams if stream]
     if not tables:
-        return SCHEMA.empty_table()
+        return schema.empty_table()
     return pa.concat_tables(tables).sort_by([("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
+
+
+def joined(*streams: bytes) -> bytes:
+    """Several streams as one; empty where all are."""
+    found = [stream for stream in streams if stream]
+    return to_bytes(from_bytes(found)) if len(found) > 1 else b"".join(found)
 
 
 def without(letters: pa.Table, sent: Mapping[TopicPartition, frozenset[int]]) -> pa.Table:
@@ -97,28 +114,18 @@ def offsets_of(letters: pa.Table) -> dict[TopicPartition, Runs]:
 class Envelope:
     """What is written on every dead letter of a pipeline, in Connect's words (KIP-298).
 
-    :param connector: the pipeline's name.
-    :param task: the index of a mapped task, else 0.
+    :param connector: the pipeline's name. It has one task, 0: each index of a mapped task is a pipeline of its own.
     :param classes: the class of the converter, transform or sink, by stage.
     :param with_context: whether anything is written on them.
     """
 
     connector: str
-    task: int
     classes: Mapping[str, str]
     with_context: bool = True
 
     def records(self, letters: pa.Table) -> pa.RecordBatch:
         """The records that are sent: key, value, headers and timestamp as they were, and the context behind the headers."""
-        batch = letters.combine_chunks().to_batches()[0]
-        headers = batch.column("headers")
-        if self.with_context:
-            rows = batch.drop_columns(["key", "value", "timestamp"]).to_pylist()
-            headers = pa.array([[*(row["headers"] or ()), *self._context(row)] for row in rows], HEADERS)
-        stamps = pc.if_else(pc.less(batch.column("timestamp"), 0), pa.scalar(None, pa.int64()), batch.column("timestamp"))
-        return pa.RecordBatch.from_arrays(
-            [batch.column("key"), batch.column("value"), stamps, headers], ["key", "value", "timestamp", "headers"]
-        )
+        return _records(letters, self._context if self.with_context else None)
 
     def _context(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         facts = {
@@ -126,7 +133,7 @@ class Envelope:
             "partition": row["partition"],
             "offset": row["offset"],
             "connector.name": self.connector,
-            "task.id": self.task,
+            "task.id": 0,
             "stage": row["stage"],
             "class.name": self.classes.get(row["stage"], ""),
             "exception.class.name": EXCEPTION,
@@ -134,3 +141,25 @@ class Envelope:
             "exception.stacktrace": f"{EXCEPTION}: {row['reason']}",
         }
         return [{"key": PREFIX + name, "value": str(value).encode()} for name, value in facts.items()]
+
+
+def routed_records(routed: pa.Table, pipeline: str) -> pa.RecordBatch:
+    """The records that go elsewhere: as they were, and behind their headers why they are there."""
+
+    def context(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        facts = {name: row[name] for name in ("topic", "partition", "offset")} | {"pipeline": pipeline, "reason": row["reason"]}
+        return [{"key": ROUTED_PREFIX + name, "value": str(value).encode()} for name, value in facts.items()]
+
+    return _records(routed, context)
+
+
+def _records(letters: pa.Table, context: Callable[[Mapping[str, Any]], list[dict[str, Any]]] | None) -> pa.RecordBatch:
+    batch = letters.combine_chunks().to_batches()[0]
+    headers = batch.column("headers")
+    if context is not None:
+        rows = batch.drop_columns(["key", "value", "timestamp"]).to_pylist()
+        headers = pa.array([[*(row["headers"] or ()), *context(row)] for row in rows], HEADERS)
+    stamps = pc.if_else(pc.less(batch.column("timestamp"), 0), pa.scalar(None, pa.int64()), batch.column("timestamp"))
+    return pa.RecordBatch.from_arrays(
+        [batch.column("key"), batch.column("value"), stamps, headers], ["key", "value", "timestamp", "headers"]
+    )

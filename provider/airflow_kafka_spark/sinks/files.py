@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, Problem, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
+from airflow_kafka_spark.sinks.files_evolve import together
 from airflow_kafka_spark.sinks.files_layout import (
     PUBLISH,
     RECORD,
@@ -63,6 +64,8 @@ class FilesSink(Sink):
         orc: ``timestamps``, ``utc`` (default) or ``instant``, see docs/sinks.md; everything else goes to pyarrow's
         ``ParquetWriter`` or ``ORCWriter`` as it is, for instance ``compression_level``.
     :param window_column: the partition column that holds the window's name.
+    :param auto_evolve: columns that earlier windows of the pipeline do not have are taken; without it they are refused before
+        Spark starts. A column never changes its type.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("path",)
@@ -73,6 +76,7 @@ class FilesSink(Sink):
     compression: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     window_column: str = "window"
+    auto_evolve: bool = False
 
     def __post_init__(self) -> None:
         names = self.partition_by
@@ -303,7 +307,9 @@ class FilesWindowWriter(WindowWriter):
         window = self.window
         facts = {"run": window.run, "cluster_id": window.cluster_id, "committed_at": datetime.now(timezone.utc).isoformat()}
         applied = Applied(window.pipeline, window.number, window.ranges, rows, replay=window.replay)
-        return Record(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), window.topic_ids, facts)
+        newest = self.sink.newest_record(window.pipeline)
+        columns = together(newest.columns if newest else {}, self.shape.schema)
+        return Record(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), window.topic_ids, facts, columns)
 
     def _publish(self) -> None:
         self.sink.directory.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.sinks.base import Shape
+from airflow_kafka_spark.sinks.files_evolve import problems as evolution
 from airflow_kafka_spark.sinks.files_layout import escape
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def _neighbours(sink: FilesSink, shape: Shape, directory: Path) -> Iterator[Prob
     if newest and (newest.format, newest.partition_by) != (sink.format, tuple(sink.partition_by)):
         there = f"{newest.format} files of this pipeline, partitioned by {list(newest.partition_by)}"
         yield Problem("sink.path", f"{directory} holds {there}; readers need one kind", "Name another directory")
+    elif newest:
+        yield from evolution(sink, newest.columns, shape.schema)
 
 
 # --- columns ------------------------------------------------------------------------------------------------------------

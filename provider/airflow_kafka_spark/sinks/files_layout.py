@@ -140,6 +140,7 @@ class Record:
     :param partition_by: their partition columns.
     :param topic_ids: each topic's id: offsets of another topic of that name mean other records.
     :param facts: who wrote it and when, for people.
+    :param columns: names and types of all columns that the pipeline's windows have had; empty where that is not known.
     """
 
     applied: Applied
@@ -148,6 +149,7 @@ class Record:
     partition_by: tuple[str, ...] = ()
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def dump(self) -> str:
         applied = self.applied
@@ -163,6 +165,7 @@ class Record:
                 "partition_by": list(self.partition_by),
                 "topic_ids": dict(self.topic_ids),
                 **self.facts,
+                "columns": dict(self.columns),
                 "files": [dict(f) for f in self.files],
             },
             ensure_ascii=False,
@@ -186,6 +189,7 @@ class Record:
                 found["format"],
                 tuple(found["partition_by"]),
                 found["topic_ids"],
+                columns=found.get("columns", {}),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the record of a window: {error!r}") from error

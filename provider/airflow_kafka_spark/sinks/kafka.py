@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
-from airflow_kafka_spark.formats.base import Format, Kind, spark_column
+from airflow_kafka_spark.formats.base import Format, Kind, StructEncoder, spark_column
+from airflow_kafka_spark.formats.ddl import columns_of
 from airflow_kafka_spark.sinks.base import Guarantee
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class KafkaSink:
     :param allow_new_partitions: go on with a window after its topic was given more partitions: keys then move.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("topic", "topic_config", "producer_config")
+    template_fields: ClassVar[Sequence[str]] = ("topic", "topic_config", "producer_config", "conn_id")
 
     topic: str | None
     value: Format
@@ -102,7 +103,7 @@ class KafkaSink:
             for name in missing:
                 problems.append(Problem(where, f"the source has no column `{name}`", f"It has {', '.join(columns or ())}"))
         if columns is not None or self.value_columns:
-            problems += self.value.encoding_problems("value", tuple(self.value_columns or columns or ()))
+            problems += self.value_writer.encoding_problems("value", tuple(self.value_columns or columns or ()))
         if self.key:
             problems += self.key_writer.encoding_problems("key", self.key)
         return problems
@@ -154,10 +155,14 @@ class KafkaSink:
         return tuple(dict.fromkeys([*self.value_columns, *self.key, *self.headers.values(), *single]))
 
     @property
+    def value_writer(self) -> Format:
+        return self.value.to_write(self.topic, "value")
+
+    @property
     def key_writer(self) -> Format:
         from airflow_kafka_spark.formats import Json, String
 
-        return self.key_format or (String() if len(self.key) == 1 else Json())
+        return (self.key_format or (String() if len(self.key) == 1 else Json())).to_write(self.topic, "key")
 
     def ensure_topic(self, hook: KafkaHook) -> None:
         """Create the topic if that is wanted and needed."""
@@ -168,9 +173,8 @@ class KafkaSink:
         """The configuration of the tasks' producers."""
         config = dict(self.producer_config)
         if self.topic:
-            largest = hook.topic_config([self.topic])[self.topic].get("max.message.bytes")
             # The broker's own limit, so that it is known which row is too large.
-            config.setdefault("message.max.bytes", int(largest) if largest else 1_048_588)
+            config.setdefault("message.max.bytes", hook.largest_record(self.topic))
         return hook.producer_config(**config)
 
     def records(self, frame: DataFrame) -> DataFrame:
@@ -180,7 +184,7 @@ class KafkaSink:
         names = [*(self.value_columns or frame.columns)]
         columns = [
             (self.key_writer.encode(self.key) if self.key else F.lit(None).cast("binary")).alias("key"),
-            self.value.encode(names).alias("value"),
+            self.value_writer.encode(names).alias("value"),
         ]
         if self.topic_column:
             columns.append(spark_column(self.topic_column).cast("string").alias("topic"))
@@ -202,7 +206,7 @@ class KafkaSink:
 
         kinds = dict(columns)
         written = [(name, kinds[name]) for name in self.value_columns or kinds]
-        value = self.value.encoder(written)
+        value = self.value_writer.encoder(written)
         key = self.key_writer.encoder([(name, kinds[name]) for name in self.key]) if self.key else None
         headers = {header: String().encoder([(column, kinds[column])]) for header, column in self.headers.items()}
         if value is None:
@@ -238,3 +242,19 @@ class KafkaSink:
             for name, column in self.headers.items()
         ]
         return F.filter(F.array(*pairs), lambda pair: pair.isNotNull())
+
+
+def struct_encoders(records: DataFrame, value: Format | None, key: Format | None) -> dict[str, StructEncoder]:
+    """What encodes the keys and values that are still rows, in the task that publishes them.
+
+    :param records: see :meth:`KafkaSink.records`.
+    :param value: how values are written.
+    :param key: how keys are.
+    :raises KafkaSparkError: the columns cannot be written.
+    """
+    made = {}
+    for part, format in (("value", value), ("key", key)):
+        rows = records.schema[part].dataType
+        if format is not None and format.encodes_in_tasks and rows.typeName() == "struct":
+            made[part] = format.struct_encoder(columns_of(cast(Any, rows)))
+    return made

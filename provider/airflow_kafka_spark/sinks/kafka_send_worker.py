@@ -50,6 +50,7 @@ class Sender:
     :param partitions: partitions per topic; others are looked up.
     :param turn: where records without a key begin.
     :param patience: seconds without room in the producer's queue after which the brokers are given up.
+    :param called: what a row is, in messages.
     """
 
     producer: Producer
@@ -57,6 +58,7 @@ class Sender:
     partitions: dict[str, int]
     turn: int = 0
     patience: float = 300.0
+    called: str = "row"
     bytes: int = 0
     rows: int = 0
     _places: dict[TopicPartition, _Place] = field(default_factory=dict)
@@ -199,7 +201,7 @@ class Sender:
     # --- errors ---
 
     def _row(self, at: int) -> str:
-        return f"row {self.rows + at + 1}"
+        return f"{self.called} {self.rows + at + 1}"
 
     def _refused(self, error: KafkaError, row: int) -> Exception:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:

@@ -5,7 +5,8 @@ Fence, look, write, and in no other order:
 1. **fence**: ``init_transactions()`` on the split's own transactional id. Whoever published this split before is done, or
    refused.
 2. **look** for the split's marker in the ledger. If it is there, so are the records.
-3. **write**: one transaction of all records, of the consumed offsets where they were read from Kafka, and, last, the marker.
+3. **write**: one transaction of all records, of the dead letters and the consumed offsets where they were read from Kafka, and,
+   last, the marker.
 """
 
 from __future__ import annotations
@@ -21,15 +22,24 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, KafkaSparkError, KafkaUnavailable, TransactionTimedOut
+from airflow_kafka_spark.errors import (
+    CountMismatch,
+    Fenced,
+    KafkaSparkError,
+    KafkaUnavailable,
+    SparkJobFailed,
+    TransactionTimedOut,
+)
+from airflow_kafka_spark.formats.base import StructEncoder
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fatal, is_fenced, send_offsets
+from airflow_kafka_spark.hooks.kafka_transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
 from airflow_kafka_spark.hooks.ledger_topic import PROMPT, LedgerPlace, read_to
+from airflow_kafka_spark.sinks.dead_letters_worker import Envelope, from_bytes
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming, Rejected
 from airflow_kafka_spark.sinks.kafka_send_worker import Sender
 from airflow_kafka_spark.windows.codec import encode_error, marker_to_json, result_to_json
 from airflow_kafka_spark.windows.memory import Memory, marker_key, marker_record, remember, window_key
-from airflow_kafka_spark.windows.model import Marker, TopicPartition
+from airflow_kafka_spark.windows.model import Landed, Marker, SplitResult, TopicPartition
 
 PRODUCER: Mapping[str, Any] = {
     "compression.type": "lz4",
@@ -62,6 +72,22 @@ class Consumed:
 
 
 @dataclass(frozen=True)
+class Burial:
+    """What becomes of bad records that are tolerated: they go along in the transaction of their split.
+
+    :param topic: where they go, each as it was read; None: they are only counted.
+    :param partitions: how many that topic has.
+    :param envelope: what is written on them.
+    :param counted: how many each split holds, where they were counted beforehand: a split with more is not published.
+    """
+
+    topic: str | None = None
+    partitions: int = 1
+    envelope: Envelope | None = None
+    counted: Mapping[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class Publisher:
     """Publishes splits of one window.
 
@@ -73,6 +99,8 @@ class Publisher:
     :param partitions: partitions per known topic: what places keys.
     :param transaction_timeout: seconds after which the broker aborts a transaction that nobody ends.
     :param consumed: where splits were read from Kafka, what they consume.
+    :param burial: what becomes of bad records; None: a split that holds one is not published.
+    :param encoders: of keys and values that arrive as rows.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -83,6 +111,8 @@ class Publisher:
     partitions: Mapping[str, int]
     transaction_timeout: float
     consumed: Consumed | None = None
+    burial: Burial | None = None
+    encoders: Mapping[str, StructEncoder] = field(default_factory=dict)
 
     def publish(self, split: int, incoming: Incoming) -> Marker:
         """Publish a split, or find that it is published.
@@ -144,22 +174,48 @@ class Publisher:
         sender = Sender(producer, self.topic, dict(self.partitions), turn=split, patience=self.transaction_timeout)
         try:
             for batch in incoming:
-                sender.send(batch)
+                sender.send(self._encoded(batch))
                 faults.reached("publish.mid")
-            if incoming.result is not None and incoming.result.rejected:
-                raise Rejected(incoming.result)
+            dead = self._bury(producer, incoming.result) if incoming.result is not None else ()
             landed = sender.flush()
             faults.reached("publish.flushed")
             self._consume(producer, split)
-            marker = Marker(self.ledger.number, split, landed, sender.bytes, incoming.result)
+            marker = Marker(self.ledger.number, split, landed, sender.bytes, incoming.result, dead)
             self._mark(producer, marker)
             faults.reached("publish.marked")
             producer.commit_transaction(self.transaction_timeout)
         except (KafkaSparkError, Rejected):
-            self._abort(producer)
+            abort(producer)
             raise
         faults.reached("publish.committed")
         return marker
+
+    def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for part, encoder in self.encoders.items():
+            at = batch.schema.get_field_index(part)
+            batch = batch.set_column(at, part, encoder.encode_struct(batch.column(at)))
+        return batch
+
+    def _bury(self, producer: Producer, result: SplitResult) -> tuple[Landed, ...]:
+        """Send a split's dead letters in its own transaction: they are there exactly when its other records are."""
+        burial = self.burial
+        if not result.rejected:
+            return ()
+        if burial is None:
+            raise Rejected(result)
+        counted = result.rejected if burial.counted is None else burial.counted.get(result.index, 0)
+        if result.rejected > counted:
+            found = f"split {result.index} holds {result.rejected} bad records, but held {counted} when they were counted"
+            raise SparkJobFailed(f"{self.ledger.pipeline}#{self.ledger.number}", found)
+        if burial.topic is None or burial.envelope is None:
+            return ()
+        letters = from_bytes([result.letters])
+        if letters.num_rows != result.rejected:
+            raise CountMismatch(f"{self.ledger.pipeline}#{self.ledger.number}", result.rejected, letters.num_rows)
+        places = {burial.topic: burial.partitions}
+        sender = Sender(producer, burial.topic, places, result.index, self.transaction_timeout, called="dead letter")
+        sender.send(burial.envelope.records(letters))
+        return sender.flush()
 
     def _consume(self, producer: Producer, split: int) -> None:
         if self.consumed is None or split not in self.consumed.offsets:
@@ -175,14 +231,6 @@ class Publisher:
             raise KafkaUnavailable(
                 str(self.config.get("bootstrap.servers")), f"publishing split {marker.split}", "its marker was not acknowledged"
             )
-
-    def _abort(self, producer: Producer) -> None:
-        """So that readers need not wait for the timeout. What cannot be aborted now, the next attempt's fence aborts."""
-        try:
-            producer.purge()
-            producer.abort_transaction(10)
-        except (KafkaException, SystemError):
-            return
 
     def _resolve(self, error: Exception, events: ClientEvents, split: int, seconds: float) -> Marker:
         """The outcome is unknown, or another task has taken over. The ledger says what happened, never the exception."""

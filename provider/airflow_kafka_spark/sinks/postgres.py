@@ -44,6 +44,9 @@ class PostgresSink(Sink):
         window is one split.
     :param delete_enabled: a record without a value deletes the row of its key (Connect's ``delete.enabled``); ``upsert`` only.
     :param auto_create: create the table, when it is missing, with columns that fit the rows and ``key`` as primary key.
+    :param auto_evolve: columns that the rows have and the table has not are added to it, nullable, before a window is loaded
+        (``auto.evolve`` of Connect's JDBC sink); none is ever dropped or given another type. Without it they are refused
+        before Spark starts.
     :param offset_columns: demand (or create) the columns ``__connect_topic``, ``__connect_partition`` and ``__connect_offset``.
         Where the table has them the sink fills them, and an older offset never overwrites or deletes a newer row.
     :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``: what a replay of the
@@ -68,6 +71,7 @@ class PostgresSink(Sink):
     atomic: Literal["window", "split"] = "window"
     delete_enabled: bool = False
     auto_create: bool = False
+    auto_evolve: bool = False
     offset_columns: bool = False
     window_column: str | None = None
     windows_table: str = "airflow_windows"

@@ -11,6 +11,7 @@ from uuid import uuid4
 from airflow_kafka_spark.errors import SinkRejected
 from airflow_kafka_spark.hooks.postgres import APPLICATION, rows, run
 from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
+from airflow_kafka_spark.sinks import postgres_evolve as evolution
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.postgres_catalog import Table, read_table
 from airflow_kafka_spark.sinks.postgres_connection import Server, lock_key, pipeline_key
@@ -41,6 +42,7 @@ class Attempt:
     :param columns: the rows' columns.
     :param merge: how they get into the target.
     :param direct: whether COPY may write the target itself.
+    :param tolerates: whether rows that the target refuses are left out, and told.
     """
 
     server: Server
@@ -55,6 +57,7 @@ class Attempt:
     columns: tuple[StageColumn, ...]
     merge: Merge
     direct: bool
+    tolerates: bool = False
 
     @property
     def application_name(self) -> str:
@@ -121,6 +124,9 @@ def prepare(sink: PostgresSink, window: Window, splits: Sequence[Split], shape: 
         stage_schema = sink.stage_schema or name.schema
         _clear(connection, key, stage_schema, server.lock_timeout)
         _create_missing(connection, sink, name, windows, markers, shape)
+        if sink.auto_evolve:
+            # Before anything is staged, and never undone: a killed attempt leaves columns that the next one finds.
+            evolution.evolve(connection, sink, name, shape)
         if recorded(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
             _compare_markers(connection, sink, markers, window, splits)
@@ -129,8 +135,9 @@ def prepare(sink: PostgresSink, window: Window, splits: Sequence[Split], shape: 
             raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")
         columns, merge, direct = _plan(sink, target, shape, window)
         attempt = Attempt(
-            server, window, tuple(splits), name, windows, markers, stage_schema, key, uuid4().hex[:8], columns, merge, direct
-        )
+            server, window, tuple(splits), name, windows, markers, stage_schema, key, uuid4().hex[:8], columns, merge, direct,
+            tolerates=_tolerates(sink, shape),
+        )  # fmt: skip
         if sink.atomic == "window":
             run(connection, sql.create_registry(attempt.registry))
         return attempt
@@ -226,8 +233,7 @@ def creation(sink: PostgresSink, name: Name, shape: Shape) -> str:
 
 def _plan(sink: PostgresSink, target: Table, shape: Shape, window: Window) -> tuple[tuple[StageColumn, ...], Merge, bool]:
     columns = tuple(stage_column(f.name, f.type) for f in shape.schema)
-    if missing := [c.name for c in columns if c.name not in target.columns]:
-        raise SinkRejected(str(target.name), str(window), f"it has no column {', '.join(f'`{m}`' for m in missing)}")
+    evolution.refuse_misfits(target, columns, str(window))
     given = {c.name for c in columns}
     filled = tuple(name for name in sql.OFFSET_COLUMNS if name in target.columns and name not in given)
     upserts = sink.mode == "upsert"
@@ -235,7 +241,7 @@ def _plan(sink: PostgresSink, target: Table, shape: Shape, window: Window) -> tu
         target=target.name,
         columns=tuple(merge_column(c, target.columns[c.name]) for c in columns),
         key=tuple(sink.key) if upserts else (),
-        offset=OFFSET if upserts or sql.OFFSET_COLUMNS[2] in filled else None,
+        offset=OFFSET if upserts or sql.OFFSET_COLUMNS[2] in filled or _tolerates(sink, shape) else None,
         tombstone=TOMBSTONE if upserts and sink.delete_enabled and shape.has_tombstones else None,
         filled=filled,
         guarded=upserts and all(name in target.columns for name in sql.OFFSET_COLUMNS),
@@ -252,6 +258,11 @@ def _plan(sink: PostgresSink, target: Table, shape: Shape, window: Window) -> tu
         and all(target.columns[n].type == sql.OFFSET_TYPES[sql.OFFSET_COLUMNS.index(n)] for n in filled)
     )
     return columns, merge, direct
+
+
+def _tolerates(sink: PostgresSink, shape: Shape) -> bool:
+    """A split that commits by itself has decided before anybody could say what becomes of a row that is refused."""
+    return shape.tolerates and sink.atomic == "window"
 
 
 def _compare_markers(

@@ -26,6 +26,7 @@ class Table:
     :param columns: in their order.
     :param unique: the column sets that a unique index lets ON CONFLICT find: valid, not partial, not deferrable, no expressions.
     :param deferrable: those of deferrable constraints, which ON CONFLICT stumbles over even beside a good index.
+    :param owned: whether this role may do what only its owner may, as adding columns.
     """
 
     name: Name
@@ -37,6 +38,7 @@ class Table:
     columns: Mapping[str, TargetColumn] = field(default_factory=dict)
     unique: tuple[frozenset[str], ...] = ()
     deferrable: tuple[frozenset[str], ...] = ()
+    owned: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ SELECT c.oid::bigint, c.relkind::text, c.relpersistence = 'p', c.relkind IN ('r'
         CASE WHEN has_table_privilege(c.oid, 'SELECT') THEN 'SELECT' END,
         CASE WHEN has_table_privilege(c.oid, 'INSERT') THEN 'INSERT' END,
         CASE WHEN has_table_privilege(c.oid, 'UPDATE') THEN 'UPDATE' END,
-        CASE WHEN has_table_privilege(c.oid, 'DELETE') THEN 'DELETE' END], NULL)
+        CASE WHEN has_table_privilege(c.oid, 'DELETE') THEN 'DELETE' END], NULL),
+    pg_has_role(c.relowner, 'USAGE')
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = {schema} AND c.relname = {table} AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
 """
@@ -129,8 +132,9 @@ def read_table(connection: psycopg.Connection, name: Name) -> Table | None:
     found = rows(connection, _RELATION.format(schema=literal(name.schema), table=literal(name.table)))
     if not found:
         return None
-    oid, kind, logged, hides_rows, filters, rights = found[0]
+    oid, kind, logged, hides_rows, filters, rights, owned = found[0]
     columns = [TargetColumn(*row) for row in rows(connection, _COLUMNS.replace("{oid}", str(oid)))]
     indexes = [(frozenset(names), immediate) for names, immediate in rows(connection, _UNIQUE.replace("{oid}", str(oid)))]
     unique, deferrable = (tuple(names for names, immediate in indexes if immediate is wanted) for wanted in (True, False))
-    return Table(name, kind, logged, hides_rows, filters, frozenset(rights), {c.name: c for c in columns}, unique, deferrable)
+    named = {c.name: c for c in columns}
+    return Table(name, kind, logged, hides_rows, filters, frozenset(rights), named, unique, deferrable, owned)

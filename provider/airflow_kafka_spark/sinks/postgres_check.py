@@ -23,7 +23,6 @@ OLDEST = 12
 RESERVED = "__airflow_"
 _CHOICES = {"mode": ("append", "upsert"), "atomic": ("window", "split"), "merge": ("overlap", "after")}
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
-_SYSTEM = frozenset({"ctid", "xmin", "cmin", "xmax", "cmax", "tableoid"})
 
 
 def problems(sink: PostgresSink, shape: Shape) -> list[Problem]:
@@ -139,11 +138,12 @@ class _Look:
     sink: PostgresSink
     columns: Sequence[StageColumn]
     connection: psycopg.Connection
+    place: Place | None = None
 
     def problems(self) -> list[Problem]:
         from airflow_kafka_spark.sinks.postgres_catalog import read_place, read_table
 
-        place = read_place(self.connection)
+        place = self.place = read_place(self.connection)
         if place.version < OLDEST * 10_000:
             what = f"connection `{self.sink.conn_id}` leads to PostgreSQL {place.release}; expected {OLDEST} or newer"
             return [Problem("sink.conn_id", what)]
@@ -215,6 +215,8 @@ class _Look:
     # --- a table that is not there yet ---
 
     def _creation_problems(self, name: Name) -> Iterator[Problem]:
+        from airflow_kafka_spark.sinks import postgres_evolve as evolution
+
         if not self.sink.auto_create:
             alike = tables_alike(self.connection, name)
             hint = f"; there is {alike[0]}, and names are compared exactly" if alike else ""
@@ -225,7 +227,7 @@ class _Look:
             yield Problem("sink.table", f"its name has {len(name.table.encode())} bytes; expected 1 to {NAME_BYTES}")
         for column in self.columns:
             where = f"sink.table column `{column.name}`"
-            if column.name in _SYSTEM:
+            if column.name in evolution.SYSTEM:
                 yield Problem(where, "PostgreSQL has a column of that name in every table", "Give it another name")
             if column.holds == "nothing":
                 yield Problem(where, "nothing is known of its type (Arrow's null)", "Give it a type in the schema")
@@ -243,19 +245,18 @@ class _Look:
             yield Problem("sink.table", what, "Give the role BYPASSRLS, or let it own the table")
 
     def _column_problems(self, table: Table) -> Iterator[Problem]:
+        from airflow_kafka_spark.sinks import postgres_evolve as evolution
+
+        yield from evolution.problems(self.sink, self.columns, table, self.place.role if self.place else "")
         for column in self.columns:
             target = table.columns.get(column.name)
-            where = f"sink.table column `{column.name}`"
-            if target is None:
-                yield Problem(
-                    where, f"{table.name} has no such column{_hint(column.name, table.columns)}", _add_column(table, column)
-                )
-            elif target.generated:
+            if target is not None and target.generated:
+                where = f"sink.table column `{column.name}`"
                 yield Problem(
                     where, f"{table.name} generates it always ({target.type})", "Leave it out of the schema, or of the table"
                 )
-            elif reason := misfit(column, target):
-                yield Problem(where, f"{table.name} has {target.type}, {reason}", "Change the schema or the table")
+            elif target is not None and (reason := misfit(column, target)):
+                yield evolution.changed_type(column, table, reason)
 
     def _filled_problems(self, table: Table) -> Iterator[Problem]:
         """Columns that the sink itself fills, and those that nobody does."""
@@ -263,7 +264,7 @@ class _Look:
         yield from self._window_column_problems(table)
         for name, kind in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True):
             target = table.columns.get(name)
-            if target is None and self.sink.offset_columns:
+            if target is None and self.sink.offset_columns and not self.sink.auto_evolve:
                 add = f"ALTER TABLE {table.name} ADD COLUMN {quote(name)} {kind}"
                 yield Problem("sink.offset_columns", f"{table.name} has no column `{name}`", add)
             elif target is not None and not _holds_offsets(kind, target.base):
@@ -278,6 +279,8 @@ class _Look:
         if name is None:
             return
         target = table.columns.get(name)
+        if target is None and self.sink.auto_evolve:
+            return
         if target is None:
             add = f"ALTER TABLE {table.name} ADD COLUMN {quote(name)} text"
             yield Problem("sink.window_column", f"{table.name} has no column `{name}`", add)
@@ -327,14 +330,3 @@ def _own_table_problems(table: Table, role: str) -> Iterator[Problem]:
 
 def _holds_offsets(kind: str, base: str) -> bool:
     return base in {"text": ("text", "character varying"), "integer": ("integer", "bigint"), "bigint": ("bigint",)}[kind]
-
-
-def _hint(name: str, columns: Iterable[str]) -> str:
-    alike = [c for c in columns if c.casefold() == name.casefold()]
-    return f", only `{alike[0]}`: names are compared exactly" if alike else ""
-
-
-def _add_column(table: Table, column: StageColumn) -> str:
-    from airflow_kafka_spark.sinks.postgres_types import created_type
-
-    return f"ALTER TABLE {table.name} ADD COLUMN {quote(column.name)} {created_type(column)}, or leave it out of the schema"

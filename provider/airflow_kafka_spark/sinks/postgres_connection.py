@@ -64,7 +64,7 @@ class Server(PostgresServer):
     def explain(self, error: BaseException, window: str, doing: str, target: str = "") -> KafkaSparkError:
         """An error of psycopg or ADBC as one of ours: refused for good, or worth another try."""
         state = getattr(error, "sqlstate", None) or ""
-        detail = self.scrub(_message(error))
+        detail = self.scrub(message_of(error))
         place = target or self.where
         if state == "55P03":
             detail += (
@@ -94,7 +94,8 @@ def lock_key(*parts: str) -> int:
     return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big", signed=True)
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """What the server says, in one line."""
     diagnosis = getattr(error, "diag", None)
     if diagnosis is None or not diagnosis.message_primary:
         # ADBC puts the server's words between its own and the statement.

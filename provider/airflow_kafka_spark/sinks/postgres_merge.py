@@ -39,12 +39,14 @@ class Stage:
 
     :param table: as it stands in a statement.
     :param order: the place of its partition among the window's partitions.
+    :param span: only the rows of these offsets, the second one excluded; None: all.
     """
 
     table: str
     topic: str
     partition: int
     order: int = 0
+    span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ class Merge:
             offset = f"r.{quote(self.offset)}" if self.offset else "NULL::bigint"
             known = dict(zip(OFFSET_COLUMNS, (f"{literal(stage.topic)}::text", f"{stage.partition}", offset), strict=True))
             origin = [f"{known[name]} AS {quote(name)}" for name in self.filled]
-            parts.append(f"SELECT {', '.join([*origin, f'{stage.order} AS {quote(_ORDER)}', 'r.*'])} FROM {stage.table} AS r")
+            within = f" WHERE {offset} >= {stage.span[0]} AND {offset} < {stage.span[1]}" if stage.span else ""
+            values = ", ".join([*origin, f"{stage.order} AS {quote(_ORDER)}", "r.*"])
+            parts.append(f"SELECT {values} FROM {stage.table} AS r{within}")
         return f"({' UNION ALL '.join(parts)}) AS s"
 
     def _last(self, stages: Sequence[Stage]) -> str:

@@ -256,6 +256,16 @@ def tables_like(schema: str, prefix: str) -> str:
     )
 
 
+def index_offsets(stage: str, offset: str) -> str:
+    """:param stage: as it stands in a statement."""
+    return f"CREATE INDEX ON {stage} ({quote(offset)})"
+
+
+def delete_offsets(stage: str, offset: str, gone: Iterable[int]) -> str:
+    """:param stage: as it stands in a statement."""
+    return f"DELETE FROM {stage} WHERE {quote(offset)} IN ({', '.join(map(literal, gone))})"
+
+
 def drop(tables: Iterable[Name]) -> str:
     return f"DROP TABLE IF EXISTS {', '.join(map(str, tables))}"
 
@@ -263,6 +273,15 @@ def drop(tables: Iterable[Name]) -> str:
 def create_target(target: Name, columns: Sequence[tuple[str, str]], key: Sequence[str]) -> str:
     primary = f", PRIMARY KEY ({', '.join(map(quote, key))})" if key else ""
     return f"CREATE TABLE IF NOT EXISTS {target} ({_definitions(columns)}{primary})"
+
+
+def add_columns(target: Name, columns: Iterable[tuple[str, str]], where: str = "") -> str:
+    """Nullable ones.
+
+    :param where: ``IF NOT EXISTS`` takes those that are there as they are.
+    """
+    add = f"ADD COLUMN {where}".strip()
+    return f"ALTER TABLE {target} " + ", ".join(f"{add} {quote(name)} {kind}" for name, kind in columns)
 
 
 def _definitions(columns: Iterable[tuple[str, str]]) -> str:

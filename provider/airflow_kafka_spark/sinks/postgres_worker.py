@@ -24,6 +24,7 @@ from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.files_text_worker import json_values
 from airflow_kafka_spark.sinks.postgres_connection import Server
 from airflow_kafka_spark.sinks.postgres_load_worker import Session, Stream, open_session
+from airflow_kafka_spark.sinks.postgres_refusals_worker import refusals
 from airflow_kafka_spark.sinks.postgres_types import StageColumn
 from airflow_kafka_spark.windows.model import BadRecord, Split
 
@@ -313,6 +314,10 @@ class StageWriter(CopyWriter):
 
     # Stages do not survive a crash of the server anyway: the driver counts before it commits.
     durable = False
+
+    def refusals(self, rows: Rows) -> Mapping[int, str]:
+        """Rows that not even a stage can hold, or that nobody could find again."""
+        return refusals(rows.batch, self.load.key)
 
     def _begin(self, session: Session) -> Mapping[str, Any] | None:
         there = self._known(session)

@@ -23,7 +23,9 @@ from airflow_kafka_spark.sinks import postgres_windows as record
 from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.postgres_attempt import Attempt, drop_tables
 from airflow_kafka_spark.sinks.postgres_diagnosis import culprit
-from airflow_kafka_spark.windows.model import Applied, SplitResult
+from airflow_kafka_spark.sinks.postgres_merge import Stage
+from airflow_kafka_spark.sinks.postgres_sieve import Sieve, is_refusal
+from airflow_kafka_spark.windows.model import Applied, BadRecord, SplitResult
 
 if TYPE_CHECKING:
     import psycopg
@@ -42,6 +44,8 @@ class _Transaction:
         self.connection: psycopg.Connection | None = None
         self.merged: dict[int, int] = {}
         """Splits that are in the target, with their rows."""
+        self.sieve: Sieve | None = None
+        """Where rows that are refused are left out."""
 
     @property
     def session(self) -> psycopg.Connection:
@@ -62,6 +66,10 @@ class _Transaction:
             self.session.rollback()
             return False
         record.refuse_conflict(self.session, attempt.windows, attempt.window)
+        if attempt.tolerates:
+            # What a constraint says at the commit only would come too late.
+            run(self.session, "SET CONSTRAINTS ALL IMMEDIATE")
+            self.sieve = Sieve(attempt, self.session)
         if attempt.window.replay and attempt.merge.window and not attempt.merge.key:
             self._remove(*attempt.merge.window)
         return True
@@ -92,22 +100,38 @@ class _Transaction:
         for split, stage, expected, _ in self.stages():
             if split in self.merged:
                 continue
-            written = run(self.session, self.attempt.merge.insert(self.attempt.stage(split, stage))) if stage else 0
-            if written != expected:
-                raise CountMismatch(str(self.attempt.window), expected, written)
+            written = self._append(split, self.attempt.stage(split, stage)) if stage else 0
+            refused = len(self.sieve.refused.get(split, ())) if self.sieve else 0
+            if written != expected - refused:
+                raise CountMismatch(str(self.attempt.window), expected - refused, written)
             self.merged[split] = written
+
+    def _append(self, split: int, stage: Stage) -> int:
+        if self.sieve is not None:
+            return self.sieve.append(split, stage)
+        return run(self.session, self.attempt.merge.insert(stage))
+
+    def settle(self) -> None:
+        """What is refused is refused for good."""
+        if self.sieve is not None:
+            for split, taken in self.sieve.settle().items():
+                self.merged[split] += taken
 
     def upsert(self) -> tuple[int, int]:
         """All stages in one statement. Returns rows written and rows deleted."""
         found = [entry for entry in self.stages() if entry[1]]
-        stages = [self.attempt.stage(split, stage) for split, stage, _, _ in found if stage]
+        stages = {split: self.attempt.stage(split, stage) for split, stage, _, _ in found if stage}
         if not stages:
             return 0, 0
         merge = self.attempt.merge
-        if not any(tombstones for *_, tombstones in found):
-            return run(self.session, merge.upsert(stages)), 0
-        written, deleted = rows(self.session, merge.upsert_and_delete(stages))[0]
-        return written, deleted
+
+        def put(some: Sequence[Stage]) -> tuple[int, int]:
+            if not any(tombstones for *_, tombstones in found):
+                return run(self.session, merge.upsert(some)), 0
+            written, deleted = rows(self.session, merge.upsert_and_delete(some))[0]
+            return written, deleted
+
+        return self.sieve.upsert(list(stages.items()), put) if self.sieve else put(list(stages.values()))
 
     def close(self) -> None:
         if self.connection is not None:
@@ -143,7 +167,7 @@ class _Writer(WindowWriter):
                 self.transaction.session.commit()
         except psycopg.Error as error:
             # The answer to COMMIT may be lost, or another attempt may have ended this one: what the sink remembers tells.
-            if not _is_refusal(error) and (there := self._look()) is not None:
+            if not is_refusal(error) and (there := self._look()) is not None:
                 return there
             raise self._explain(error) from self.attempt.server.cause(error)
         if applied is not None:
@@ -189,7 +213,7 @@ class _Writer(WindowWriter):
     def _explain(self, error: psycopg.Error) -> KafkaSparkError:
         attempt, window = self.attempt, self.attempt.window
         self.transaction.close()
-        if not _is_refusal(error) and self._is_superseded():
+        if not is_refusal(error) and self._is_superseded():
             return Fenced(window.pipeline, f"committing window {window.number}")
         found = attempt.server.explain(error, str(window), f"committing window {window}", str(attempt.target))
         if isinstance(found, SinkRejected) and (column := self._culprit(error)) is not None:
@@ -212,11 +236,6 @@ class _Writer(WindowWriter):
         self.transaction.close()
 
 
-def _is_refusal(error: psycopg.Error) -> bool:
-    """Whether it is about what the rows hold."""
-    return (error.sqlstate or "")[:2] in ("22", "23")
-
-
 class StagedWindowWriter(_Writer):
     """One attempt at a window that is applied whole.
 
@@ -226,6 +245,22 @@ class StagedWindowWriter(_Writer):
     def __init__(self, attempt: Attempt, *, overlap: bool) -> None:
         super().__init__(attempt)
         self.overlap = _Overlap(self.transaction) if overlap else None
+        self._gathered: tuple[int, int] | None = None
+
+    def refused(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
+        """See :meth:`WindowWriter.refused`: all rows are put into the target, in the transaction that :meth:`commit` commits.
+
+        :raises SinkRejected: more rows are refused than are looked for.
+        """
+        import psycopg
+
+        if not self.attempt.tolerates:
+            return ()
+        try:
+            self._gather(results)
+        except psycopg.Error as error:
+            raise self._explain(error) from self.attempt.server.cause(error)
+        return self.transaction.sieve.records if self.transaction.sieve else ()
 
     def split_writer(self) -> SplitWriter:
         from airflow_kafka_spark.sinks.postgres_worker import StageWriter
@@ -251,18 +286,28 @@ class StagedWindowWriter(_Writer):
         except KafkaSparkError as failure:
             log.info("Stages of window %s are left to the next attempt: %s", self.attempt.window, failure)
 
-    def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
-        attempt, transaction = self.attempt, self.transaction
+    def _gather(self, results: Sequence[SplitResult]) -> tuple[int, int] | None:
+        """Put the rows of all stages into the target: rows written and deleted. None: another attempt has applied the window."""
+        transaction = self.transaction
         if not (self.overlap.stop() if self.overlap else transaction.begin()):
             return None
-        stages = transaction.stages()
-        self._check(results, {split: count for split, _, count, _ in stages})
+        self._check(results, {split: count for split, _, count, _ in transaction.stages()})
         faults.reached("sink.staged")
-        if attempt.merge.key:
-            written, deleted = transaction.upsert()
+        if self.attempt.merge.key:
+            self._gathered = transaction.upsert()
         else:
             transaction.append_new()
-            written, deleted = sum(transaction.merged.values()), 0
+            transaction.settle()
+            self._gathered = sum(transaction.merged.values()), 0
+        return self._gathered
+
+    def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
+        attempt, transaction = self.attempt, self.transaction
+        gathered = self._gathered or self._gather(results)
+        if gathered is None:
+            return None
+        written, deleted = gathered
+        stages = transaction.stages()
         run(transaction.session, sql.drop([attempt.registry]))
         for _, stage, _, _ in stages:
             if stage:

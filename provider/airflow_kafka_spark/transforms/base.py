@@ -38,6 +38,11 @@ class Transform(ABC):
         """What messages call it: its class's name."""
         return type(self).__name__
 
+    @property
+    def routes_to(self) -> str | None:
+        """The topic that records go to which it takes out of the window; None where it takes none out."""
+        return None
+
     def validate(self, where: str) -> list[Problem]:
         """What is wrong with the options, all at once, without Spark; an empty list when nothing is.
 
@@ -112,7 +117,8 @@ class ByColumns(Transform):
     def changes(self, record: r.Record) -> Mapping[str, Column]:
         """New expressions for parts; of those that are not named nothing changes. They are computed for no row but the records
         that are to be transformed. Beside the parts there may be ``error`` (string: why a record cannot be transformed, after
-        the transform's name; null where it can) and ``keep`` (boolean: false or null leaves the record out).
+        the transform's name; null where it can), ``keep`` (boolean: false or null leaves the record out) and, of a transform
+        that :attr:`routes_to` a topic, ``route`` (:func:`~airflow_kafka_spark.transforms.routing.route`).
 
         :param record: the types of what comes.
         :raises ValidationError: they do not allow it. Each problem's ``where`` is the option that it concerns.
@@ -150,8 +156,10 @@ class ByColumns(Transform):
         if "error" in wanted:
             told = F.concat(F.lit(f"{self.name}: "), F.col(_NEW + "error"))
             error = F.coalesce(error, told)
-        kept = [name for name in r.carried(frame) if name not in (r.ERROR, r.MEETS)]
-        return computed.select(*parts, *map(spark_column, kept), error.alias(r.ERROR))
+        kept = [name for name in r.carried(frame) if name not in (r.ERROR, r.MEETS, r.ROUTE)]
+        routed = [F.col(name) for name in (r.ROUTE, _NEW + "route") if name in computed.columns]
+        route = [F.coalesce(*routed).alias(r.ROUTE)] if routed else []
+        return computed.select(*parts, *map(spark_column, kept), *route, error.alias(r.ERROR))
 
 
 @dataclass(frozen=True)
@@ -188,18 +196,23 @@ def as_transform(given: Any) -> Transform:
     return given if isinstance(given, Transform) else Python(given)
 
 
-def problems(transforms: Sequence[TransformLike], where: str = "transforms") -> list[Problem]:
+def problems(transforms: Sequence[TransformLike], where: str = "transforms", *, routing: bool = False) -> list[Problem]:
     """What is wrong with the options of a chain's transforms, all of it at once, without Spark.
 
     :param transforms: in the order in which they apply.
     :param where: the operator's argument.
+    :param routing: whether the operator sends records elsewhere that a transform takes out (``Filter(to=...)``).
     """
     if isinstance(transforms, (str, Transform)) or not isinstance(transforms, Sequence):
         return [Problem(where, f"found {transforms!r}; expected a list of transforms", "Put them in a list")]
     found = []
     for index, given in enumerate(transforms):
         transform = as_transform(given)
-        found += transform.validate(f"{where}[{index}] {transform.name}")
+        at = f"{where}[{index}] {transform.name}"
+        found += transform.validate(at)
+        if transform.routes_to and not routing:
+            what = f"it sends records to `{transform.routes_to}`, which only KafkaToSinkOperator does"
+            found.append(Problem(f"{at}.to", what, "Between topics name another one with RegexRouter; or leave `to` out"))
     return found
 
 
@@ -216,7 +229,7 @@ def chain(frame: DataFrame, transforms: Sequence[TransformLike], where: str = "t
     """
     from pyspark.errors import AnalysisException, ParseException
 
-    frame = _record_frame(frame, where)
+    frame = _record_frame(frame, where, routed=any(as_transform(given).routes_to for given in transforms))
     for index, given in enumerate(transforms):
         transform = as_transform(given)
         at = f"{where}[{index}] {transform.name}"
@@ -246,8 +259,8 @@ def marked(frame: DataFrame, predicate: Predicate | None, negate: bool) -> DataF
     return frame.select("*", column)
 
 
-def _record_frame(frame: DataFrame, where: str) -> DataFrame:
-    """The parts first, with the types that they must have, and with the column of errors."""
+def _record_frame(frame: DataFrame, where: str, *, routed: bool) -> DataFrame:
+    """The parts first, with the types that they must have, and with the columns of errors and, where some are, of routes."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import NullType
 
@@ -265,8 +278,9 @@ def _record_frame(frame: DataFrame, where: str) -> DataFrame:
     if problems:
         raise ValidationError(problems)
     parts = [F.col(p).cast(r.FIXED[p]).alias(p) if p in r.FIXED and isinstance(types[p], NullType) else F.col(p) for p in r.PARTS]
-    error = [] if r.ERROR in types else [F.lit(None).cast("string").alias(r.ERROR)]
-    return frame.select(*parts, *map(spark_column, r.carried(frame)), *error)
+    wanted = [r.ERROR, *([r.ROUTE] if routed else [])]
+    own = [F.lit(None).cast("string").alias(name) for name in wanted if name not in types]
+    return frame.select(*parts, *map(spark_column, r.carried(frame)), *own)
 
 
 def _types_after(name: str, given: DataFrame, made: Any) -> r.Record:

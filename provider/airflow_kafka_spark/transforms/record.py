@@ -34,6 +34,9 @@ END = "__kafka_end"
 ERROR = "__kafka_error"
 """Why a record could not be transformed; null where all is well."""
 
+ROUTE = "__kafka_route"
+"""Where a record goes instead of the sink, and why; null where it goes on. Only there where a transform of the chain routes."""
+
 MEETS = "__kafka_meets"
 """Whether a record meets the predicate at hand."""
 
@@ -93,10 +96,11 @@ def carried(frame: DataFrame) -> list[str]:
 
 
 def is_record(frame: DataFrame) -> Column:
-    """The rows that a transform may look at: records, and without an error so far."""
+    """The rows that a transform may look at: records, without an error so far and not sent elsewhere."""
     from pyspark.sql import functions as F
 
     fine = F.col(ERROR).isNull() if ERROR in frame.columns else F.lit(True)
+    fine = fine & F.col(ROUTE).isNull() if ROUTE in frame.columns else fine
     return fine & F.col(END).isNull() if END in frame.columns else fine
 
 

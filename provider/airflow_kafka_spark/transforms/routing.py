@@ -2,29 +2,71 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.transforms import record as r
 from airflow_kafka_spark.transforms.base import ByColumns
 from airflow_kafka_spark.transforms.patterns import date_format_problems, regex_problems, replacement_problems, whole_match
-from airflow_kafka_spark.transforms.predicates import name_problems
+from airflow_kafka_spark.transforms.predicates import Condition, name_problems
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
+_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+
+
 @dataclass(frozen=True)
 class Filter(ByColumns):
-    """Leaves records out: those that meet the predicate; without one, all."""
+    """Leaves records out: those that meet the predicate; without one, all. With ``to`` they go to a topic instead of the sink.
+
+    Guarantee, with ``to``: a ``read_committed`` reader of the topic sees each of them exactly once, as it was read: key, value,
+    timestamp and headers, and behind those why it is there. Later transforms do not touch it; it is no error.
+
+    :param to: a topic of the same cluster; created with one partition when it is missing.
+    :param reason: what is told of each of them; default says which predicate it was.
+    """
+
+    to: str | None = field(default=None, kw_only=True)
+    reason: str = field(default="", kw_only=True)
+
+    @property
+    def routes_to(self) -> str | None:
+        return self.to
+
+    def validate(self, where: str) -> list[Problem]:
+        problems = super().validate(where)
+        if self.reason and self.to is None:
+            problems.append(Problem(f"{where}.reason", "found a reason, and no topic to tell it in", "Give `to`"))
+        if self.to is not None and not (isinstance(self.to, str) and _TOPIC.fullmatch(self.to)):
+            what = f"found {self.to!r}; expected a topic's name: up to 249 letters, digits, `.`, `_` and `-`"
+            problems.append(Problem(f"{where}.to", what, "Correct it"))
+        return problems
 
     def changes(self, record: r.Record) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
-        return {"keep": F.lit(False)}
+        if self.to is None:
+            return {"keep": F.lit(False)}
+        return {"route": F.lit(route(self.to, self.reason or self._told))}
+
+    @property
+    def _told(self) -> str:
+        if self.predicate is None:
+            return "all records are left out"
+        if isinstance(self.predicate, Condition):
+            return f"`{self.predicate.sql}` {'does not hold' if self.negate else 'holds'}"
+        return f"it {'does not meet' if self.negate else 'meets'} {self.predicate!r}"
+
+
+def route(topic: str, reason: str) -> str:
+    """What is told of a record that goes to a topic, in the column that carries it past the other transforms."""
+    return json.dumps([topic, reason])
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,15 @@ class Batch:
     :param replay: which of the window's replays sent them; 0 is the first time.
     :param token: of the attempt that did.
     :param offsets: which records they were, by the partition they were read from.
-    :param landed: where they lie in the dead letter topic.
+    :param landed: where they lie in the topic.
+    :param routed: where they are no dead letters, the topic that a transform sent them to instead of the sink; else empty.
     """
 
     replay: int
     token: str
     offsets: Mapping[TopicPartition, Runs]
     landed: tuple[Landed, ...] = ()
+    routed: str = ""
 
     @property
     def records(self) -> int:
@@ -50,10 +52,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """All dead letters of one window, as the ledger remembers them.
+    """All dead letters of one window, as the ledger remembers them; and the records that were routed elsewhere.
 
     :param window: the window's number.
-    :param topic: the dead letter topic.
+    :param topic: the dead letter topic; empty without one.
     :param batches: oldest first.
     :param offset: where the record lies in the ledger partition; -1 when not read from there.
     """
@@ -64,21 +66,37 @@ class DeadLetters:
     offset: int = -1
 
     def sent(self, replay: int | None = None) -> dict[TopicPartition, frozenset[int]]:
-        """The records that were sent.
+        """The dead letters that were sent.
 
         :param replay: only in this replay; None: ever.
         """
-        found: dict[TopicPartition, set[int]] = {}
-        for batch in self.batches:
-            if replay is None or batch.replay == replay:
-                for tp, runs in batch.offsets.items():
-                    found.setdefault(tp, set()).update(offsets_in(runs))
-        return {tp: frozenset(offsets) for tp, offsets in found.items()}
+        return _offsets_of(b for b in self.batches if not b.routed and replay in (None, b.replay))
+
+    def routed(self, replay: int | None = None, topic: str | None = None) -> dict[TopicPartition, frozenset[int]]:
+        """The records that were routed elsewhere.
+
+        :param replay: only in this replay; None: ever.
+        :param topic: only those that went to this one.
+        """
+        return _offsets_of(b for b in self.batches if b.routed and replay in (None, b.replay) and topic in (None, b.routed))
 
     @property
     def landed(self) -> tuple[Landed, ...]:
-        """Where they lie, per partition of the dead letter topic."""
-        return merge_landed(part for batch in self.batches for part in batch.landed)
+        """Where dead letters lie, per partition of their topic."""
+        return merge_landed(part for batch in self.batches if not batch.routed for part in batch.landed)
+
+    @property
+    def routes(self) -> tuple[Landed, ...]:
+        """Where records lie that were routed elsewhere, per partition of those topics."""
+        return merge_landed(part for batch in self.batches if batch.routed for part in batch.landed)
+
+
+def _offsets_of(batches: Iterable[Batch]) -> dict[TopicPartition, frozenset[int]]:
+    found: dict[TopicPartition, set[int]] = {}
+    for batch in batches:
+        for tp, runs in batch.offsets.items():
+            found.setdefault(tp, set()).update(offsets_in(runs))
+    return {tp: frozenset(offsets) for tp, offsets in found.items()}
 
 
 def dead_letters_to_json(dead: DeadLetters) -> dict[str, Any]:
@@ -96,12 +114,15 @@ def _batch_to_json(batch: Batch) -> dict[str, Any]:
         "token": batch.token,
         "offsets": [[*tp, _distances(runs)] for tp, runs in sorted(batch.offsets.items())],
         "landed": [[p.topic, p.partition, p.first, p.last, p.records] for p in batch.landed],
+        **({"routed": batch.routed} if batch.routed else {}),
     }
 
 
 def _batch_from_json(value: Mapping[str, Any]) -> Batch:
     offsets = {TopicPartition(topic, partition): _runs(distances) for topic, partition, distances in value["offsets"]}
-    return Batch(value["replay"], value["token"], offsets, tuple(Landed(*part) for part in value["landed"]))
+    return Batch(
+        value["replay"], value["token"], offsets, tuple(Landed(*part) for part in value["landed"]), value.get("routed", "")
+    )
 
 
 def _distances(runs: Runs) -> list[int]:

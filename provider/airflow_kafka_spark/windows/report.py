@@ -40,6 +40,8 @@ class Report:
     :param source: URI of the source of rows; empty for a window that was read from Kafka.
     :param published: where its records lie, for a window that was published to Kafka.
     :param dead_letters: where those of its records lie that went to a dead letter topic.
+    :param records_routed: records that a transform sent to another topic instead of the sink.
+    :param routed: where those lie.
     """
 
     window: Window
@@ -66,6 +68,8 @@ class Report:
     published: tuple[Landed, ...] = ()
     dead_letters: tuple[Landed, ...] = ()
     records_filtered: int = 0
+    records_routed: int = 0
+    routed: tuple[Landed, ...] = ()
 
     @property
     def _is_published(self) -> bool:
@@ -99,6 +103,7 @@ class Report:
             "records_ignored": self.records_ignored,
             "records_rejected": self.records_rejected,
             **({"records_filtered": self.records_filtered} if self.records_filtered else {}),
+            **({"records_routed": self.records_routed} if self.records_routed else {}),
             "bytes": self.bytes,
             "rate": round(self.rate, 1),
             "gaps": [{"topic": g.topic, "partition": g.partition, "start": g.start, "end": g.end} for g in self.gaps],
@@ -120,6 +125,7 @@ class Report:
             **({"follows": vars(self.window.follows)} if self.window.follows else {}),
             **({"source": self.source} if self.window.source else {}),
             **({"dead_letters": [vars(part) for part in self.dead_letters]} if self.dead_letters else {}),
+            **({"routed": [vars(part) for part in self.routed]} if self.routed else {}),
             **({"published": [vars(part) for part in self.published]} if self._is_published else {}),
         }
 
@@ -132,6 +138,7 @@ class Report:
                 (self.records_deleted, "deleted"),
                 (self.records_ignored, "ignored"),
                 (self.records_filtered, "filtered"),
+                (self.records_routed, "routed to other topics"),
                 (self.records_rejected - sum(p.records for p in self.dead_letters), "rejected"),
                 (sum(p.records for p in self.dead_letters), "dead letters"),
                 (sum(g.end - g.start for g in self.gaps), "offsets lost to retention"),
@@ -209,6 +216,7 @@ def sum_up(
         records_ignored=sum(r.ignored for r in results),
         records_rejected=sum(r.rejected for r in results),
         records_filtered=sum(r.filtered for r in results),
+        records_routed=sum(r.routed for r in results),
         bytes=sum(r.bytes for r in results),
         records=records,
         gaps=window.gaps + tuple(g for r in results for g in r.gaps),

@@ -1,0 +1,91 @@
+"""Encodes Avro inside a Spark task: whole batches with Arrow and NumPy; what does not fit is told by the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_kafka_spark.errors import RowRejected
+from airflow_kafka_spark.formats.avro_pieces_worker import joined, pieces, record_pieces, spread
+from airflow_kafka_spark.formats.avro_schema import Record, Schema
+from airflow_kafka_spark.formats.avro_write_reference_worker import record_writer, writing
+from airflow_kafka_spark.formats.base import Encoder
+from airflow_kafka_spark.formats.confluent import header
+from airflow_kafka_spark.formats.ddl import Column
+from airflow_kafka_spark.formats.dividing_worker import Doubt
+from airflow_kafka_spark.formats.json_values import BadValue
+
+_ACTION = "Correct the row, or the schema: what does not fit is never written as something else"
+
+
+class AvroEncoder(Encoder):
+    """See :class:`airflow_kafka_spark.formats.avro.Avro`.
+
+    :param schema: what values are written with: a record, whose fields are columns; or another type, which one column is.
+    :param columns: the columns and their types, all of which the schema takes.
+    :param schema_id: what stands before each value in Confluent's wire format; None for values without a header.
+    """
+
+    def __init__(self, schema: Schema, columns: tuple[Column, ...], schema_id: int | None = None) -> None:
+        self.schema, self.columns, self.schema_id = schema, columns, schema_id
+        self._header = b"" if schema_id is None else header(schema_id)
+        self._rows = 0
+        if isinstance(schema, Record):
+            self._pieces, self._write = record_pieces(schema, columns), record_writer(schema, columns)
+            return
+        (column,) = columns
+        parts, write = pieces(schema, column.type), writing(schema, column.type)
+        self._pieces, self._write = lambda rows: parts(rows[column.name]), lambda out, row: write(out, row[column.name])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.schema, self.columns, self.schema_id)
+
+    def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
+        """The rows' values. Of a schema that is no record, a null is no value.
+
+        :raises RowRejected: a row does not fit the schema; it is counted from the first batch on.
+        """
+        columns = {c.name: rows[c.name] for c in self.columns}
+        return self._encode(columns, np.ones(len(columns[self.columns[0].name]), bool))
+
+    def encode_struct(self, rows: pa.StructArray) -> pa.Array:
+        """The same of rows that are one column, with fields in the order of the columns; a null is no value."""
+        present = rows.drop_null()
+        columns = {c.name: present.field(n) for n, c in enumerate(self.columns)}
+        return self._encode(columns, rows.is_valid().to_numpy(zero_copy_only=False))
+
+    def _encode(self, columns: Mapping[str, pa.Array], there: np.ndarray) -> pa.Array:
+        """:param there: which of the rows the columns hold."""
+        if not isinstance(self.schema, Record):
+            ((name, column),) = columns.items()
+            there = there.copy()
+            there[there] = column.is_valid().to_numpy(zero_copy_only=False)
+            columns = {name: column.drop_null()}
+        places = np.flatnonzero(there)
+        try:
+            made = joined([self._header, *self._pieces(columns)], len(places))
+        except Doubt:
+            made = self.encode_by_reference(columns, places.tolist())
+        self._rows += len(there)
+        return made if len(places) == len(there) else spread(made, there, nulls=True)
+
+    def encode_by_reference(self, columns: Mapping[str, pa.Array], places: Sequence[int]) -> pa.Array:
+        """The same one by one; tells which row does not fit, and why.
+
+        :param places: where each is among all rows, for messages.
+        :raises RowRejected: one does not.
+        """
+        made: list[bytes] = []
+        for at, place in enumerate(places):
+            out = bytearray(self._header)
+            try:
+                self._write(out, {name: column[at] for name, column in columns.items()})
+            except BadValue as e:
+                if not isinstance(self.schema, Record):
+                    e.within(f".{self.columns[0].name}")
+                raise RowRejected(f"row {self._rows + place + 1}", e.reason, _ACTION) from None
+            made.append(bytes(out))
+        return pa.array(made, pa.binary())

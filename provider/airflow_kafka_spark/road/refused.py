@@ -1,0 +1,72 @@
+"""Records whose rows the sink has refused: they become bad records like any other, with what they were read as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.windows.model import BadRecord, OffsetRange, Split, SplitResult
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+SAMPLES = 10
+
+
+def with_refused(
+    results: Sequence[SplitResult], refused: Sequence[BadRecord], splits: Sequence[Split], hook: KafkaHook | None
+) -> list[SplitResult]:
+    """The accounts of a window's splits, with what the sink has refused among the bad records.
+
+    :param refused: a few.
+    :param hook: where the records are read once more, since they are wanted as dead letters; None where they are only counted.
+    :raises KafkaSparkError: they cannot be read any more.
+    """
+    if not refused:
+        return list(results)
+    from airflow_kafka_spark.sinks.dead_letters_worker import joined
+
+    by_split: dict[int, dict[int, BadRecord]] = {}
+    for bad in refused:
+        by_split.setdefault(_split_of(bad, splits).index, {})[bad.offset] = bad
+    made = []
+    for result in results:
+        found = by_split.get(result.index)
+        if not found:
+            made.append(result)
+            continue
+        rows = int(result.token.get("rows", 0)) - len(found)
+        made.append(
+            replace(
+                result,
+                rejected=result.rejected + len(found),
+                samples=tuple(sorted([*result.samples, *found.values()], key=lambda bad: bad.offset))[:SAMPLES],
+                letters=joined(result.letters, _letters(found, hook)) if hook is not None else result.letters,
+                token={**result.token, "rows": rows},
+            )
+        )
+    return made
+
+
+def _split_of(bad: BadRecord, splits: Sequence[Split]) -> Split:
+    place = (bad.topic, bad.partition)
+    return next(s for s in splits if s.range.topic_partition == place and s.range.start <= bad.offset < s.range.end)
+
+
+def _letters(found: Mapping[int, BadRecord], hook: KafkaHook) -> bytes:
+    """Dead letters of one split's records: tasks do not keep what they have read."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from airflow_kafka_spark.road.tolerance import letters_of
+    from airflow_kafka_spark.sinks.dead_letters_worker import Letters
+    from airflow_kafka_spark.sources.kafka_worker import Reader
+
+    first, letters = next(iter(found.values())), Letters()
+    wanted = OffsetRange(first.topic, first.partition, min(found), max(found) + 1)
+    offsets = pa.array(sorted(found), pa.int64())
+    for records in Reader(hook.consumer_config(), wanted, with_headers=True):
+        at = pc.indices_nonzero(pc.is_in(records.offsets, offsets)).to_pylist()
+        letters.add(letters_of(records, at, [found[records.offsets[index].as_py()] for index in at]))
+    return letters.to_bytes()

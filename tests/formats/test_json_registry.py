@@ -1,0 +1,298 @@
+"""JSON by a JSON Schema, with and without the wire format: columns, rows, and what a schema refuses."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pickle
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import jsonschema
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationError
+from airflow_kafka_spark.formats import JsonSchema
+from airflow_kafka_spark.formats.confluent import header
+from airflow_kafka_spark.formats.ddl import parse_ddl
+from airflow_kafka_spark.formats.json_carried import plain_columns
+from airflow_kafka_spark.formats.json_registry_schema import bundled, fields_of
+from airflow_kafka_spark.formats.json_registry_worker import RegisteredJsonDecoder
+from airflow_kafka_spark.formats.registered import Document
+from tests.formats.contract import CHECKS, Case
+
+UTC = datetime.timezone.utc
+ORDER: dict[str, Any] = {
+    "title": "Order",
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer", "minimum": 0},
+        "state": {"type": "string", "enum": ["NEW", "PAID"]},
+        "note": {"type": ["string", "null"]},
+        "amount": {"type": "number"},
+        "lines": {"type": "array", "items": {"type": "object", "properties": {"sku": {"type": "string"}}, "required": ["sku"]}},
+    },
+    "required": ["id", "note"],
+}
+GOOD = b'{"id":1,"note":null,"state":"NEW","lines":[{"sku":"a"}]}'
+MADE = """
+a tinyint NOT NULL, b smallint, c int, d bigint, e float, f double, g boolean, h string, i binary, j date, k timestamp,
+l decimal(38,6), m array<int>, n map<string,double> NOT NULL, o struct<x: int NOT NULL, y: struct<z: string>>,
+p array<struct<q: decimal(3,1)>> NOT NULL, q timestamp_ntz, r varchar(3)
+"""
+
+
+def framed(*, checks: bool = False, known: tuple[int, ...] = (1, 2)) -> RegisteredJsonDecoder:
+    """A decoder as it is made for a registry that has the schema."""
+    text = json.dumps(ORDER)
+    fields = JsonSchema(schema=ORDER)._fields
+    return RegisteredJsonDecoder(
+        fields, dict.fromkeys(known, text), {99: "it is of type AVRO"}, "1, 2 of `orders-value`", True, checks
+    )
+
+
+def written(format: JsonSchema, rows: list[dict[str, Any]], ddl: str) -> list[bytes]:
+    """What tasks write of rows with these columns."""
+    from airflow_kafka_spark.formats.ddl import arrow_schema
+
+    columns = parse_ddl(ddl)
+    schema = pa.schema([f.with_nullable(True) for f in arrow_schema(columns)])
+    batch = pa.RecordBatch.from_pylist(rows, schema)
+    return format.struct_encoder(columns).encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
+
+
+CASES = {
+    "plain": Case(
+        JsonSchema(schema=ORDER),
+        (GOOD, b'{"id":2,"note":"n","amount":1.5}'),
+        (b"", b"{}", b'{"id":"x"}', b'{"id":1,"lines":[{}]}'),
+    ),
+    "checked": Case(
+        JsonSchema(schema=ORDER, check_values=True), (GOOD,), (b"", b'{"id":-1,"note":null}', b'{"id":1,"note":null,"state":"X"}')
+    ),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_contract(case: Case, check: Callable[[Case], None]) -> None:
+    check(case)
+
+
+def test_headers_that_are_wrong_are_told_and_the_rest_is_read() -> None:
+    decoder = framed()
+    good = header(2) + GOOD
+    wrong = {
+        b"": "found 0 bytes, expected at least 5",
+        b"{" + good[1:]: "found the first byte 0x7b, expected the magic byte 0x00",
+        header(3) + GOOD: "found schema id 3, expected one of 1, 2 of `orders-value`",
+        header(99) + GOOD: "found schema id 99: it is of type AVRO",
+        header(1): "",
+        header(1) + b'{"id":1.5}': "column `id`",
+    }
+    for decode in (decoder.decode, pickle.loads(pickle.dumps(decoder)).decode):
+        found = decode([good, *wrong, None, *[good] * 3000])
+        assert [at for at, _ in found.bad] == list(range(1, 1 + len(wrong)))
+        assert all(said in reason for (_, reason), said in zip(found.bad, wrong.values(), strict=True))
+        rows = found.batch.to_pylist()
+        assert rows[0] == rows[-1] == {"id": 1, "state": "NEW", "note": None, "amount": None, "lines": [{"sku": "a"}]}
+        assert all(set(row.values()) == {None} for row in rows[1 : len(wrong) + 2])
+
+
+def test_values_are_checked_only_where_that_is_asked_for() -> None:
+    values = [header(1) + b'{"id":-1,"note":null}', header(1) + b'{"id":1,"note":null,"state":"GONE"}', header(1) + GOOD, None]
+    assert framed().decode(values).bad == ()
+    found = framed(checks=True).decode(values)
+    assert found.bad == (
+        (0, "column `id`: the schema refuses it: -1 is less than the minimum of 0"),
+        (1, "column `state`: the schema refuses it: 'GONE' is not one of ['NEW', 'PAID']"),
+    )
+    assert [row["id"] for row in found.batch.to_pylist()] == [None, None, 1, None]
+
+
+CONNECT = "org.apache.kafka.connect.data."
+
+
+def test_connects_own_words_say_the_types_of_columns() -> None:
+    properties = {
+        "small": {"type": "integer", "connect.type": "int16"},
+        "real": {"type": "number", "connect.type": "float32"},
+        "day": {"type": "integer", "title": f"{CONNECT}Date", "connect.type": "int32"},
+        "at": {"oneOf": [{"type": "null"}, {"type": "integer", "title": f"{CONNECT}Timestamp", "connect.type": "int64"}]},
+        "raw": {"type": "string", "connect.type": "bytes"},
+        "price": {"type": "string", "title": f"{CONNECT}Decimal", "connect.type": "bytes", "connect.parameters": {"scale": "2"}},
+        "exact": {
+            "type": "number",
+            "title": f"{CONNECT}Decimal",
+            "connect.type": "bytes",
+            "connect.parameters": {"scale": "1", "connect.decimal.precision": "5"},
+        },
+    }
+    format = JsonSchema(schema={"type": "object", "properties": properties})
+    kinds = [str(f.type) for f in format.arrow_schema()]
+    assert kinds == ["int16", "float", "date32[day]", "timestamp[us, tz=UTC]", "binary", "decimal128(38, 2)", "decimal128(5, 1)"]
+    text = b'{"small":-1,"real":0.1,"day":20000,"at":1700000000123,"raw":"AP8=","price":"BNI=","exact":-1.5}'
+    (row,) = format.decoder().decode([text]).batch.to_pylist()
+    at = datetime.datetime(2023, 11, 14, 22, 13, 20, 123000, UTC)
+    assert list(row.values())[2:] == [datetime.date(2024, 10, 4), at, b"\0\xff", Decimal("12.34"), Decimal("-1.5")]
+    columns = "small smallint, real float, day date, at timestamp, raw binary, price decimal(38,2), exact decimal(5,1)"
+    assert json.loads(written(format, [row], columns)[0]) == json.loads(text)
+    with pytest.raises(RowRejected, match="`at`: it holds microseconds"):
+        written(format, [{**row, "at": at.replace(microsecond=1)}], columns)
+
+
+def test_what_may_be_null_is_null_and_what_may_be_missing_is_left_out() -> None:
+    rows = [{"id": 1, "note": None, "state": None, "amount": 0.5}, {"id": 2, "note": "x", "state": "NEW", "amount": None}]
+    values = written(JsonSchema(schema=ORDER), rows, "id int, note string, state string, amount float")
+    assert values == [b'{"id":1,"note":null,"amount":0.5}', b'{"id":2,"note":"x","state":"NEW"}']
+    for value in values:
+        jsonschema.validate(json.loads(value), ORDER)
+    with pytest.raises(RowRejected, match="Row 1 of the split.*`id`: it is null, and the schema requires it"):
+        written(JsonSchema(schema=ORDER), [{"id": None, "note": None}], "id int, note string")
+
+
+ROW: dict[str, Any] = {
+    **{
+        "a": -128,
+        "b": 5,
+        "c": 6,
+        "d": -(2**63),
+        "e": 0.5,
+        "f": 1e300,
+        "g": False,
+        "h": 'é"\\\n\0😀',
+        "i": b"\0\xff",
+        "m": [1, None],
+    },
+    **{
+        "j": datetime.date(1, 1, 1),
+        "k": datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
+        "n": [("k", 1.5), ("é", None)],
+    },
+    **{
+        "l": Decimal("-12345678901234567890123456789012.345678"),
+        "o": {"x": 1, "y": {"z": None}},
+        "p": [{"q": Decimal("-9.9")}, None],
+    },
+    **{"q": datetime.datetime(2026, 11, 5, 7, 8), "r": "xyz"},
+}
+
+
+def test_a_schema_made_of_columns_gives_their_values_back_and_validates_them() -> None:
+    format = JsonSchema(schema=MADE)
+    assert format.validate("value") == []
+    nulls = {**dict.fromkeys(ROW), "a": 1, "n": [], "p": []}
+    values = written(format, [ROW, nulls], MADE)
+    found = format.decoder().decode(values)
+    assert (found.batch.to_pylist(), found.bad) == ([ROW, nulls], ())
+    schema = json.loads(format._own)
+    jsonschema.Draft7Validator.check_schema(schema)
+    for value in values:
+        jsonschema.validate(json.loads(value), schema)
+    again = [str(c) for c in plain_columns(fields_of(schema, "it"))]
+    assert again == [str(c) for c in parse_ddl(MADE.replace("varchar(3)", "string"))]
+
+
+times = st.datetimes(datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)).map(lambda t: t.replace(tzinfo=UTC))
+RANDOM = st.fixed_dictionaries(
+    {
+        **{"d": st.integers(-(2**63), 2**63 - 1), "f": st.none() | st.floats(allow_nan=False, allow_infinity=False)},
+        **{"e": st.none() | st.floats(width=32, allow_nan=False, allow_infinity=False), "h": st.none() | st.text()},
+        **{"i": st.none() | st.binary(), "j": st.none() | st.dates(), "k": st.none() | times},
+        **{"l": st.none() | st.decimals(-(10**20), 10**20, places=6), "m": st.none() | st.lists(st.none() | st.integers(-9, 9))},
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(RANDOM, min_size=1, max_size=4), st.binary(max_size=3))
+def test_random_rows_come_back_and_damaged_ones_never_raise(rows: list[dict[str, Any]], damage: bytes) -> None:
+    ddl = "d bigint, f double, e float, h string, i binary, j date, k timestamp, l decimal(38,6), m array<int>"
+    format = JsonSchema(schema=ddl)
+    values = written(format, rows, ddl)
+    found = format.decoder().decode([*values, *(v[: len(v) // 2] + damage for v in values)])
+    assert found.batch.num_rows == 2 * len(rows)
+    for row, back in zip(rows, found.batch.to_pylist()[: len(rows)], strict=True):
+        assert row == back
+    assert all(at >= len(rows) for at, _ in found.bad)
+
+
+def test_a_value_that_json_or_the_schema_has_not_ends_with_row_and_column() -> None:
+    good = {"a": 1, "n": [], "p": []}
+    for change, told in (
+        ({"f": float("nan")}, "`f`: found nan, which JSON has not"),
+        ({"e": float("-inf")}, "`e`: found -inf"),
+        ({"a": None}, "`a`: it is null"),
+    ):
+        format = JsonSchema(schema=MADE)
+        with pytest.raises(RowRejected, match=f"Row 2 of the split cannot become a record: column {told}"):
+            written(format, [good, {**good, **change}], MADE)
+
+
+def test_columns_that_do_not_fit_the_schema_are_told_before_anything_is_written() -> None:
+    format = JsonSchema(schema=ORDER).to_write("orders", "value")
+    assert format.encoding_problems("value", ["id", "note"]) == []
+    told = [p.what for p in format.encoding_problems("value", ["id", "more"])]
+    assert any("`more`" in t for t in told) and any("`note`, which is required" in t for t in told)
+    with pytest.raises(ValidationError) as error:
+        format.struct_encoder(parse_ddl("id double, note string, amount decimal(3,1), lines array<struct<sku: int>>"))
+    for part in ("`id` is of type double", "`amount`", "`lines[].sku`"):
+        assert part in str(error.value)
+
+
+def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
+    root = {
+        "$id": "http://example.org/order.json",
+        "type": "object",
+        "properties": {
+            "price": {"$ref": "money.json"},
+            "same": {"$ref": "http://example.org/money.json#/definitions/units"},
+            "own": {"$ref": "#/definitions/flag"},
+        },
+        "definitions": {"flag": {"type": "boolean"}},
+    }
+    money = {
+        "$id": "http://example.org/money.json",
+        "type": "object",
+        "properties": {"units": {"$ref": "#/definitions/units"}},
+        "definitions": {"units": {"type": "integer"}},
+    }
+    whole = bundled(
+        Document(
+            json.dumps(root), (("money.json", json.dumps(money)), ("http://example.org/money.json", json.dumps(money))), "it"
+        )
+    )
+    assert [str(c) for c in plain_columns(fields_of(whole, "it"))] == ["price struct<units:bigint>", "same bigint", "own boolean"]
+    jsonschema.validate({"price": {"units": 1}, "same": 2, "own": True}, whole)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"price": {"units": "1"}}, whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, "neither"),
+        ({"schema": "{"}, "no JSON"),
+        ({"schema": {"type": "string"}}, "an object with `properties`"),
+        ({"schema": {"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}}, "#/properties/a"),
+        ({"schema": "a map<int,int>"}, "as JSON's names are"),
+        ({"schema": "a whatever"}, "value.schema"),
+        ({"schema": ORDER, "reader_schema": 3}, "a version is one of a registry"),
+        ({"registry": "sr"}, "no subject is known"),
+        (
+            {"registry": "sr", "topics": ("t",), "subject_name_strategy": "RecordNameStrategy"},
+            "the name of the records is not known",
+        ),
+    ],
+)
+def test_wrong_options_are_told(options: dict[str, Any], found: str) -> None:
+    assert found in " ".join(map(str, JsonSchema(**options).validate("value")))
+
+
+def test_what_cannot_be_put_together_is_told() -> None:
+    with pytest.raises(SchemaUnusable, match="of `money.json`"):
+        bundled(Document("{}", (("money.json", "["),), "it"))

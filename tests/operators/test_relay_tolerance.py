@@ -1,0 +1,271 @@
+"""Between topics: bad records become dead letters in the transaction of the others, and transforms say what the others become."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import (
+    BadRecords,
+    CountMismatch,
+    RowRejected,
+    SparkJobFailed,
+    TooManyBadRecords,
+    TopicMissing,
+    ValidationError,
+)
+from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.transforms import (
+    Cast,
+    Condition,
+    ExtractField,
+    Filter,
+    InsertField,
+    InsertHeader,
+    RegexRouter,
+    ReplaceField,
+    TimestampRouter,
+    ValueToKey,
+)
+from tests.support.dead_letters import told
+from tests.support.lenient import Lenient
+from tests.support.oracle import same_multiset
+from tests.support.pipelines import SCHEMA
+from tests.support.relay import decoded, relay
+
+ORDERS = Json(schema=SCHEMA)
+FILTER = {"value": ORDERS, "filter": "id >= 0"}
+
+
+@pytest.fixture
+def orders(kafka, unique, tmp_path):
+    with relay(kafka, unique, tmp_path) as made:
+        yield made
+
+
+def tolerant(topic: str, **more) -> dict:
+    return {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": topic, **more}
+
+
+def test_each_record_is_in_the_output_or_a_dead_letter_exactly_once_and_a_dead_letter_is_the_record_as_it_was(orders):
+    dead = f"dead-{orders.output}"
+    bad = orders.send_mixed(300, 10)
+    options = {**FILTER, "filter": "id % 2 = 0", **tolerant(dead)}
+    report = orders.run("run1", **options)
+    even = lambda r: r.content if decoded(r)["id"] % 2 == 0 else None  # noqa: E731
+    assert orders.check_sorted_out(dead, even) == (150, bad)
+    counts = ("records_read", "records_written", "records_rejected", "records_filtered")
+    assert [report[name] for name in counts] == [300 + bad, 150, bad, 150]
+    assert [(part["topic"], part["records"]) for part in report["dead_letters"]] == [(dead, bad)]
+    assert {part["topic"] for part in report["published"]} == {orders.output}
+    facts = told(list(orders.read(dead)[0].headers))
+    assert (facts["connector.name"], facts["stage"], facts["task.id"]) == (orders.name, "VALUE_CONVERTER", "0")
+    assert facts["class.name"] == "airflow_kafka_spark.formats.json.Json" and facts["exception.message"]
+    assert orders.run("run1", **options) == report, "a cleared task publishes nothing and returns the same report"
+    # The next window has its own; one without bad records sends none.
+    bad += orders.send_mixed(40, 8)
+    orders.run("run2", **options)
+    orders.send(10)
+    assert "dead_letters" not in orders.run("run3", **options)
+    assert orders.check_sorted_out(dead, even) == (175, bad)
+
+
+def test_a_copy_decodes_nothing_so_that_only_a_record_without_a_value_can_be_bad(orders):
+    dead = f"dead-{orders.output}"
+    orders.send_mixed(30, 10)
+    orders.records_in([(b"gone", None, {"why": b"deleted"}), (None, None, None)])
+    report = orders.run(behavior_on_null_values="fail", **tolerant(dead, max_errors=2))
+    assert orders.check_sorted_out(dead, bad=lambda r: r.value is None) == (33, 2)
+    assert report["records_rejected"] == 2
+    orders.send_mixed(10, 10)
+    assert orders.run("run2", **tolerant(dead, max_errors=0))["records_written"] == 11, "a plain copy has no bad records"
+
+
+def test_without_context_headers_a_dead_letter_has_only_its_own(orders):
+    dead = f"dead-{orders.output}"
+    bad = orders.send_mixed(20, 5)
+    orders.run(**FILTER, **tolerant(dead, errors_deadletterqueue_context_headers_enable=False))
+    sent = [r.content for r in orders.read(orders.topic) if ("bytes", b"\x00\xff") in r.headers]
+    assert same_multiset(sent, [r.content for r in orders.read(dead)]) == bad
+
+
+def test_without_a_topic_bad_records_are_only_left_out_when_that_is_said(orders):
+    bad = orders.send_mixed(20, 5)
+    with pytest.raises(BadRecords):
+        orders.run(**FILTER)
+    report = orders.run(**FILTER, errors_tolerance="all", errors_skip=True)
+    assert (report["records_written"], report["records_rejected"]) == (20, bad) and "dead_letters" not in report
+    assert orders.check(lambda r: None if ("bytes", b"\x00\xff") in r.headers else r.content) == 20
+
+
+def test_with_more_bad_records_than_allowed_nothing_of_the_window_is_published_and_no_letter_sent(orders):
+    dead = f"dead-{orders.output}"
+    bad = orders.send_mixed(100, 10)
+    for most in (bad - 1, 0.09):
+        with pytest.raises(TooManyBadRecords, match=rf"{bad} of the {100 + bad} records.*are bad") as raised:
+            orders.run(**FILTER, **tolerant(dead, max_errors=most))
+        assert raised.value.count == bad and len(raised.value.samples) == 5
+    assert orders.read(orders.output) == [] == orders.read(dead)
+    orders.run(**FILTER, **tolerant(dead, max_errors=bad))
+    assert orders.check_sorted_out(dead) == (100, bad)
+
+
+def test_max_errors_counts_what_an_earlier_attempt_has_published(orders):
+    """The first attempt publishes all partitions but one, whose records it was to send to a topic that is not there."""
+    dead = f"dead-{orders.output}"
+    bad = orders.send_mixed(60, 6)
+    astray = RegexRouter(".*", f"nowhere-{orders.output}", predicate=Condition("record.partition = 0"))
+    with pytest.raises(TopicMissing):
+        orders.run("run1", value=ORDERS, transforms=[astray], **tolerant(dead, max_errors=bad))
+    there = len(orders.read(dead))
+    assert 0 < there < bad, "some partitions are published, one is not"
+    with pytest.raises(TooManyBadRecords, match=f"{bad} of the {60 + bad} records"):
+        orders.run("run1", **FILTER, **tolerant(dead, max_errors=bad - 1))
+    assert len(orders.read(dead)) == there
+    assert orders.run("run1", **FILTER, **tolerant(dead, max_errors=bad))["records_rejected"] == bad
+    assert orders.check_sorted_out(dead) == (60, bad)
+
+
+def test_what_is_published_keeps_its_dead_letters_when_the_format_is_mended_before_the_retry(orders, monkeypatch):
+    dead = f"dead-{orders.output}"
+    bad = orders.send_mixed(60, 6)
+    monkeypatch.setenv(faults.FAULT, "close.begin:raise")
+    with pytest.raises(RuntimeError, match="close.begin"):
+        orders.run("run1", **FILTER, **tolerant(dead))
+    monkeypatch.undo()
+    # A format to which nothing is bad.
+    report = orders.run("run1", **{**FILTER, "value": Lenient(SCHEMA)}, **tolerant(dead))
+    assert orders.check_sorted_out(dead) == (60, bad)
+    assert (report["records_rejected"], report["dead_letters"][0]["records"]) == (bad, bad)
+
+
+def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_published(orders):
+    """What would break the promise of ``max_errors``, or lose a record, keeps its split from being published."""
+    import pyarrow as pa
+
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
+    from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
+    from airflow_kafka_spark.sinks.dead_letters_worker import Envelope, to_bytes
+    from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
+    from airflow_kafka_spark.sinks.kafka_worker import Burial, Publisher
+    from airflow_kafka_spark.windows.model import SourcePlan, SplitResult, Window
+
+    dead = f"dead-{orders.output}"
+    orders.kafka.create_topic(dead, 1)
+    letter = {"topic": orders.topic, "partition": 0, "offset": 7, "timestamp": 5, "key": None, "value": b"x", "reason": "bad"}
+    result = SplitResult(0, records=2, rejected=1, letters=to_bytes(pa.Table.from_pylist([letter], schema=LETTER)))
+
+    def incoming(result: SplitResult) -> Incoming:
+        rows = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"v"])})
+        return Incoming(iter([rows]), result=result)
+
+    burial = Burial(dead, 1, Envelope(orders.name, {}), counted={0: 0})
+    with KafkaHook() as hook, Ledger(hook, orders.name, "dag/run1/task", topic=orders.arguments["ledger_topic"]) as ledger:
+        ledger.plan(Window(orders.name, 1, (), "dag/run1/task", utc_now(), source=SourcePlan(({"n": 0},))))
+        configs = hook.producer_config(), hook.consumer_config()
+        publisher = Publisher(*configs, ledger.place, ledger.split_prefix, orders.output, {orders.output: 4}, 60, burial=burial)
+        with pytest.raises(SparkJobFailed, match="1 bad records, but held 0"):
+            publisher.publish(0, incoming(result))
+        counted = replace(publisher, burial=replace(burial, counted={0: 1}))
+        with pytest.raises(CountMismatch):
+            counted.publish(0, incoming(replace(result, letters=b"")))
+        assert orders.read(orders.output) == [] == orders.read(dead)
+        marker = counted.publish(0, incoming(result))
+        assert ledger.published() == {0: replace(marker, result=replace(result, letters=b""))}
+    assert [(p.topic, p.first, p.records) for p in marker.dead_letters] == [(dead, 0, 1)]
+    assert len(orders.read(orders.output)) == len(orders.read(dead)) == 1
+
+
+# --- transforms ---
+
+
+def test_transforms_make_values_keys_headers_and_dead_letters_of_what_they_cannot_transform(orders):
+    dead = f"dead-{orders.output}"
+    bad = orders.send_mixed(120, 10)
+    orders.records_in([(b"high", json.dumps({**decoded(orders.read(orders.topic)[0]), "id": 1000}).encode(), None)])
+    transforms = [
+        Filter(predicate=Condition("id % 3 = 0")),
+        InsertField(partition_field="part", offset_field="at"),
+        InsertHeader("app", "shop"),
+        Cast("id:int8"),
+        ValueToKey("id"),
+        ExtractField("id", of="key"),
+        ReplaceField(include="id,part,at"),
+    ]
+    with pytest.raises(BadRecords, match="high|offset|int8|bad record"):
+        orders.run(value=ORDERS, transforms=transforms)
+    report = orders.run(value=ORDERS, transforms=transforms, **tolerant(dead, max_errors=0.2))
+
+    def becomes(record):
+        number = decoded(record)["id"]
+        if number % 3 == 0:
+            return None
+        value = json.dumps({"id": number, "part": record.partition, "at": record.offset}, separators=(",", ":")).encode()
+        return str(number).encode(), value, record.timestamp, (*record.headers, ("app", b"shop"))
+
+    wrong = lambda r: r.headers[:1] and r.headers[0][0] == "trace" or r.key == b"high"  # noqa: E731
+    assert orders.check_sorted_out(dead, becomes, wrong) == (80, bad + 1)
+    counts = ("records_read", "records_written", "records_rejected", "records_filtered")
+    assert [report[name] for name in counts] == [121 + bad, 80, bad + 1, 40]
+    stages = [told(list(r.headers))["stage"] for r in orders.read(dead)]
+    assert stages.count("TRANSFORMATION") == 1 and stages.count("VALUE_CONVERTER") == bad
+    assert orders.run("run2", value=ORDERS, transforms=transforms, **tolerant(dead))["records_read"] == 0
+
+
+def test_what_no_transform_changes_keeps_its_bytes_and_records_go_where_their_topic_says(orders, unique):
+    """Fields that the schema does not name, and spaces, stay; a record whose topic is not changed goes to the pipeline's own."""
+    other = unique("other")
+    orders.kafka.create_topic(other, 2)
+    values = [b'{"id": %d,   "extra": [%d]}' % (n, n) for n in range(60)]
+    orders.records_in([(b"%d" % n, value, None) for n, value in enumerate(values)] + [(b"gone", None, None)])
+    routed = RegexRouter(".*", other, predicate=Condition("id % 4 = 0"))
+    report = orders.run(value=Json(schema="id bigint"), transforms=[routed, InsertHeader("by", "router")])
+    sent = {r.content[:3] for r in orders.read(orders.topic)}
+    there = {topic: [(r.content[:3], r.headers) for r in orders.read(topic)] for topic in (other, orders.output)}
+    assert all(headers == (("by", b"router"),) for found in there.values() for _, headers in found)
+    assert same_multiset(sent, [content for found in there.values() for content, _ in found]) == 61
+    assert {key for (key, *_), _ in there[other]} == {b"%d" % n for n in range(0, 60, 4)}
+    assert {part["topic"]: 0 for part in report["published"]} == {other: 0, orders.output: 0}
+    # A topic that is not there, or must not be written, is an error before anything of a partition is published.
+    orders.records_in([(b"x", b'{"id": 1}', None)])
+    with pytest.raises(TopicMissing):
+        orders.run("run2", transforms=[TimestampRouter()])
+    to_ledger, round_about = ([RegexRouter(".*", topic)] for topic in (f"ledger-{orders.name}", other))
+    for why, options in (
+        ("the ledger", {"transforms": to_ledger}),
+        ("go round", {"transforms": round_about, "topics": [orders.topic, other]}),
+    ):
+        with pytest.raises(RowRejected, match=why):
+            orders.run("run2", **options)
+    assert len(orders.read(orders.output)) == 61 - 15
+    # Nobody knows what a function changes; what still is one column of bytes stays bytes.
+    assert orders.run("run2", transforms=[lambda frame: frame])["records_written"] == 1
+    assert [r.value for r in orders.read(orders.output) if r.key == b"x"] == [b'{"id": 1}']
+
+
+def test_all_problems_of_tolerance_and_transforms_come_at_once_and_nothing_is_touched(orders):
+    def wrong(**options):
+        with pytest.raises(ValidationError) as raised:
+            orders.run(**options)
+        return [problem.where for problem in raised.value.problems]
+
+    orders.send(5)
+    beside = {"filter": "id > 1", "columns": {"x": "id"}, "output_key": "id", "metadata_columns": ["offset"]}
+    places = wrong(value=ORDERS, transforms=[InsertHeader("", "x")], **beside, errors_tolerance="all")
+    assert places == ["transforms[0] InsertHeader.header", *beside, "errors_deadletterqueue_topic_name"]
+    assert wrong(errors_skip=True, max_errors=3) == ["errors_skip", "max_errors"]
+    for topic in (orders.output, orders.topic, f"ledger-{orders.name}"):
+        assert wrong(**tolerant(topic)) == ["errors_deadletterqueue_topic_name"]
+    assert wrong(value=ORDERS, transforms=[Cast("nothing:int8")]) == ["transforms[0] Cast.spec"]
+    listed = Json(schema="ids array<int>")
+    assert wrong(value=listed, transforms=[ExtractField("ids")]) == ["transforms"]
+    assert orders.read(orders.output) == [] and f"dead-{orders.output}" not in topics(orders)
+
+
+def topics(orders) -> set[str]:
+    return set(AdminClient(orders.kafka.connection_extra()).list_topics(timeout=30).topics)

@@ -1,0 +1,64 @@
+"""The schema changes between two windows: the sink gets the new column on request, and refuses it otherwise."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark.errors import ValidationError
+from airflow_kafka_spark.formats import Avro, Json
+from airflow_kafka_spark.sinks import PostgresSink
+from tests.support.oracle import same_multiset
+from tests.support.pipelines import Pipeline
+from tests.support.registry import serializer
+
+OLD = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": "string"}]}
+NOTE = {
+    "name": "Note",
+    "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}],
+    "default": None,
+}
+NEW = {**OLD, "fields": [*OLD["fields"], NOTE]}
+
+
+@pytest.mark.parametrize("kind", ["avro", "json"])
+def test_a_schema_that_got_a_field_between_two_windows_gives_the_table_a_column_on_request_only(
+    table: Pipeline, registry, monkeypatch, kind
+):
+    from decimal import Decimal
+
+    monkeypatch.setenv("AIRFLOW_CONN_SCHEMA_REGISTRY_DEFAULT", registry.connection())
+    place, producer, expected = f"{table.place} evolving", Producer(table.kafka.connection_extra()), []
+    if kind == "avro":
+        formats = [Avro(registry="schema_registry_default")] * 2
+    else:
+        formats = [Json(schema="id bigint, name string"), Json(schema="id bigint, name string, Note decimal(9,2)")]
+
+    def send(window: int, numbers: range) -> None:
+        encode = serializer(registry.url, (OLD, NEW)[window]) if kind == "avro" else None
+        for number in numbers:
+            note = Decimal(number).scaleb(-2) if window and number % 3 else None
+            row = {"id": number, "name": f"n{number}", **({"Note": note} if window else {})}
+            value = encode(table.topic, row) if encode else json.dumps(row, default=str).encode()
+            producer.produce(table.topic, value, b"%d" % number)
+            expected.append((number, f"n{number}", note))
+        assert producer.flush(60) == 0
+
+    def sink(**options) -> PostgresSink:
+        return PostgresSink(conn_id="warehouse", table=f'"{place}"', **options)
+
+    send(0, range(40))
+    table.run("run1", value=formats[0], sink=sink(auto_create=True))
+    send(1, range(40, 100))
+    before = table.committed()
+    with pytest.raises(ValidationError) as raised:
+        table.run("run2", value=formats[1], sink=sink())
+    (problem,) = raised.value.problems
+    assert "`Note`" in problem.where and "numeric(9,2)" in problem.what and "auto_evolve=True" in problem.action
+    assert table.committed() == before
+    table.run("run2", value=formats[1], sink=sink(auto_evolve=True))
+    with table.postgres.connect(autocommit=True) as connection:
+        rows = connection.execute(f'SELECT id, name, "Note" FROM "{place}"').fetchall()
+    assert same_multiset(expected, rows) == 100
