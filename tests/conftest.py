@@ -49,8 +49,10 @@ def pytest_unconfigure() -> None:
 _TOGETHER = {
     "test_scheduler.py", "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py",
     "test_json_spark.py", "test_spark_connect.py", "test_connect_examples.py", "test_chain.py",
-    "test_schema_registry.py", "test_watcher.py",
+    "test_schema_registry.py", "test_watcher.py", "test_wire_formats.py", "test_visible.py",
+    "test_connections.py", "test_avro_write.py",
 }  # fmt: skip
+_ONE_SITE = {"test_api.py", "test_pages.py", "test_page_intervals.py"}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -61,7 +63,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Together(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return file if file.rpartition("/")[2] in _TOGETHER else nodeid
+            directory, _, name = file.rpartition("/")
+            # The pages and their data are looked at on one Airflow.
+            return directory if name in _ONE_SITE else file if name in _TOGETHER else nodeid
 
     return Together(config, log)
 

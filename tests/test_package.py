@@ -45,6 +45,7 @@ FLOORS = {
     "operators": 4,
     "plugins": 4,
     "sensors": 4,
+    "ui": 4,
     "testing": 5,
     "demo": 6,
     "cli": 7,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Any
 
 from airflow_kafka_spark import __version__
@@ -12,7 +13,9 @@ INTEGRATION = "Apache Kafka on Spark"
 def get_provider_info() -> dict[str, Any]:
     """Return the facts that ``airflow providers get airflow-provider-kafka-spark`` shows.
 
-    Connection types are the official ones (``kafka``, ``spark``, ``spark_connect``, ``postgres``), so none is declared here.
+    Connection types are the official ones. Of ``kafka`` Airflow makes this package's hook nevertheless, which is one of the
+    official kind: its test tells what is wrong. ``spark`` and ``spark_connect`` are declared where the official provider is not
+    installed.
 
     :return: a dictionary that is valid against Airflow's ``provider_info.schema.json``.
     """
@@ -63,7 +66,111 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [
             {
                 "integration-name": INTEGRATION,
-                "python-modules": ["airflow_kafka_spark.hooks.kafka", "airflow_kafka_spark.hooks.spark"],
+                "python-modules": [
+                    "airflow_kafka_spark.hooks.kafka",
+                    "airflow_kafka_spark.hooks.schema_registry",
+                    "airflow_kafka_spark.hooks.spark",
+                ],
             },
         ],
+        "connection-types": [_KAFKA, _SCHEMA_REGISTRY, *([] if _is_installed(_OFFICIAL_SPARK) else _SPARK)],
+        "extra-links": [
+            f"airflow_kafka_spark.operators.links.{name}"
+            for name in ("WindowLink", "TopicLink", "TableLink", "DeadLettersLink", "SparkLink")
+        ],
+        "plugins": [{"name": "airflow_kafka_spark", "plugin-class": "airflow_kafka_spark.ui.plugin.KafkaSparkPlugin"}],
+        "config": {"kafka_spark": {"description": "Pages and links of airflow-provider-kafka-spark.", "options": _OPTIONS}},
     }
+
+
+_OFFICIAL_SPARK = "apache-airflow-providers-apache-spark"
+
+# Airflow takes the first provider by name that declares a type; the form stays the official one.
+_KAFKA = {"connection-type": "kafka", "hook-name": "Apache Kafka", "hook-class-name": "airflow_kafka_spark.hooks.kafka.KafkaHook"}
+
+_SCHEMA_REGISTRY = {
+    "connection-type": "schema_registry",
+    "hook-name": "Schema Registry",
+    "hook-class-name": "airflow_kafka_spark.hooks.schema_registry.SchemaRegistryHook",
+    "ui-field-behaviour": {
+        "hidden-fields": [],
+        "relabeling": {"host": "Address", "schema": "http or https"},
+        "placeholders": {
+            "host": "registry.example.org, or https://example.org/registry",
+            "port": "8081",
+            "schema": "http",
+            "extra": '{"ssl.ca.location": "/etc/kafka/ca.pem", "timeout": 30}',
+        },
+    },
+    "conn-fields": {
+        "url": {
+            "label": "Addresses",
+            "description": "Several addresses of one registry, separated by commas, in place of the one above.",
+            "schema": {"type": ["string", "null"]},
+        }
+    },
+}
+
+_SPARK = [
+    {
+        "connection-type": "spark",
+        "hook-name": "Apache Spark",
+        "hook-class-name": "airflow_kafka_spark.hooks.spark.SparkHook",
+        "ui-field-behaviour": {
+            "hidden-fields": ["schema", "login", "password"],
+            "relabeling": {"host": "Master"},
+            "placeholders": {
+                "host": "local[*], spark://host, yarn or k8s://https://host",
+                "port": "7077",
+                "extra": '{"spark.driver.memory": "4g"}',
+            },
+        },
+    },
+    {
+        "connection-type": "spark_connect",
+        "hook-name": "Apache Spark Connect",
+        "hook-class-name": "airflow_kafka_spark.hooks.spark.SparkConnectHook",
+        "ui-field-behaviour": {
+            "hidden-fields": ["schema"],
+            "relabeling": {"login": "User ID", "password": "Token"},
+            "placeholders": {"host": "host", "port": "15002"},
+        },
+        "conn-fields": {"use_ssl": {"label": "Use SSL", "schema": {"type": "boolean", "default": False}}},
+    },
+]
+
+
+def _option(description: str, example: str | None, default: str = "") -> dict[str, Any]:
+    return {"description": description, "version_added": "0.1.0", "type": "string", "example": example, "default": default}
+
+
+_OPTIONS = {
+    "ledgers": _option(
+        "The ledgers whose pipelines the page `Kafka pipelines` shows beside those of the DAGs: a list of\n"
+        "`<connection>/<ledger topic>`, separated by commas.\n",
+        "kafka_default/airflow-windows,kafka_east/airflow-windows",
+        "kafka_default/airflow-windows",
+    ),
+    "topic_url": _option(
+        "Where the link `Topic` of a task leads: an address with `{topic}` and `{connection}` in it. Without it there is no\n"
+        "such link.\n",
+        "https://kafka-ui.example.org/ui/clusters/main/all-topics/{topic}",
+    ),
+    "table_url": _option(
+        "Where the link `Table` of a task leads: an address with `{uri}`, `{scheme}`, `{host}`, `{path}`, `{name}` or `{table}`\n"
+        "in it. Without it there is no such link.\n",
+        "https://catalog.example.org/tables/{name}",
+    ),
+    "history_server_url": _option(
+        "Spark's history server, to which the link `Spark UI` leads. Without it, that leads to the session's own UI, if any.\n",
+        "http://history.example.org:18080",
+    ),
+}
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -115,6 +115,24 @@ def test_json_holds_the_same(line, name):
     assert json.loads(text)["records"] == 3
 
 
+def test_pause_resume_skip_and_replay_tell_what_they_do_and_show_remembers_it(line, name):
+    why = ("--why", "maintenance", "--who", "ann")
+    assert line("pause", name, *why, "--dry-run")[1].startswith("Nothing was changed")
+    code, text = line("pause", name, *why)
+    assert code == 0 and text.startswith(f"Done: pause pipeline {name}, by ann: maintenance")
+    assert line("pause", name, *why)[1].startswith("Nothing to do.\nThe pipeline is paused already: ann")
+    assert "Paused by ann" in line("show", name)[1]
+    assert json.loads(line("resume", name, *why, "--json")[1])["changed"]
+    code, text = line("replay", name, "--window", "1", *why)
+    assert code == 0 and '/api/v2/dags/dag/clearTaskInstances {"dag_run_id": "run1", "task_ids": ["task"]' in text
+    code, text = line("skip", name, *why)
+    assert code == 0 and f"{TOPIC}" in text and "[4, 10)" in text
+    assert line("skip", name, *why)[0] == 1, "nothing waits"
+    assert line("replay", name, *why)[0] == 2
+    text = line("show", name)[1]
+    assert "asked for a replay of 1" in text and "resumed" in text and f"{TOPIC}-0: 4 -> 10" in text
+
+
 def test_what_is_refused_ends_with_1_and_says_why(line, name):
     assert line("show", "unheard-of")[0] == 1
     code, text = line("reset", name, "--to", json.dumps({TOPIC: {"0": 11}}), "--why", "x")

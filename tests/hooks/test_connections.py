@@ -1,18 +1,27 @@
-"""Whoever looks an Airflow connection up says the same of one that is missing or of another type."""
+"""Whoever looks an Airflow connection up says the same of one that is missing or of another type; and what Airflow's own test of
+a connection tells."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_kafka_spark.errors import ConnectionInvalid
 from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.spark import SparkHook
+from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
+from airflow_kafka_spark.hooks.spark import SparkConnectHook, SparkHook
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.sources import JdbcSource
+from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 
 LOOKS: dict[str, Callable[[str], Any]] = {
     "kafka": lambda conn_id: KafkaHook(conn_id).config,
@@ -46,3 +55,109 @@ def test_one_of_another_type_is_named_with_its_type(monkeypatch: pytest.MonkeyPa
 def test_a_type_goes_by_several_names(monkeypatch: pytest.MonkeyPatch, kind: str, address: str) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", f'{{"conn_type": "{kind}", "host": "db", "schema": "shop"}}')
     assert re.fullmatch(f"{address}.*", JdbcSource("shop", "orders").uri)
+
+
+# --- the test of a connection, as Airflow's button and `airflow connections test` run it ---
+
+PASSWORD = "ann's s3cr3t"
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[EmbeddedKafka]:
+    """A broker that demands a password and TLS."""
+    with EmbeddedKafka(security=KafkaSecurity("SASL_SSL", {"ann": PASSWORD}, ("SCRAM-SHA-512",))) as server:
+        yield server
+
+
+@pytest.fixture
+def tested(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bool, str]]:
+    """``tested(conn_type=..., host=...)``: what Airflow says of such a connection; never after more than half a minute, and never
+    with a password in it."""
+
+    def test(**facts: Any) -> tuple[bool, str]:
+        from airflow.models.connection import Connection
+
+        if isinstance(extra := facts.get("extra"), dict):
+            facts["extra"] = json.dumps(extra)
+        connection = Connection(conn_id="tested", **facts)
+        # By its address, as the button hands it on.
+        monkeypatch.setenv("AIRFLOW_CONN_TESTED", connection.get_uri())
+        begun = time.monotonic()
+        done, told = connection.test_connection()
+        assert time.monotonic() - begun < 30 or facts["conn_type"] == "spark"
+        assert "s3cr3t" not in told
+        return done, told
+
+    return test
+
+
+def test_airflow_makes_our_hooks_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.models.connection import Connection
+
+    made = {kind: type(Connection(conn_id="made", conn_type=kind).get_hook()) for kind in ("kafka", "schema_registry", "spark")}
+    assert made == {"kafka": KafkaHook, "schema_registry": SchemaRegistryHook, "spark": SparkHook}
+    assert type(Connection(conn_id="made", conn_type="spark_connect").get_hook()) is SparkConnectHook
+
+
+def test_forms_of_connections_are_there_without_importing_a_hook(tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        from airflow.providers_manager import ProvidersManager
+        manager = ProvidersManager()
+        forms = manager.field_behaviours
+        assert forms["kafka"]["relabeling"] == {"extra": "Config Dict"}
+        assert forms["schema_registry"]["relabeling"]["host"] == "Address"
+        assert forms["spark"]["relabeling"] == {"host": "Master"}
+        widgets = manager.connection_form_widgets
+        assert {"extra__schema_registry__url", "extra__spark_connect__use_ssl"} <= set(widgets)
+        assert "pyspark" not in sys.modules
+    """
+    env = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_kafka_that_answers_is_told_with_its_brokers(secured: EmbeddedKafka, tested: Any) -> None:
+    done, told = tested(conn_type="kafka", extra=secured.connection_extra())
+    assert done, told
+    assert re.fullmatch(rf"Connected to Kafka cluster \S+, brokers: {secured.bootstrap_servers}\.", told)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"sasl.password": "other s3cr3t"}, "did not accept user `ann`.*[Aa]uthentication failed"),
+        ({"security.protocol": "SASL_PLAINTEXT"}, "another `security.protocol`|closed by peer|Disconnected"),
+        ({"ssl.ca.location": None}, "certificate verify failed|self-signed|unable to get"),
+        ({"bootstrap.servers": "127.0.0.1:1"}, "Connection refused"),
+    ],
+    ids=["password", "protocol", "certificate", "address"],
+)
+def test_what_is_wrong_with_a_kafka_connection_is_told(
+    secured: EmbeddedKafka, tested: Any, wrong: dict[str, str | None], reason: str
+) -> None:
+    extra = {key: value for key, value in {**secured.connection_extra(), **wrong}.items() if value is not None}
+    done, told = tested(conn_type="kafka", extra=extra)
+    assert not done
+    assert re.search(reason, told), told
+
+
+def test_a_schema_registry_that_is_down_is_told_at_once(tested: Any) -> None:
+    # One that answers, and one that refuses a password: test_schema_registry.py.
+    done, told = tested(conn_type="schema_registry", host="127.0.0.1", port=1, login="me", password="s3cr3t")
+    assert not done
+    assert "Connection refused" in told
+
+
+def test_a_spark_runs_a_job_in_a_process_of_its_own(tested: Any) -> None:
+    done, told = tested(conn_type="spark", host="local[1]", extra={"spark.driver.memory": "512m"})
+    assert done, told
+    assert re.fullmatch(r"Connected to Spark 4\.\S+ at local\[1\]\.", told)
+
+
+def test_a_spark_that_nobody_can_reach_is_told_within_seconds(tested: Any) -> None:
+    for kind, host, place in (("spark", "spark://127.0.0.1", "127.0.0.1:1"), ("spark_connect", "127.0.0.1", "127.0.0.1:1")):
+        assert tested(conn_type=kind, host=host, port=1, password="s3cr3t") == (
+            False,
+            f"Nothing answers at {place}: Connection refused",
+        )

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient
@@ -354,7 +355,8 @@ def test_setting_offsets_of_a_missing_topic_is_an_error(hook):
 
 
 def test_the_hook_is_one_of_the_official_connection_type():
-    assert (KafkaHook.conn_type, KafkaHook.conn_name_attr) == ("kafka", "kafka_config_id")
+    assert issubclass(KafkaHook, KafkaBaseHook)
+    assert (KafkaHook.conn_type, KafkaHook.conn_name_attr) == ("kafka", "kafka_conn_id")
     assert KafkaHook("east").conn_id == KafkaHook("east").kafka_config_id == "east"
 
 
@@ -392,8 +394,9 @@ def test_settings_that_java_has_no_counterpart_for_are_logged(kafka, monkeypatch
     assert "connection kafka_default: ssl.crl.location" in caplog.text
 
 
-def test_connection_test_of_the_ui(monkeypatch, hook):
-    assert hook.test_connection() == (True, f"Connected to Kafka cluster {hook.cluster_id()}.")
+def test_connection_test_of_the_ui(kafka, hook):
+    told = f"Connected to Kafka cluster {hook.cluster_id()}, brokers: {kafka.bootstrap_servers}."
+    assert hook.test_connection() == (True, told)
     assert KafkaHook("undefined").test_connection()[0] is False
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -13,111 +11,14 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BoundRefused, Fenced, GroupHasMembers, PipelineUnknown, ResetRefused, WindowOpen
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger, transactional_id_of, utc_now
+from airflow_kafka_spark.hooks.ledger import transactional_id_of
 from airflow_kafka_spark.hooks.pipeline_changes import reset
 from airflow_kafka_spark.hooks.pipeline_forget import forget
 from airflow_kafka_spark.hooks.pipeline_offsets import find, log_of, show, to_json, windows
 from airflow_kafka_spark.hooks.pipeline_preview import preview
 from airflow_kafka_spark.windows.bounds import CommittedOffsets, ShiftBy, SpecificOffsets
-from airflow_kafka_spark.windows.model import Marker, OffsetRange, SourcePlan, Target, TopicPartition, Window
-
-BASE = 1_750_000_000_000
-
-
-@pytest.fixture(scope="module")
-def hook(kafka):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW_CONN_KAFKA_CONTROL", kafka.connection_json())
-        with KafkaHook("kafka_control") as hook:
-            yield hook
-
-
-@dataclass
-class Piped:
-    """A pipeline without Spark and sink: windows are planned and closed at its ledger alone."""
-
-    kafka: Any
-    hook: KafkaHook
-    name: str
-    topic: str
-    ledger_topic: str
-    run: int = 0
-    opened: list[Any] = field(default_factory=list)
-
-    @property
-    def place(self) -> dict[str, Any]:
-        return {"ledger_topic": self.ledger_topic}
-
-    def tp(self, partition: int) -> TopicPartition:
-        return TopicPartition(self.topic, partition)
-
-    def ledger(self, run: str = "", **options: Any) -> Ledger:
-        given = {"group_id": self.name, "topic": self.ledger_topic, "hint_topics": (self.topic,), **options}
-        return Ledger(self.hook, self.name, run or f"run{self.run}", **given)
-
-    def window(self, ledger: Ledger, *ends: int, **facts: Any) -> Window:
-        self.run += 1
-        position, log = ledger.memory.position, log_of(self.hook, [self.topic])
-        ranges = tuple(OffsetRange(self.topic, p, position.offsets.get(self.tp(p), 0), end) for p, end in enumerate(ends))
-        number = ledger.memory.last_number + 1
-        given = {"cluster_id": log.cluster_id, "topic_ids": log.topic_ids, "moved": position.moved, **facts}
-        return Window(self.name, number, ranges, f"run{self.run}", utc_now(), **given)
-
-    def move(self, *ends: int) -> None:
-        """One complete window up to these offsets."""
-        with self.ledger() as ledger:
-            entry = ledger.plan(self.window(ledger, *ends))
-            report = {
-                "group_id": self.name,
-                "completed_at": utc_now(),
-                "records_read": entry.window.span,
-                "timings": {"total": 1.5},
-            }
-            ledger.close(report, entry.window.ends)
-
-    def open_window(self, *ends: int, **facts: Any) -> Window:
-        """A window that was planned, and whose task then died."""
-        with self.ledger() as ledger:
-            return ledger.plan(self.window(ledger, *ends, **facts)).window
-
-    def committed(self) -> list[int | None]:
-        found = self.hook.committed(self.name, [self.tp(p) for p in range(2)])
-        return [there.offset if (there := found[self.tp(p)]) else None for p in range(2)]
-
-    def stands(self) -> list[int]:
-        offsets = find(self.hook, self.name, self.ledger_topic).memory.position.offsets
-        return [offsets[tp] for tp in sorted(offsets)]
-
-    def reset(self, to: Any, why: str = "a test", **options: Any):
-        return reset(self.hook, self.name, to, why=why, **{**self.place, **options})
-
-    def everything(self) -> tuple[int, list[int | None]]:
-        """All that a refusal must leave as it is: the end of the ledger's partition, and the group."""
-        partition = find(self.hook, self.name, self.ledger_topic).partition
-        end = self.hook.offsets([TopicPartition(self.ledger_topic, partition)])
-        return sum(o.high for o in end.values()), self.committed()
-
-
-@pytest.fixture
-def piped(kafka, hook, unique):
-    """Two partitions of 20 records, a second apart; the first two of partition 0 are deleted."""
-    made = Piped(kafka, hook, unique("pipe"), unique("orders"), unique("ledger"))
-    kafka.create_topic(made.topic, 2)
-    producer = Producer(kafka.connection_extra())
-    for offset in range(20):
-        for partition in range(2):
-            producer.produce(made.topic, b"v" * 90, b"k" * 10, partition, timestamp=BASE + 1000 * offset)
-    producer.flush(30)
-    hook.delete_records({made.tp(0): 2})
-    return made
-
-
-@pytest.fixture
-def moved(piped):
-    """The same pipeline, after a window up to offset 10 of both partitions."""
-    piped.move(10, 10)
-    return piped
+from airflow_kafka_spark.windows.model import Marker, SourcePlan, Target
+from tests.support.piped import BASE
 
 
 class TestReset:

@@ -7,12 +7,15 @@ import pytest
 
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import (
+    PAUSE_VERSION,
+    VERSION,
     Attempt,
     Entry,
     LedgerRecord,
     NewerVersion,
     change_key,
     change_record,
+    control_record,
     position_record,
     remember,
     window_key,
@@ -86,6 +89,35 @@ def test_what_was_changed_by_hand_is_remembered():
     assert memory.changes == {3: CHANGE, 4: replace(CHANGE, number=4)}
     assert memory.exists and memory.is_blank
     assert not remember("p", log(change_record("p", CHANGE), LedgerRecord(change_key("p", 3), None))).changes
+
+
+def test_a_pause_counts_until_it_is_ended_and_history_is_in_the_order_of_numbers():
+    paused, resumed = replace(CHANGE, action="pause", number=4), replace(CHANGE, action="resume", number=5)
+    memory = remember("p", log(change_record("p", CHANGE), control_record("p", paused, PAUSE_VERSION)))
+    assert memory.is_paused and memory.pause == paused and memory.next_change == 5
+    ended = log(change_record("p", CHANGE), control_record("p", paused), control_record("p", resumed))
+    memory = remember("p", ended)
+    assert not memory.is_paused and [c.number for c in memory.history] == [5, 4, 3]
+
+
+def test_a_release_that_knows_no_pauses_does_not_pass_over_one_and_reads_everything_else():
+    pause = json.loads(control_record("p", CHANGE, PAUSE_VERSION).value)
+    assert pause["v"] > VERSION, "such a release refuses it"
+    skip = json.loads(change_record("p", replace(CHANGE, action="skip")).value)
+    assert (
+        set(skip["change"]) == {"number", "action", "who", "why", "at", "before", "after", "discarded"} and skip["v"] == VERSION
+    )
+    newer = {**skip, "change": {**skip["change"], "mood": "good"}}
+    record = change_record("p", CHANGE)._replace(value=json.dumps(newer).encode())
+    assert remember("p", log(record)).changes[3].action == "skip"
+
+
+def test_a_replay_that_is_asked_for_counts_until_the_window_is_moved_again():
+    done = entry(1, State.COMPLETE)
+    asked = replace(CHANGE, action="replay", window=1)
+    memory = remember("p", log(control_record("p", asked), window_record(done)))
+    assert memory.replay_asked(done.window) == asked and memory.oldest_offset == 0
+    assert memory.replay_asked(replace(done.window, replay=1)) is None
 
 
 def test_a_window_and_a_position_say_that_they_were_moved_by_hand():

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.pipeline_changes import Reset
     from airflow_kafka_spark.hooks.pipeline_forget import Forgotten
     from airflow_kafka_spark.hooks.pipeline_offsets import PipelineState, WindowState
+    from airflow_kafka_spark.hooks.pipeline_pause import Pause
     from airflow_kafka_spark.hooks.pipeline_preview import Preview
+    from airflow_kafka_spark.hooks.pipeline_replay import Replay
+    from airflow_kafka_spark.hooks.pipeline_skip import Skip
     from airflow_kafka_spark.windows.changes import Change
     from airflow_kafka_spark.windows.model import OffsetRange
 
@@ -146,7 +149,48 @@ def _forget(hook: KafkaHook, args: argparse.Namespace) -> Forgotten:
     )
 
 
-_RUN = {"show": _show, "plan": _plan, "reset": _reset, "windows": _windows, "forget": _forget}
+def _pause(hook: KafkaHook, args: argparse.Namespace) -> Pause:
+    from airflow_kafka_spark.hooks.pipeline_pause import pause
+
+    return pause(hook, args.pipeline, **_wish(args))
+
+
+def _resume(hook: KafkaHook, args: argparse.Namespace) -> Pause:
+    from airflow_kafka_spark.hooks.pipeline_pause import resume
+
+    return resume(hook, args.pipeline, **_wish(args))
+
+
+def _skip(hook: KafkaHook, args: argparse.Namespace) -> Skip:
+    from airflow_kafka_spark.hooks.pipeline_skip import skip
+
+    running = False if args.not_running else None
+    return skip(hook, args.pipeline, group_id=args.group_id, running=running, **_wish(args))
+
+
+def _replay(hook: KafkaHook, args: argparse.Namespace) -> Replay:
+    from airflow_kafka_spark.hooks.pipeline_replay import replay
+
+    if (args.window is None) == (not args.interval):
+        raise ValueError("replay takes either --window or --interval")
+    return replay(hook, args.pipeline, window=args.window, name=args.interval, **_wish(args))
+
+
+def _wish(args: argparse.Namespace) -> dict[str, Any]:
+    return {"why": args.why, "who": args.who, "ledger_topic": args.ledger_topic, "dry_run": args.dry_run}
+
+
+_RUN: dict[str, Any] = {
+    "show": _show,
+    "plan": _plan,
+    "reset": _reset,
+    "windows": _windows,
+    "forget": _forget,
+    "pause": _pause,
+    "resume": _resume,
+    "skip": _skip,
+    "replay": _replay,
+}
 
 
 # --- show it --------------------------------------------------------------------------------------------------------------
@@ -157,6 +201,8 @@ def _table_of_state(state: PipelineState) -> str:
         f"Pipeline {state.pipeline}, group {state.group_id or 'unknown'}: {state.last_window:,} windows complete",
         *(f"Window {w.number} is open: run {w.run} planned it at {w.planned_at}, {_attempts(w)}" for w in state.open_windows),
     ]
+    if state.paused is not None:
+        lines.append(f"Paused by {state.paused.who} at {state.paused.at}: {state.paused.why}")
     if state.source is not None:
         lines.append(f"Its source stands at {json.dumps(state.source)}")
     if state.intervals[0]:
@@ -176,10 +222,19 @@ def _table_of_state(state: PipelineState) -> str:
 
 
 def _line_of(change: Change) -> tuple[object, ...]:
+    if change.action in _SAID:
+        which = f" {change.name or change.window}" if change.action == "replay" else ""
+        return change.number, change.at, _SAID[change.action] + which, change.who, change.why
     what = [f"{tp}: {_number(change.before.get(tp))} -> {offset:,}" for tp, offset in sorted(change.after.items())]
     more = [f"and {len(what) - 8} more"] if len(what) > 8 else []
     lost = [f"window {n} was given up" for n in change.discarded]
-    return change.number, change.at, "\n".join([*what[:8], *more, *lost] or ["forgotten"]), change.who, change.why
+    return (
+        change.number,
+        change.at,
+        "\n".join([*what[:8], *more, *lost] or [_NOTHING_MOVED.get(change.action, "forgotten")]),
+        change.who,
+        change.why,
+    )
 
 
 def _table_of_windows(found: Sequence[WindowState]) -> str:
@@ -243,12 +298,54 @@ def _table_of_forgotten(done: Forgotten) -> str:
     return f"{said} pipeline {done.pipeline}: {done.records:,} records of the ledger{group}. By {done.who}: {done.why}"
 
 
+def _text_of_pause(done: Pause) -> str:
+    first = (
+        f"{_begun(done)} {done.action} pipeline {done.pipeline}, by {done.who}: {done.why}" if done.changed else "Nothing to do."
+    )
+    return "\n".join([first, *_sentences(done.warnings)])
+
+
+def _table_of_skip(done: Skip) -> str:
+    lines = [f"{_begun(done)} change {done.change} of pipeline {done.pipeline}, by {done.who}: {done.why}"]
+    if done.window is not None:
+        lines.append(f"Window {done.window}, which run {done.run} planned, is given up after {done.attempt} attempts")
+    rows = [(g.topic, g.partition, f"[{g.start}, {g.end})", f"{g.end - g.start:,}") for g in done.skipped]
+    table = ["", render(("topic", "partition", "skipped", "at most"), rows), ""] if rows else []
+    return "\n".join([*lines, *table, *_sentences(done.warnings)])
+
+
+def _table_of_replay(done: Replay) -> str:
+    which = f"interval {done.name}" if done.name else f"window {done.window}"
+    first = f"{_begun(done)} change {done.change}: {which} of pipeline {done.pipeline} once more, by {done.who}: {done.why}"
+    lines = [first, "", f"  {_ranges(done.ranges)}", "", *_sentences(done.warnings)]
+    if done.dag_id:
+        asked = {"dag_run_id": done.run_id, "task_ids": [[done.task_id, done.map_index] if done.map_index >= 0 else done.task_id]}
+        body = json.dumps({**asked, "only_failed": False, "dry_run": False})
+        lines += ["", f"In Airflow's UI, or by its API: POST /api/v2/dags/{done.dag_id}/clearTaskInstances {body}"]
+    return "\n".join(lines)
+
+
+def _begun(done: Any) -> str:
+    return "Nothing was changed. It would be:" if done.dry_run else "Done:"
+
+
+def _sentences(told: Sequence[str]) -> list[str]:
+    return [f"{sentence}." for sentence in told]
+
+
+_SAID = {"pause": "paused", "resume": "resumed", "replay": "asked for a replay of"}
+_NOTHING_MOVED = {"skip": "nothing was skipped"}
+
 _SHOW: dict[str, Any] = {
     "show": _table_of_state,
     "plan": _table_of_preview,
     "reset": _table_of_reset,
     "windows": _table_of_windows,
     "forget": _table_of_forgotten,
+    "pause": _text_of_pause,
+    "resume": _text_of_pause,
+    "skip": _table_of_skip,
+    "replay": _table_of_replay,
 }
 
 

@@ -41,13 +41,12 @@ PLACE = (
     _flag("--json", "print JSON"),
 )  # fmt: skip
 GROUP = Option(("--group-id",), "the pipeline's group (default: what its last report names)")
-CHANGE = (
-    GROUP,
+WISH = (
     Option(("--why",), "what for; kept in the ledger", {"required": True}),
     Option(("--who",), "who (default: you)", {"default": ""}),
-    _flag("--discard-open", "give up an open window; its sink may have taken it already"),
     _flag("--dry-run", "show what would happen, and change nothing"),
 )
+CHANGE = (GROUP, *WISH, _flag("--discard-open", "give up an open window; its sink may have taken it already"))
 
 COMMANDS = (
     Command("show", "where a pipeline stands, and how far behind it is", (*PLACE, GROUP)),
@@ -84,6 +83,23 @@ COMMANDS = (
         "forget",
         "make the ledger forget it",
         (*PLACE, *CHANGE, _flag("--delete-group", "delete its group with the offsets it has committed")),
+    ),
+    Command("pause", "have it move nothing until it is resumed; who is at work goes on to the end", (*PLACE, *WISH)),
+    Command("resume", "let it go on, with its open window first", (*PLACE, *WISH)),
+    Command(
+        "skip",
+        "give up its open window, or else what waits: that is not moved",
+        (*PLACE, GROUP, *WISH, _flag("--not-running", "nobody is at work on the open window: Airflow says so of its task")),
+    ),
+    Command(
+        "replay",
+        "ask for a complete window to be moved once more, when its task is cleared",
+        (
+            *PLACE,
+            Option(("--window",), "its number", {"type": int}),
+            Option(("--interval",), "a data interval's name, as 20260101T000000Z-20260101T010000Z", {"metavar": "NAME"}),
+            *WISH,
+        ),
     ),
 )  # fmt: skip
 

@@ -53,6 +53,23 @@ class IntervalLedger(Ledger):
         self.interval = interval
         self.family = Memory(pipeline)
 
+    def peek(self) -> None:
+        """See :meth:`Ledger.peek`; the lane lies beside its pipeline."""
+        from airflow_kafka_spark.hooks.pipeline_offsets import existing_ledger, look_into
+
+        if (topic := existing_ledger(self.hook, self.topic.name)) is None:
+            return
+        self.topic.topic_id, self.topic.partitions = topic.topic_id, topic.partitions
+        found = topic.find(self.family_name, lambda p: look_into(topic, self.family_name, p), lambda found: found.exists)
+        self.family, self.memory = found.memory, Memory(self.pipeline)
+        if self.known is not None:
+            self.memory = look_into(topic, self.pipeline, found.partition).memory
+
+    @property
+    def whole(self) -> Memory:
+        """What the ledger holds of the pipeline that this interval is of."""
+        return self.family
+
     def look(self) -> Memory:
         """Read what the ledger holds of this interval, and of all of the pipeline's."""
         found = self.topic.look(self.pipeline, None, self._end_hidden_splits, beside=self.family_name)

@@ -41,6 +41,13 @@ _MEMBERS_ARE_LIVE = (
 )
 
 
+DEFAULT_LARGEST = 1_048_588
+"""The brokers' default of ``max.message.bytes``."""
+
+TEST_SECONDS = 10.0
+"""For a test of a connection."""
+
+
 class KafkaHook(KafkaBaseHook):
     """What a pipeline asks a cluster and tells it, apart from records.
 
@@ -55,6 +62,9 @@ class KafkaHook(KafkaBaseHook):
     :param kafka_conn_id: the Airflow connection of type ``kafka``, whose extra is a librdkafka configuration.
     :param timeout: seconds that any request may take, retries of passing errors included.
     """
+
+    # As the argument is called: Airflow makes hooks of connections by it.
+    conn_name_attr = "kafka_conn_id"
 
     def __init__(self, kafka_conn_id: str = KafkaBaseHook.default_conn_name, timeout: float = 30.0) -> None:
         super().__init__(kafka_config_id=kafka_conn_id)
@@ -133,11 +143,19 @@ class KafkaHook(KafkaBaseHook):
         self.close()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the cluster answers, for Airflow's UI."""
+        """Whether the cluster answers, and its brokers, for Airflow's UI: the answer takes ten seconds at most.
+
+        A wrong password, a certificate that is not trusted, a listener of another protocol and brokers that nobody can reach are
+        each told as such.
+        """
         try:
-            return True, f"Connected to Kafka cluster {self.cluster_id()}."
+            with KafkaHook(self.conn_id, min(self.timeout, TEST_SECONDS)) as hook:
+                found = hook._calls.one("connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout))
         except KafkaSparkError as error:
             return False, str(error)
+        brokers = [f"{node.host}:{node.port}" for node in sorted(found.nodes, key=lambda node: node.id)]
+        named = ", ".join(brokers[:10]) + (f" and {len(brokers) - 10} more" if len(brokers) > 10 else "")
+        return True, f"Connected to Kafka cluster {found.cluster_id}, brokers: {named}."
 
     # --- the cluster and its topics ---
 
@@ -186,6 +204,10 @@ class KafkaHook(KafkaBaseHook):
         :raises TopicMissing: when one does not exist.
         """
         return kafka_requests.topic_configs(self._calls, self.describe_topics(names))
+
+    def largest_record(self, topic: str) -> int:
+        """Bytes that a record of a topic may have (``max.message.bytes``); the brokers' default where the user may not see it."""
+        return int(self.topic_config([topic])[topic].get("max.message.bytes") or DEFAULT_LARGEST)
 
     def broker_config(self) -> dict[str, str]:
         """The settings of one broker (``transaction.max.timeout.ms`` ...); empty where the user may not see them."""

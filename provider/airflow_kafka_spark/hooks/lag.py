@@ -124,7 +124,7 @@ def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> Peek
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
     """What an earlier look at a partition has found, of use as long as the topic is the same one.
 
     :param start: from where it looked on.
@@ -137,6 +137,7 @@ class _Known:
     at: float
 
     def covers(self, topic_id: str, start: int) -> bool:
+        """Whether nothing lies between ``start`` and what was found."""
         fresh = time.monotonic() - self.at < FRESH_SECONDS
         return fresh and self.topic_id == topic_id and self.start <= start <= self.peeked.until
 
@@ -166,7 +167,7 @@ class LagMeter:
     pipeline: str | None = None
     ledger_topic: str = TOPIC
     schedule: float | None = None
-    _known: dict[TopicPartition, _Known] = field(default_factory=dict)
+    _known: dict[TopicPartition, Known] = field(default_factory=dict)
     _history: History = field(default_factory=History)
     _past: dict[TopicPartition, list[Observation]] = field(default_factory=dict)
     _ledger: LedgerReader | None = None
@@ -210,10 +211,10 @@ class LagMeter:
         else:
             at = dict.fromkeys(partitions)
         offsets = hook.offsets(partitions)
-        states = {tp: _state(at[tp], offsets[tp]) for tp in partitions}
+        states = {tp: state_of(at[tp], offsets[tp]) for tp in partitions}
         peeked = self._peek(hook, states, ids)
         now = time.time()
-        return Lag(self._name, {tp: _aged(state, peeked.get(tp), now) for tp, state in states.items()}, now, active)
+        return Lag(self._name, {tp: aged(state, peeked.get(tp), now) for tp, state in states.items()}, now, active)
 
     @property
     def _name(self) -> str:
@@ -280,16 +281,18 @@ class LagMeter:
             if start < state.end:
                 spans[tp] = (start, state.end)
         for tp, found in peek(hook, spans).items():
-            self._known[tp] = _Known(ids[tp.topic], states[tp].start, found, time.monotonic())
+            self._known[tp] = Known(ids[tp.topic], states[tp].start, found, time.monotonic())
             heads[tp] = found.head
         return heads
 
 
-def _state(committed: int | None, offsets: PartitionOffsets) -> PartitionState:
+def state_of(committed: int | None, offsets: PartitionOffsets) -> PartitionState:
+    """A consumer and a partition, before its next record is looked at."""
     return PartitionState(committed, offsets.low, offsets.lso, held_back=offsets.held_back)
 
 
-def _aged(state: PartitionState, head: Head | None, now: float) -> PartitionState:
+def aged(state: PartitionState, head: Head | None, now: float) -> PartitionState:
+    """The same with the next record, and how old that is."""
     if head is None:
         return state
     seconds = None if head.timestamp is None else round(max(0.0, now - head.timestamp / 1000), 3)

@@ -30,6 +30,7 @@ from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_produ
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Hint, LedgerPlace, LedgerTopic
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.memory import (
+    CONTROL,
     Attempt,
     Entry,
     LedgerRecord,
@@ -105,6 +106,27 @@ class Ledger:
         self._closer: Producer | None = None
 
     # --- fence, then look ---
+
+    def peek(self) -> None:
+        """Look before fencing, so that nobody is disturbed, and without waiting: what an open transaction hides is not seen. What
+        is seen is enough to leave things as they are, and not to write."""
+        from airflow_kafka_spark.hooks.pipeline_offsets import existing_ledger, look_into
+
+        topic = existing_ledger(self.hook, self.topic.name)
+        if topic is None:
+            return
+        self.topic.topic_id, self.topic.partitions = topic.topic_id, topic.partitions
+        self.hint = self._find_hint()
+        if self.hint and self.hint.topic_id == topic.topic_id and self.hint.partition in topic.partitions:
+            self.memory = look_into(topic, self.pipeline, self.hint.partition, self.hint.offset).memory
+        if not self.memory.exists:
+            found = topic.find(self.pipeline, lambda p: look_into(topic, self.pipeline, p), lambda found: found.exists)
+            self.memory = found.memory
+
+    @property
+    def whole(self) -> Memory:
+        """What the ledger holds of the pipeline as a whole: who has paused it, and which windows are to be moved again."""
+        return self.memory
 
     def __enter__(self) -> Ledger:
         self.topic.ensure()
@@ -190,6 +212,8 @@ class Ledger:
                 self._fence_split(number[-1])
             elif kind == "dead":
                 self.fence_dead_letters()
+            elif kind == CONTROL:
+                self._fence_as(transactional_id_of(self.topic.name, self.family_name, CONTROL))
 
     def completed(self, run: str) -> Entry | None:
         """The COMPLETE window of this run, if it is remembered."""
@@ -232,7 +256,9 @@ class Ledger:
             self._resolve_claim(error, entry)
             offsets = [self.memory.entries[entry.window.number].offset]
         entry = replace(entry, offset=offsets[0])
-        self.memory = replace(self.memory, entries={**self.memory.entries, entry.window.number: entry}, exists=True)
+        # Of a pipeline that the ledger had never heard of, nobody can have written anything before this.
+        seen = self.memory.seen if self.memory.seen >= 0 else entry.offset
+        self.memory = replace(self.memory, entries={**self.memory.entries, entry.window.number: entry}, exists=True, seen=seen)
         self._entry = entry
         return entry
 
@@ -248,8 +274,7 @@ class Ledger:
     @property
     def attempts(self) -> int:
         """How many attempts have worked on the claimed window, this one included."""
-        assert self._entry is not None
-        return self._entry.attempt.number
+        return self.claimed.attempt.number
 
     @property
     def split_prefix(self) -> str:
@@ -259,20 +284,18 @@ class Ledger:
     @property
     def place(self) -> LedgerPlace:
         """Where a split of the claimed window puts its marker, and where it looks for what others did since the claim."""
-        assert self._entry is not None
         return LedgerPlace(
             self.topic.name,
             self._partition,
-            self._entry.offset,
+            self.claimed.offset,
             self.pipeline,
-            self._entry.window.number,
-            self._entry.attempt.token,
+            self.claimed.window.number,
+            self.claimed.attempt.token,
         )
 
     @property
     def place_hint(self) -> Hint:
         """The short cut to the oldest record that counts while the claimed window is open."""
-        assert self._entry is not None
         return Hint(self.topic.topic_id, self._partition, self.memory.oldest_offset)
 
     @property
@@ -310,12 +333,12 @@ class Ledger:
 
         :raises Fenced: when a newer attempt has claimed the window, or has completed it.
         """
-        assert self._entry is not None
+        claimed = self.claimed
         # What came before the claim does not matter here, but it does to whoever looks for more than the claim.
-        since = Hint(self.topic.topic_id, self._partition, max(self._entry.offset, 0))
+        since = Hint(self.topic.topic_id, self._partition, max(claimed.offset, 0))
         found = self.topic.look(self.pipeline, since).memory
-        if found.owned(self._entry.window.number, self._entry.attempt.token) is None:
-            raise Fenced(self.pipeline, f"working on window {self._entry.window.number}")
+        if found.owned(claimed.window.number, claimed.attempt.token) is None:
+            raise Fenced(self.pipeline, f"working on window {claimed.window.number}")
 
     def close(self, report: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> None:
         """Complete the window: its COMPLETE record, the new position and the group's offsets, in one Kafka transaction (KIP-98).
@@ -327,8 +350,7 @@ class Ledger:
         :raises Fenced: when a newer attempt has taken over; that one completes the window.
         :raises GroupHasMembers: when the broker refuses offsets because somebody consumes with the group.
         """
-        assert self._entry is not None
-        entry = replace(self._entry, state=State.COMPLETE, report=report)
+        entry = replace(self.claimed, state=State.COMPLETE, report=report)
         for tries in range(1, CLOSE_TRIES + 1):
             producer, self._closer = self._closer, None
             assert producer is not None, "one ledger closes one window"
@@ -449,7 +471,7 @@ def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
 def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:
     """Stable over attempts and unique among pipelines, so that an attempt fences the ones before it and nobody else.
 
-    :param purpose: ``plan``, ``close`` or ``split.<index>``.
+    :param purpose: ``plan``, ``close``, ``control`` or ``split.<index>``.
     """
     return f"{topic}.{pipeline}.{purpose}"
 

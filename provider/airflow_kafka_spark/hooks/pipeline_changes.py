@@ -17,18 +17,20 @@ from airflow_kafka_spark.hooks.ledger import Ledger, offset_metadata, utc_now
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Found, Hint
 from airflow_kafka_spark.hooks.pipeline_offsets import find, group_of, has_source, log_of, open_entries
 from airflow_kafka_spark.windows.bounds import ShiftBy, SpecificOffsets, Target, Written, parse_target
-from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.changes import Action, Change
 from airflow_kafka_spark.windows.memory import (
     Entry,
     LedgerRecord,
     Memory,
     change_key,
     change_record,
+    dead_key,
     marker_key,
     position_record,
     window_key,
+    window_record,
 )
-from airflow_kafka_spark.windows.model import TopicPartition, Window
+from airflow_kafka_spark.windows.model import State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Log, Position
 
 if TYPE_CHECKING:
@@ -114,9 +116,9 @@ def reset(
     """
     target, who = parse_target(to), who_asks(who, why)
 
-    def planned(memory: Memory) -> tuple[_Move, str]:
+    def planned(memory: Memory) -> tuple[Moved, str]:
         group = _check(hook, memory, ledger_topic, group_id, discard_open)
-        return _plan(hook, memory, target, only, group), group
+        return moved_to(hook, memory, target, only, group), group
 
     # First without fencing: a window that is being worked on must not be disturbed by what is refused.
     move, group = planned(find(hook, pipeline, ledger_topic).memory)
@@ -124,7 +126,7 @@ def reset(
         with Ledger(hook, pipeline, f"reset by {who}", group_id=group, topic=ledger_topic) as ledger:
             move, group = planned(ledger.memory)
             fence_splits(ledger, move.open_windows)
-            _write(ledger, ledger.topic.look(pipeline), move, who, why)
+            write(ledger, ledger.topic.look(pipeline), move, "reset", who, why)
     discarded = tuple(entry.window.number for entry in move.open_windows)
     return Reset(pipeline, group, move.number, who, why, move.moves, discarded, dry_run)
 
@@ -167,6 +169,15 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
         )
     if not discard_open:
         refuse_open(memory)
+    return mirror_of(hook, memory, group_id)
+
+
+def mirror_of(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
+    """The group that mirrors a pipeline, and that nobody consumes with.
+
+    :raises ResetRefused: it is not known.
+    :raises GroupHasMembers: somebody consumes with it.
+    """
     group = group_id or group_of(memory)
     if not group:
         raise ResetRefused(
@@ -193,23 +204,43 @@ def refuse_members(hook: KafkaHook, group: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Move:
+class Moved:
+    """A change of a position, ready to be written.
+
+    :param number: of the change.
+    :param position: where the pipeline stands then.
+    :param before: where it stands now.
+    :param open_windows: what is given up.
+    :param log: what Kafka holds now.
+    :param restored: what is given up in the middle of a replay, and is complete again.
+    """
+
     number: int
     position: Position
     before: Mapping[TopicPartition, int]
     moves: tuple[Move, ...]
     open_windows: tuple[Entry, ...]
     log: Log
+    restored: tuple[Entry, ...] = ()
 
 
-def _plan(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[str], group: str) -> _Move:
-    windows, position, number = open_entries(memory), memory.position, next_change(memory)
-    # A pipeline whose first window is given up stands where that would have begun.
-    before = {**{r.topic_partition: r.start for entry in windows for r in entry.window.ranges}, **position.offsets}
+def stands_at(memory: Memory) -> dict[TopicPartition, int]:
+    """Where a pipeline stands; where its first window would have begun, if that is to be given up."""
+    first = {r.topic_partition: r.start for entry in open_entries(memory) for r in entry.window.ranges}
+    return {**first, **memory.position.offsets}
+
+
+def moved_to(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[str], group: str) -> Moved:
+    """What it takes to move a pipeline there.
+
+    :raises BoundRefused: offsets that the log does not hold.
+    :raises ResetRefused: it cannot be moved there.
+    """
+    windows, position, number, before = open_entries(memory), memory.position, memory.next_change, stands_at(memory)
     topics = {tp.topic for tp in before}
     log = log_of(hook, topics)
     scope = _scope(only, target, log, topics)
-    stale = {t for t in topics if _is_another(position, log, t)}
+    stale = {t for t in topics if is_another(position, log, t)}
     if isinstance(target, ShiftBy):
         wanted, after = _shifted(target, before, scope, log, stale)
     else:
@@ -238,7 +269,7 @@ def _plan(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[str], 
         moved=number,
     )
     moves = tuple(Move(*tp, before.get(tp), after[tp], wanted.get(tp)) for tp in sorted(after))
-    return _Move(number, moved, before, moves, windows, log)
+    return Moved(number, moved, before, moves, windows, log)
 
 
 def _scope(only: Sequence[str], target: Target, log: Log, topics: set[str]) -> set[TopicPartition]:
@@ -264,7 +295,8 @@ def _scope(only: Sequence[str], target: Target, log: Log, topics: set[str]) -> s
     return scope
 
 
-def _is_another(position: Position, log: Log, topic: str) -> bool:
+def is_another(position: Position, log: Log, topic: str) -> bool:
+    """Whether a topic is not the one of this name that the pipeline has read."""
     known, found = position.topic_ids.get(topic), log.topic_ids.get(topic)
     return bool((known and found and known != found) or (position.cluster_id and position.cluster_id != log.cluster_id))
 
@@ -296,33 +328,39 @@ def fence_splits(ledger: Ledger, windows: Sequence[Entry]) -> None:
             ledger.fence_splits(max(1, len(window.source.splits) if window.source else len(window.ranges)))
 
 
-def _write(ledger: Ledger, found: Found, move: _Move, who: str, why: str) -> None:
+def write(ledger: Ledger, found: Found, move: Moved, action: Action, who: str, why: str) -> None:
+    """Position, record of the change and the group's offsets, in one Kafka transaction; windows that are given up are removed.
+
+    :raises Fenced: an attempt of the pipeline has taken over meanwhile; nothing was changed.
+    """
     memory, pipeline = found.memory, ledger.pipeline
-    discarded = tuple(entry.window.number for entry in move.open_windows)
+    given_up = tuple(entry.window.number for entry in move.open_windows)
+    kept_as_complete = {e.window.number: replace(e, state=State.COMPLETE) for e in move.restored}
+    discarded = tuple(number for number in given_up if number not in kept_as_complete)
     # The number of a window that is given up is not used again: a sink may have taken it.
     last_number = max((memory.last_number, *discarded))
     after = {TopicPartition(m.topic, m.partition): m.after for m in move.moves}
     before = {tp: move.before[tp] for tp in after if tp in move.before}
-    change = Change(move.number, "reset", who, why, utc_now(), before, after, discarded)
+    change = Change(move.number, action, who, why, utc_now(), before, after, given_up)
     records = [
+        *(window_record(entry) for entry in kept_as_complete.values()),
         *(LedgerRecord(window_key(pipeline, number), None) for number in discarded),
+        *(LedgerRecord(dead_key(pipeline, number), None) for number in discarded if number in memory.dead),
         *(LedgerRecord(marker_key(pipeline, *split), None) for split in sorted(memory.markers)),
         *(LedgerRecord(change_key(pipeline, n), None) for n in sorted(memory.changes) if n <= move.number - KEEP_CHANGES),
         position_record(pipeline, move.position, last_number),
         change_record(pipeline, change),
     ]
     stands = Window(pipeline, last_number, (), "", "", topic_ids=move.position.topic_ids)
-    kept = {number: entry for number, entry in memory.entries.items() if number not in discarded}
-    hint = Hint(ledger.topic.topic_id, found.partition, replace(memory, entries=kept).oldest_offset)
-    offsets = {tp: offset for tp, offset in move.position.offsets.items() if tp in move.log.partitions}
+    kept = {number: entry for number, entry in memory.entries.items() if number not in discarded} | kept_as_complete
+    dead = {number: letters for number, letters in memory.dead.items() if number not in discarded}
+    hint = Hint(ledger.topic.topic_id, found.partition, replace(memory, entries=kept, dead=dead).oldest_offset)
+    stale = {tp.topic for tp in move.log.partitions if is_another(move.position, move.log, tp.topic)}
+    there = move.log.partitions.keys()
+    offsets = {tp: o for tp, o in move.position.offsets.items() if tp in there and tp.topic not in stale}
     ledger.amend(
         records,
         offsets,
         lambda topic: offset_metadata(stands, topic, hint),
         lambda memory: memory.changes.get(move.number) == change,
     )
-
-
-def next_change(memory: Memory) -> int:
-    """The number that the next change gets."""
-    return max(memory.changes, default=0) + 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused, WindowOpen
 from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Found, LedgerTopic
-from airflow_kafka_spark.hooks.pipeline_changes import fence_splits, next_change, refuse_members, refuse_open, who_asks
+from airflow_kafka_spark.hooks.pipeline_changes import fence_splits, refuse_members, refuse_open, who_asks
 from airflow_kafka_spark.hooks.pipeline_offsets import NOBODYS, existing_ledger, find, group_of, has_source, open_entries
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, key_prefix
@@ -66,7 +66,7 @@ def forget(
     who = who_asks(who, why)
     found = find(hook, pipeline, ledger_topic)
     group = _check_forget(hook, found.memory, ledger_topic, group_id, delete_group, discard_open)
-    change = next_change(found.memory)
+    change = found.memory.next_change
     if dry_run:
         topic = existing_ledger(hook, ledger_topic)
         count = len(_live_keys(topic, found, wait=False)) if topic else 0
@@ -80,7 +80,7 @@ def forget(
         _check_forget(hook, ledger.memory, ledger_topic, group_id, delete_group, discard_open)
         fence_splits(ledger, open_entries(ledger.memory))
         found = ledger.topic.look(pipeline)
-        memory, change = found.memory, next_change(found.memory)
+        memory, change = found.memory, found.memory.next_change
         # First: if this is as far as it gets, the ledger still knows where the pipeline stands.
         if group:
             hook.delete_group(group)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import LedgerUnreadable, PipelineUnknown
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Found, LedgerTopic
-from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.changes import Change, change_to_json
 from airflow_kafka_spark.windows.memory import Entry, Memory, NewerVersion, remember
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
@@ -81,7 +81,8 @@ class PipelineState:
     :param source: where its source of rows stands, in the source's own words; None for a pipeline that reads from Kafka.
     :param intervals: data intervals that it knows, and how many of them are complete.
     :param open_windows: windows that are planned and not complete.
-    :param changes: what was done to its offsets by hand, the last first.
+    :param changes: what was done to it by hand, the last first.
+    :param paused: who has paused it; None while it is not paused.
     """
 
     pipeline: str
@@ -93,6 +94,7 @@ class PipelineState:
     partitions: tuple[PartitionState, ...]
     open_windows: tuple[WindowState, ...]
     changes: tuple[Change, ...]
+    paused: Change | None = None
 
 
 def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id: str | None = None) -> PipelineState:
@@ -123,7 +125,8 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
         (len(memory.intervals), done),
         tuple(partitions),
         tuple(map(_window_state, open_entries(memory))),
-        tuple(memory.changes[number] for number in sorted(memory.changes, reverse=True)),
+        memory.history,
+        memory.pause,
     )
 
 
@@ -149,15 +152,20 @@ def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> Found:
     topic = existing_ledger(hook, ledger_topic)
     if topic is None:
         raise PipelineUnknown(pipeline, ledger_topic)
-    found = topic.find(pipeline, lambda partition: _look(topic, pipeline, partition), lambda found: found.memory.exists)
-    if found.memory.is_blank and not found.memory.changes and not found.memory.intervals:
+    found = topic.find(pipeline, lambda partition: look_into(topic, pipeline, partition), lambda found: found.memory.exists)
+    if found.memory.is_blank and not found.memory.history and not found.memory.intervals:
         raise PipelineUnknown(pipeline, ledger_topic)
     return found
 
 
-def _look(topic: LedgerTopic, pipeline: str, partition: int) -> Found:
+def look_into(topic: LedgerTopic, pipeline: str, partition: int, start: int = 0, wait_for: bytes = NOBODYS[0]) -> Found:
+    """What one partition of the ledger holds of a pipeline, without waiting for what an open transaction hides.
+
+    :param start: where to begin.
+    :param wait_for: what keys begin with that are waited for; default nobody's.
+    """
     try:
-        return Found(remember(pipeline, topic.read(partition, 0, NOBODYS)), partition)
+        return Found(remember(pipeline, topic.read(partition, start, (wait_for,))), partition)
     except NewerVersion as error:
         action = "Upgrade airflow-provider-kafka-spark to the release that wrote it"
         raise LedgerUnreadable(topic.name, f"pipeline `{pipeline}` has {error}", "records of this version", action) from None
@@ -204,7 +212,7 @@ def to_json(value: Any) -> Any:
     """The values of offset control as JSON: what XCom and ``--json`` show."""
     if isinstance(value, Change):
         offsets = {name: {str(tp): offset for tp, offset in getattr(value, name).items()} for name in ("before", "after")}
-        return {**vars(value), **offsets, "discarded": list(value.discarded)}
+        return {**change_to_json(value), **offsets}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, (tuple, list)):

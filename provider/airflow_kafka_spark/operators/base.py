@@ -1,7 +1,8 @@
 """The life of a window, on one page.
 
 1. **Validate** everything at once, before anything is touched.
-2. **Fence and look**: open the ledger, which shuts out every earlier attempt and tells what they left.
+2. **Fence and look**: open the ledger, which shuts out every earlier attempt and tells what they left. A pipeline that is paused
+   is looked at without fencing, and the task skipped.
 3. **Plan**: an open window is finished first, whoever planned it; else freeze the next one and write it down.
 4. **Move**: one Spark job reads, decodes and writes the window where nobody sees it yet.
 5. **Commit**: the sink takes the window whole, together with its own record of it.
@@ -25,19 +26,19 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from airflow.providers.common.compat.sdk import BaseOperator
-
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, Problem, ValidationError
 from airflow_kafka_spark.operators.metrics import emit
-from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
+from airflow_kafka_spark.operators.paused import skip_paused, skip_though_invalid
+from airflow_kafka_spark.operators.visible import VisibleOperator
+from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, first_bad
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.hooks.spark import SparkHook
-    from airflow_kafka_spark.sinks.base import Sink
     from airflow_kafka_spark.sinks.kafka import KafkaSink
     from airflow_kafka_spark.windows.memory import Entry
 
@@ -102,7 +103,7 @@ class Stopwatch:
         return {**self.timings, "total": time.monotonic() - self._begun}
 
 
-class WindowOperator(BaseOperator):
+class WindowOperator(VisibleOperator):
     """An operator that moves one window per run, exactly once as far as its sink can promise.
 
     Guarantee: windows of a pipeline are frozen before any work, applied in order, each once, and the consumer group's offsets
@@ -186,32 +187,46 @@ class WindowOperator(BaseOperator):
         :return: the report of this run's window (:class:`~airflow_kafka_spark.windows.report.Report`), as JSON.
         :raises ValidationError: all problems at once; nothing was changed.
         :raises KafkaSparkError: one of its subclasses; the window stays as it was planned, and a retry goes on with it.
+        :raises AirflowSkipException: the pipeline is paused; nothing was planned or moved.
         """
         run = Run.of(context)
+        self.show(context, run)
         self.validate(run)
         while True:
             watch = Stopwatch()
             with ExitStack() as opened:
                 with watch.step("fence"):
-                    ledger = opened.enter_context(self.open_ledger(run))
-                faults.reached("fenced")
+                    ledger = self.open_ledger(run)
+                    ledger.peek()
+                    if not (is_paused := ledger.whole.is_paused):
+                        opened.enter_context(ledger)
+                # Who is at work while the pipeline is paused is not fenced.
+                if not is_paused:
+                    faults.reached("fenced")
                 done = ledger.completed(run.id)
-                if done is not None and not self.is_rerun(done, run):
+                if done is not None and not self._moves_again(ledger, done, run):
                     self.log.info("Window %s of this run is complete already: nothing to do", done.window)
-                    self.follow(ledger)
+                    if not is_paused:
+                        self.follow(ledger)
                     return self.publish(dict(done.report or Report(done.window).to_dict()), context)
+                skip_paused(ledger)
                 with watch.step("plan"):
                     entry = self._next_window(ledger, run, done)
                 faults.reached("planned")
-                report = self._complete(ledger, entry, watch)
+                with self.seen(entry.window):
+                    report = self._complete(ledger, entry, watch)
             if entry.window.run == run.id:
                 return self.publish(report.to_dict(), context)
             self.log.info("That was the open window of run %s; this run's own window comes next", entry.window.run)
 
     def validate(self, run: Run) -> None:
-        """:raises ValidationError: naming every problem."""
+        """:raises ValidationError: naming every problem.
+        :raises AirflowSkipException: there are some, and the pipeline is paused: perhaps because of them.
+        """
         problems = self.problems(run)
         if problems:
+            if not {"kafka_conn_id", "pipeline"} & {problem.where for problem in problems}:
+                skip_though_invalid(lambda: self.open_ledger(run))
             raise ValidationError(problems)
 
     def is_rerun(self, done: Entry, run: Run) -> bool:
@@ -220,6 +235,25 @@ class WindowOperator(BaseOperator):
         :raises ValidationError: it is, and the sink cannot replace what it has taken.
         """
         return self.on_rerun == "replay" and self.was_cleared(done, run)
+
+    def _moves_again(self, ledger: Ledger, done: Entry, run: Run) -> bool:
+        """Whether a complete window is moved once more: its task was cleared and that means so, or somebody has asked for it.
+
+        :raises ValidationError: it is to be, and the sink cannot replace what it has taken.
+        """
+        asked = ledger.whole.replay_asked(done.window)
+        if asked is None:
+            return self.is_rerun(done, run)
+        self.log.info("%s has asked for window %s to be moved once more: %s", asked.who, done.window, asked.why)
+        if problems := self.replay_problems():
+            raise ValidationError(problems)
+        return True
+
+    def replay_problems(self) -> list[Problem]:
+        """Why the sink cannot replace the rows of a window that it has taken."""
+        if isinstance(self.sink, Sink):
+            return self.sink.replay_problems()
+        return [Problem("sink", "what is published to Kafka cannot be replaced")]
 
     def was_cleared(self, done: Entry, run: Run) -> bool:
         """Whether somebody cleared the task after it had moved this window: then Airflow allows it more tries than before. A task
@@ -231,7 +265,7 @@ class WindowOperator(BaseOperator):
         written down."""
         unfinished = ledger.memory.open_entry
         if unfinished is None and done is not None:
-            self.log.info("Window %s is complete, and its task was cleared: moving it once more", done.window)
+            self.log.info("Window %s is complete, and its task runs again: moving it once more", done.window)
             entry = ledger.replay(done)
         elif unfinished is None:
             entry = ledger.plan(self.plan(ledger, run))
@@ -262,10 +296,12 @@ class WindowOperator(BaseOperator):
             report = sum_up_applied(window, applied, dead.landed if dead else ())
         else:
             self.check(window)
+            self.progress.step("move")
             with watch.step("move"):
                 report = self.move(window, ledger)
         report = replace(report, sink=self.sink.uri, guarantee=self.sink.guarantee.value, attempts=entry.attempt.number)
         faults.reached("close.begin")
+        self.progress.step("close")
         report = self.close(ledger, window, replace(report, timings=watch.stop()))
         faults.reached("close.committed")
         self.follow(ledger)
@@ -280,8 +316,7 @@ class WindowOperator(BaseOperator):
         """
         rejected = sum(result.rejected for result in results)
         if rejected:
-            samples = sorted((s for r in results for s in r.samples), key=lambda s: (s.topic, s.partition, s.offset))
-            raise BadRecords(str(window), rejected, samples[:10])
+            raise BadRecords(str(window), rejected, first_bad(results, 10))
 
     def check_counts(self, window: Window, results: Sequence[SplitResult]) -> None:
         """Counted twice: by the reader and by the sink.
@@ -295,6 +330,7 @@ class WindowOperator(BaseOperator):
 
     def publish(self, report: dict[str, Any], context: Mapping[str, Any]) -> dict[str, Any]:
         """7. The report goes to XCom and onto the events of this task's outlets."""
+        self.reported = report
         for outlet in self.outlets:
             context["outlet_events"][outlet].extra = report
         return report

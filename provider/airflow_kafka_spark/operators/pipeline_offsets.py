@@ -4,38 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.operators.base import Run
+from airflow_kafka_spark.operators.links import Links, WindowLink, of_pipeline
 from airflow_kafka_spark.windows.bounds import ShiftBy, Written, parse_start, parse_stop, parse_target
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
 
-ACTIONS = ("show", "plan", "reset", "windows", "forget")
+Action = Literal["show", "plan", "reset", "windows", "forget", "pause", "resume", "skip", "replay"]
+ACTIONS = get_args(Action)
+CHANGES = ("reset", "forget", "pause", "resume", "skip", "replay")
 
 
 class PipelineOffsetsOperator(BaseOperator):
     """Show where a pipeline stands, what its next window would be and what it has moved; move it; or have it forgotten.
 
-    As KIP-875 has it for connectors. ``show``, ``plan`` and ``windows`` disturb nobody. ``reset`` and ``forget`` are refused
-    while a window is open; each is a record in the ledger with who and why. No Spark is started.
+    As KIP-875 has it for connectors. ``show``, ``plan`` and ``windows`` disturb nobody, nor do ``pause``, ``resume`` and
+    ``replay``. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while somebody may be at work on it. Each
+    change is a record in the ledger with who and why. No Spark is started.
 
-    :param action: ``show`` (default), ``plan``, ``reset``, ``windows`` or ``forget``.
+    :param action: ``show`` (default), ``plan``, ``windows``, ``reset``, ``forget``, ``pause``, ``resume``, ``skip`` (gives up the
+        open window, or else what waits) or ``replay`` (asks for a complete window to be moved once more, when its task is
+        cleared).
     :param pipeline: the pipeline's name, by default ``<dag_id>.<task_id>``.
     :param to: of ``reset``, where to: ``"earliest"``, ``"latest"``, a time, an offset per partition, ``"committed:<group>"``.
     :param shift_by: of ``reset``, in place of ``to``: so many offsets on, or back if negative; no further than the log.
     :param only: of ``reset``: topics (``orders``) or partitions (``orders:0,2``); empty (default) is all that it reads.
-    :param why: of ``reset`` and ``forget``: what for.
+    :param why: of every change: what for.
     :param who: who asks; default this task's run.
     :param group_id: the pipeline's group; default what its last report names.
     :param discard_open: of ``reset`` and ``forget``: give up an open window, whose records a sink may have taken already.
     :param delete_group: of ``forget``: delete its group with the offsets it has committed.
-    :param dry_run: of ``reset`` and ``forget``: say what would happen, and change nothing.
+    :param dry_run: of every change: say what would happen, and change nothing.
+    :param not_running: of ``skip``: nobody is at work on the open window; without that it is not given up.
+    :param window: of ``replay``: the window's number; or ``interval``, the data interval's name.
     :param topics: of ``plan``: what it subscribes to; empty (default) is what it has read.
     :param starting_offsets: of ``plan``: as the pipeline's operator has it; so are ``ending_offsets``, ``max_records`` and
         ``data_loss``.
@@ -59,14 +67,18 @@ class PipelineOffsetsOperator(BaseOperator):
         "starting_offsets",
         "ending_offsets",
         "max_records",
+        "window",
+        "interval",
         "ledger_topic",
     )
     ui_color = "#f3e8ff"
+    operator_extra_links = (WindowLink(),)
+    links: Links | None = None
 
     def __init__(
         self,
         *,
-        action: Literal["show", "plan", "reset", "windows", "forget"] = "show",
+        action: Action = "show",
         pipeline: str,
         to: Written | ShiftBy = None,
         shift_by: int | str | None = None,
@@ -83,6 +95,9 @@ class PipelineOffsetsOperator(BaseOperator):
         max_records: int | str | None = None,
         data_loss: DataLossPolicy = "fail",
         limit: int = 20,
+        not_running: bool = False,
+        window: int | str | None = None,
+        interval: str | None = None,
         kafka_conn_id: str = "kafka_default",
         ledger_topic: str = "airflow-windows",
         **kwargs: Any,
@@ -106,6 +121,9 @@ class PipelineOffsetsOperator(BaseOperator):
         self.max_records = max_records
         self.data_loss = data_loss
         self.limit = limit
+        self.not_running = not_running
+        self.window = window
+        self.interval = interval
         self.kafka_conn_id = kafka_conn_id
         self.ledger_topic = ledger_topic
 
@@ -117,6 +135,7 @@ class PipelineOffsetsOperator(BaseOperator):
 
         if problems := self._problems():
             raise ValidationError(problems)
+        self.links = of_pipeline(context, self.kafka_conn_id, self.ledger_topic, self.pipeline)
         with self.kafka:
             found = getattr(self, f"_{self.action}")(Run.of(context))
         return to_json(found)
@@ -159,15 +178,39 @@ class PipelineOffsetsOperator(BaseOperator):
 
         return forget(self.kafka, self.pipeline, delete_group=self.delete_group, **self._change(run))
 
+    def _pause(self, run: Run) -> Any:
+        from airflow_kafka_spark.hooks.pipeline_pause import pause
+
+        return self._warned(pause(self.kafka, self.pipeline, **self._asked(run)))
+
+    def _resume(self, run: Run) -> Any:
+        from airflow_kafka_spark.hooks.pipeline_pause import resume
+
+        return self._warned(resume(self.kafka, self.pipeline, **self._asked(run)))
+
+    def _skip(self, run: Run) -> Any:
+        from airflow_kafka_spark.hooks.pipeline_skip import skip
+
+        running = False if self.not_running else None
+        group = self.group_id or None
+        return self._warned(skip(self.kafka, self.pipeline, group_id=group, running=running, **self._asked(run)))
+
+    def _replay(self, run: Run) -> Any:
+        from airflow_kafka_spark.hooks.pipeline_replay import replay
+
+        window, name = _whole(self.window), self.interval or None
+        return self._warned(replay(self.kafka, self.pipeline, window=window, name=name, **self._asked(run)))
+
+    def _warned(self, done: Any) -> Any:
+        for warning in done.warnings:
+            self.log.warning("%s", warning)
+        return done
+
+    def _asked(self, run: Run) -> dict[str, Any]:
+        return {"why": self.why, "who": self.who or run.id, "ledger_topic": self.ledger_topic, "dry_run": self.only_tell}
+
     def _change(self, run: Run) -> dict[str, Any]:
-        return {
-            "why": self.why,
-            "who": self.who or run.id,
-            "ledger_topic": self.ledger_topic,
-            "group_id": self.group_id or None,
-            "discard_open": self.discard_open,
-            "dry_run": self.only_tell,
-        }
+        return {**self._asked(run), "group_id": self.group_id or None, "discard_open": self.discard_open}
 
     def _target(self) -> Any:
         shift = _whole(self.shift_by)
@@ -179,12 +222,16 @@ class PipelineOffsetsOperator(BaseOperator):
         problems = []
         if not isinstance(self.pipeline, str) or not self.pipeline.strip():
             problems.append(Problem("pipeline", f"`{self.pipeline}` is not the name of a pipeline"))
-        if self.action in ("reset", "forget") and not str(self.why or "").strip():
+        if self.action in CHANGES and not str(self.why or "").strip():
             problems.append(Problem("why", "it is not said what this change is for", "Say why"))
         if self.action == "reset" and (self.to is None) == (self.shift_by in (None, "")):
             problems.append(Problem("to", "give either `to` or `shift_by`"))
         elif self.action == "reset":
             problems += _tried("shift_by" if self.to is None else "to", self._target)
+        if self.action == "replay" and (self.window in (None, "")) == (not self.interval):
+            problems.append(Problem("window", "give either `window` or `interval`"))
+        elif self.action == "replay":
+            problems += _tried("window", lambda: _whole(self.window))
         if self.action == "plan":
             problems += _tried("starting_offsets", lambda: parse_start(self.starting_offsets))
             problems += _tried("ending_offsets", lambda: parse_stop(self.ending_offsets))

@@ -1,12 +1,17 @@
-"""What somebody has done to a pipeline's offsets, as the ledger remembers it."""
+"""What somebody has done to a pipeline by hand, as the ledger remembers it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from airflow_kafka_spark.windows.model import TopicPartition
+
+Action = Literal["reset", "forget", "skip", "pause", "resume", "replay"]
+
+_SERIALIZED = ("number", "action", "who", "why", "at")
+_OF_REPLAYS = ("window", "name", "replay")
 
 
 @dataclass(frozen=True)
@@ -14,31 +19,46 @@ class Change:
     """One change by hand.
 
     :param number: from 1, within its pipeline.
-    :param action: ``reset``: its position was moved; ``forget``: the ledger forgot it.
+    :param action: ``reset``: its position was moved; ``skip``: it was moved on, past an open window or past what waited;
+        ``forget``: the ledger forgot it; ``pause`` and ``resume``: whether it may move windows; ``replay``: a window is to be
+        moved once more.
     :param who: who asked for it.
     :param why: what for.
     :param at: UTC instant, ISO 8601.
     :param before: where the pipeline stood, per partition; a partition it had not read is missing.
     :param after: where it stands now, in the partitions that were moved.
     :param discarded: numbers of the open windows that were given up.
+    :param window: of ``replay``: the window's number; 0 elsewhere.
+    :param name: of ``replay``: the data interval's name; empty for a window of progress.
+    :param replay: of ``replay``: how often the window had been replayed before.
+    :param offset: where it lies in the ledger partition; -1 when not read from there. Not part of what is compared.
     """
 
     number: int
-    action: Literal["reset", "forget"]
+    action: Action
     who: str
     why: str
     at: str
     before: Mapping[TopicPartition, int] = field(default_factory=dict)
     after: Mapping[TopicPartition, int] = field(default_factory=dict)
     discarded: tuple[int, ...] = ()
+    window: int = 0
+    name: str = ""
+    replay: int = 0
+    offset: int = field(default=-1, compare=False)
 
 
 def change_to_json(change: Change) -> dict[str, Any]:
-    """``before`` and ``after`` are ``[[topic, partition, offset], ...]``."""
+    """``before`` and ``after`` are ``[[topic, partition, offset], ...]``. What only a replay has is left out elsewhere: older
+    releases know nothing of it."""
     offsets = {name: [[*tp, offset] for tp, offset in sorted(getattr(change, name).items())] for name in ("before", "after")}
-    return {**vars(change), **offsets, "discarded": list(change.discarded)}
+    asked = {name: getattr(change, name) for name in _OF_REPLAYS} if change.action == "replay" else {}
+    return {**{n: getattr(change, n) for n in _SERIALIZED}, **offsets, "discarded": list(change.discarded), **asked}
 
 
-def change_from_json(value: Mapping[str, Any]) -> Change:
+def change_from_json(value: Mapping[str, Any], offset: int = -1) -> Change:
+    """:param offset: where it was read."""
     offsets = {name: {TopicPartition(t, p): offset for t, p, offset in value[name]} for name in ("before", "after")}
-    return Change(**{**value, **offsets, "discarded": tuple(value["discarded"])})
+    known = {f.name for f in fields(Change)}
+    facts = {name: fact for name, fact in value.items() if name in known}
+    return Change(**{**facts, **offsets, "discarded": tuple(value["discarded"]), "offset": offset})

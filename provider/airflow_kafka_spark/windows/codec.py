@@ -98,21 +98,28 @@ def _source_from_json(value: Mapping[str, Any]) -> SourcePlan:
 
 def marker_to_json(marker: Marker) -> dict[str, Any]:
     """``landed`` is ``[[topic, partition, first, last, records], ...]``."""
-    landed = [[p.topic, p.partition, p.first, p.last, p.records] for p in marker.landed]
-    result = {"result": result_to_json(marker.result)} if marker.result else {}
-    return {"window": marker.window, "split": marker.split, "landed": landed, "bytes": marker.bytes, **result}
+    landed, dead = ([[p.topic, p.partition, p.first, p.last, p.records] for p in m] for m in (marker.landed, marker.dead_letters))
+    more = {
+        **({"result": result_to_json(marker.result)} if marker.result else {}),
+        **({"dead_letters": dead} if dead else {}),
+    }
+    return {"window": marker.window, "split": marker.split, "landed": landed, "bytes": marker.bytes, **more}
 
 
 def marker_from_json(value: Mapping[str, Any]) -> Marker:
     result = result_from_json(value["result"]) if value.get("result") else None
-    landed = tuple(Landed(*part) for part in value["landed"])
-    return Marker(value["window"], value["split"], landed, value.get("bytes", 0), result)
+    landed, dead = (tuple(Landed(*part) for part in value.get(name, ())) for name in ("landed", "dead_letters"))
+    return Marker(value["window"], value["split"], landed, value.get("bytes", 0), result, dead)
+
+
+_STREAMS = ("letters", "routes")
+"""What a task tells of records themselves, in Arrow."""
 
 
 def result_to_json(result: SplitResult) -> dict[str, Any]:
     """Without its dead letters: those travel once, beside it."""
     return {
-        **{name: value for name, value in vars(result).items() if name != "letters"},
+        **{name: value for name, value in vars(result).items() if name not in _STREAMS},
         "samples": [list(vars(s).values()) for s in result.samples],
         "gaps": [list(vars(g).values()) for g in result.gaps],
         "times": [result.times.width, sorted(result.times.counts.items())],
@@ -133,8 +140,8 @@ def result_from_json(value: Mapping[str, Any]) -> SplitResult:
 
 def encode_result(result: SplitResult) -> str:
     """As a task tells it to the driver, with its dead letters."""
-    letters = {"letters": base64.b64encode(result.letters).decode()} if result.letters else {}
-    return json.dumps({**result_to_json(result), **letters})
+    streams = {name: base64.b64encode(stream).decode() for name in _STREAMS if (stream := getattr(result, name))}
+    return json.dumps({**result_to_json(result), **streams})
 
 
 def decode_result(text: str) -> SplitResult:
@@ -143,8 +150,8 @@ def decode_result(text: str) -> SplitResult:
     :raises KafkaSparkError: the error that ended the split, as it was raised in the task.
     """
     facts = dict(decode_facts(text))
-    letters = base64.b64decode(facts.pop("letters", ""))
-    return replace(result_from_json(facts), letters=letters)
+    streams: dict[str, Any] = {name: base64.b64decode(facts.pop(name, "")) for name in _STREAMS}
+    return replace(result_from_json(facts), **streams)
 
 
 def position_to_json(position: Position) -> dict[str, Any]:

@@ -16,6 +16,9 @@ Kinds of record, all keyed by pipeline so that compaction keeps the newest of ea
     which records of a window went to the dead letter topic (:mod:`~airflow_kafka_spark.windows.dead_letters`).
 ``["<pipeline>", "change", <number>]``
     what somebody has done to its offsets (:mod:`~airflow_kafka_spark.windows.changes`).
+``["<pipeline>", "control", <number>]``
+    what somebody wants of it while it may be at work: to pause, to resume, to replay a window. Written beside whoever is at work,
+    so never under a key that they write.
 """
 
 from __future__ import annotations
@@ -43,6 +46,11 @@ from airflow_kafka_spark.windows.plan import Position
 
 VERSION = 1
 """Of the records. A record of a newer version is refused, never guessed at."""
+PAUSE_VERSION = 2
+"""Of a pause in force: a release that knows of no pauses must not go on as if there were none."""
+
+
+CONTROL = "control"
 
 
 class NewerVersion(ValueError):
@@ -101,7 +109,9 @@ class Memory:
     :param markers: splits that are published, by window number and split index.
     :param intervals: its data intervals, by name.
     :param changes: what was done to its offsets by hand, by number.
+    :param controls: pauses, resumes and replays that were asked for, by number.
     :param dead: which records went to the dead letter topic, by window number.
+    :param seen: the offset of its newest record that was read from the ledger partition; -1 without one.
     """
 
     pipeline: str
@@ -113,6 +123,8 @@ class Memory:
     intervals: Mapping[str, IntervalState] = field(default_factory=dict)
     changes: Mapping[int, Change] = field(default_factory=dict)
     dead: Mapping[int, DeadLetters] = field(default_factory=dict)
+    controls: Mapping[int, Change] = field(default_factory=dict)
+    seen: int = field(default=-1, compare=False)
 
     @property
     def is_blank(self) -> bool:
@@ -135,9 +147,42 @@ class Memory:
 
     @property
     def oldest_offset(self) -> int:
-        """Where a reader of the ledger partition has to begin to see every remembered window."""
+        """Where a reader of the ledger partition has to begin to see every remembered window, and every control that counts."""
         offsets = [*(e.offset for e in self.entries.values()), *(d.offset for d in self.dead.values())]
-        return min((offset for offset in offsets if offset >= 0), default=-1)
+        asked = [c for e in self.entries.values() if e.state is State.COMPLETE and (c := self.replay_asked(e.window))]
+        offsets += [c.offset for c in (self.pause, *asked) if c]
+        # Controls are written beside whoever is at work: what came after its last look may be one.
+        known = [offset for offset in offsets if offset >= 0]
+        return min(known if self.seen < 0 else [*known, self.seen]) if known else -1
+
+    @property
+    def pause(self) -> Change | None:
+        """Who has paused the pipeline, when and why; None while it is not paused."""
+        told = [c for c in self.controls.values() if c.action in ("pause", "resume")]
+        last = max(told, key=lambda c: c.number, default=None)
+        return last if last is not None and last.action == "pause" else None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the pipeline moves no windows until somebody resumes it."""
+        return self.pause is not None
+
+    def replay_asked(self, window: Window) -> Change | None:
+        """Who wants a complete window of this pipeline to be moved once more, as long as it was not. Once it is, this is None."""
+        name = Interval.of_ms(*window.interval).name if window.interval else ""
+        mine = (window.number, name, window.replay)
+        return next((c for c in self.controls.values() if c.action == "replay" and (c.window, c.name, c.replay) == mine), None)
+
+    @property
+    def history(self) -> tuple[Change, ...]:
+        """Whatever was done by hand, the last first."""
+        every = (*self.changes.values(), *self.controls.values())
+        return tuple(sorted(every, key=lambda c: (c.number, c.at), reverse=True))
+
+    @property
+    def next_change(self) -> int:
+        """The number that the next change by hand gets."""
+        return max((*self.changes, *self.controls), default=0) + 1
 
 
 def position_record(pipeline: str, position: Position, last_number: int) -> LedgerRecord:
@@ -195,6 +240,19 @@ def change_key(pipeline: str, number: int) -> bytes:
     return _dump([pipeline, "change", number])
 
 
+def control_record(pipeline: str, change: Change, version: int = VERSION) -> LedgerRecord:
+    return LedgerRecord(control_key(pipeline, change.number), _dump({"v": version, "change": change_to_json(change)}))
+
+
+def control_key(pipeline: str, number: int) -> bytes:
+    return _dump([pipeline, CONTROL, number])
+
+
+def control_prefix(pipeline: str) -> bytes:
+    """What the keys of a pipeline's controls begin with."""
+    return _dump([pipeline, CONTROL])[:-1] + b","
+
+
 def dead_record(pipeline: str, dead: DeadLetters) -> LedgerRecord:
     return LedgerRecord(dead_key(pipeline, dead.window), _dump({"v": VERSION, "dead": dead_letters_to_json(dead)}))
 
@@ -218,16 +276,16 @@ def remember(pipeline: str, records: Iterable[LedgerRecord]) -> Memory:
     :raises ValueError: for a record of this pipeline that cannot be read.
     """
     newest: dict[tuple[Any, ...], tuple[dict[str, Any], int]] = {}
-    exists, mine = False, key_prefix(pipeline)
+    exists, seen, mine = False, -1, key_prefix(pipeline)
     for record in records:
         if not record.key.startswith(mine):
             continue
-        exists = True
+        exists, seen = True, max(seen, record.offset)
         key = tuple(json.loads(record.key)[1:])
         if record.value is None:
             newest.pop(key, None)
         else:
-            newest[key] = _value(record), record.offset
+            newest[key] = _value(record, is_control=key[0] == CONTROL), record.offset
 
     def of(kind: str) -> list[tuple[tuple[Any, ...], dict[str, Any], int]]:
         return [(key[1:], value, offset) for key, (value, offset) in newest.items() if key[0] == kind]
@@ -241,15 +299,17 @@ def remember(pipeline: str, records: Iterable[LedgerRecord]) -> Memory:
         exists=exists,
         markers={split: marker_from_json(value["marker"]) for split, value, _ in of("split")},
         intervals={name: _interval_state(value, offset) for (name,), value, offset in of("interval")},
-        changes={number: change_from_json(value["change"]) for (number,), value, _ in of("change")},
+        changes={number: change_from_json(value["change"], offset) for (number,), value, offset in of("change")},
         dead={number: dead_letters_from_json(number, value["dead"], offset) for (number,), value, offset in of("dead")},
+        controls={number: change_from_json(value["change"], offset) for (number,), value, offset in of(CONTROL)},
+        seen=seen,
     )
 
 
-def _value(record: LedgerRecord) -> dict[str, Any]:
+def _value(record: LedgerRecord, *, is_control: bool) -> dict[str, Any]:
     assert record.value is not None
     value: dict[str, Any] = json.loads(record.value)
-    if value["v"] > VERSION:
+    if value["v"] > (PAUSE_VERSION if is_control else VERSION):
         raise NewerVersion(f"a record of version {value['v']} at offset {record.offset}")
     return value
 

@@ -239,6 +239,7 @@ class Marker:
     :param landed: where its records lie, ordered by topic and partition; empty for a split without rows.
     :param bytes: of keys and values.
     :param result: what was read for it, where it was read from Kafka.
+    :param dead_letters: where those of its records lie that went to a dead letter topic.
     """
 
     window: int
@@ -246,24 +247,31 @@ class Marker:
     landed: tuple[Landed, ...] = ()
     bytes: int = 0
     result: SplitResult | None = None
+    dead_letters: tuple[Landed, ...] = ()
 
     @property
     def records(self) -> int:
         return sum(part.records for part in self.landed)
 
 
+VALUE_CONVERTER, KEY_CONVERTER, TRANSFORMATION = "VALUE_CONVERTER", "KEY_CONVERTER", "TRANSFORMATION"
+"""Stages at which a record turns out to be bad, in Connect's words."""
+TASK_PUT = "TASK_PUT"
+"""The same for one that the sink refuses."""
+
+
 @dataclass(frozen=True)
 class BadRecord:
     """A record that could not be decoded, or that the sink rejected.
 
-    :param stage: where on its way, in Connect's words.
+    :param stage: where on its way.
     """
 
     topic: str
     partition: int
     offset: int
     reason: str
-    stage: str = "VALUE_CONVERTER"
+    stage: str = VALUE_CONVERTER
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}@{self.offset}: {self.reason}"
@@ -285,6 +293,8 @@ class SplitResult:
     :param times: how many records there are of each span of time.
     :param token: what the sink's writer wants to tell the sink (a file, a stage); JSON.
     :param letters: the bad records themselves, where they are wanted, as an Arrow stream.
+    :param routed: records that go to another topic instead of the sink.
+    :param routes: those of them that were not sent yet, as an Arrow stream.
     """
 
     index: int
@@ -300,11 +310,18 @@ class SplitResult:
     token: Mapping[str, Any] = field(default_factory=dict)
     filtered: int = 0
     letters: ArrowStream = field(default=b"", repr=False)
+    routed: int = 0
+    routes: ArrowStream = field(default=b"", repr=False)
 
     @property
     def handed_over(self) -> int:
         """Records that the sink was given."""
-        return self.records - self.ignored - self.rejected - self.filtered
+        return self.records - self.ignored - self.rejected - self.filtered - self.routed
+
+
+def first_bad(results: Iterable[SplitResult], most: int) -> list[BadRecord]:
+    """The first few bad records, in the order of topic, partition and offset."""
+    return sorted((s for r in results for s in r.samples), key=lambda s: (s.topic, s.partition, s.offset))[:most]
 
 
 @dataclass(frozen=True)

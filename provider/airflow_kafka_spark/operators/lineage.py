@@ -1,0 +1,209 @@
+"""What OpenLineage is told of a window: topics and tables by the names its specification gives them, offsets and counts.
+
+Only OpenLineage's own provider asks for this, so only then is anything of it imported. It asks in a process of its own, forked
+off the task's: nothing here may use a client of Kafka or a session of Spark, which do not live on in a fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.windows.instants import iso
+
+if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
+
+    from airflow_kafka_spark.windows.model import Window
+
+log = logging.getLogger(__name__)
+
+OFFSETS, WINDOW = "kafkaSpark_offsets", "kafkaSpark_window"
+"""Facets of our own: of a topic, and of the run."""
+
+_SCHEMES = {"s3a": "s3", "s3n": "s3", "postgresql": "postgres", "mariadb": "mysql"}
+
+
+def lineage(
+    operator: Any, *, window: Window | None = None, report: Mapping[str, Any] | None = None, with_schema: bool = False
+) -> OperatorLineage:
+    """Inputs, outputs and facets of a window's task.
+
+    :param operator: a :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
+    :param window: the window, as far as one is planned.
+    :param report: its report, once it is complete.
+    :param with_schema: tell the columns of a sink's table too.
+    """
+    from airflow.providers.openlineage.extractors import OperatorLineage
+
+    broker = broker_of(str(operator.kafka.config["bootstrap.servers"]))
+    source = getattr(operator, "source", None)
+    if source is not None:
+        inputs = [_input(dataset_of((report or {}).get("source") or source.uri), report)]
+    else:
+        ranges = _ranges(window, report)
+        topics = sorted({r["topic"] for r in ranges}) or list(operator.subscription.topics)
+        inputs = [_topic_read(broker, topic, ranges, report) for topic in topics]
+    outputs = _written(operator, broker, report, with_schema)
+    run_facets = {WINDOW: _facets()["run"](**_window_facts(window, report))} if window or report else {}
+    return OperatorLineage(inputs=inputs, outputs=outputs, run_facets=run_facets)
+
+
+def broker_of(bootstrap_servers: str) -> str:
+    """The namespace of a cluster's topics: its first bootstrap server, as ``kafka://host:port``."""
+    first = bootstrap_servers.split(",")[0].strip().rpartition("://")[2]
+    return f"kafka://{first}" if first.rpartition(":")[2].isdecimal() else f"kafka://{first}:9092"
+
+
+def dataset_of(uri: str) -> tuple[str, str]:
+    """Namespace and name, as OpenLineage's specification has them for each system.
+
+    :param uri: as sources and sinks tell it: ``postgres://host:port/db/schema/table``, ``file:///path``, ``s3a://bucket/path``.
+    """
+    parts = urllib.parse.urlsplit(uri)
+    scheme, path = _SCHEMES.get(parts.scheme, parts.scheme), urllib.parse.unquote(parts.path)
+    if scheme in ("", "file"):
+        return "file", path
+    if scheme in ("s3", "gs", "abfs", "abfss", "hdfs"):
+        return f"{scheme}://{parts.netloc}", path.strip("/") or "/"
+    return f"{scheme}://{parts.netloc}", ".".join(urllib.parse.unquote(part) for part in parts.path.strip("/").split("/"))
+
+
+def _ranges(window: Window | None, report: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    if report is not None:
+        return [dict(r) for r in report["ranges"]]
+    return [
+        {"topic": r.topic, "partition": r.partition, "start": r.start, "end": r.end} for r in (window.ranges if window else ())
+    ]
+
+
+def _window_facts(window: Window | None, report: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the run's facet tells: the window's name, and what became of it."""
+    told = report or {}
+    facts: dict[str, Any] = {
+        name: told.get(name)
+        for name in (
+            "records_read", "records_written", "records_deleted", "records_rejected", "gaps", "guarantee", "attempts",
+            "planned_at", "completed_at",
+        )
+    }  # fmt: skip
+    if report is not None:
+        return {"pipeline": report["pipeline"], "window": report["window"], "interval": report.get("interval"), **facts}
+    assert window is not None
+    interval = list(map(iso, window.interval)) if window.interval else None
+    return {**facts, "pipeline": window.pipeline, "window": window.id, "interval": interval, "planned_at": window.planned_at}
+
+
+def _topic_read(broker: str, topic: str, ranges: Sequence[Mapping[str, Any]], report: Mapping[str, Any] | None) -> Any:
+    from openlineage.client.event_v2 import InputDataset
+
+    of_topic = [{k: v for k, v in r.items() if k != "topic"} for r in ranges if r["topic"] == topic]
+    facets: dict[str, Any] = {}
+    if of_topic:
+        facets[OFFSETS] = _facets()["input"](partitions=of_topic)
+    if report is not None:
+        facets |= _statistics(sum(r["records"] for r in of_topic))
+    return InputDataset(namespace=broker, name=topic, inputFacets=facets)
+
+
+def _input(dataset: tuple[str, str], report: Mapping[str, Any] | None) -> Any:
+    from openlineage.client.event_v2 import InputDataset
+
+    namespace, name = dataset
+    return InputDataset(namespace=namespace, name=name, inputFacets=_statistics(report["records_read"]) if report else {})
+
+
+def _statistics(rows: int) -> dict[str, Any]:
+    """Of what was read; none with an OpenLineage that has no such facet."""
+    try:
+        from openlineage.client.facet_v2 import input_statistics_input_dataset as facet
+    except ImportError:
+        return {}
+    return {"inputStatistics": facet.InputStatisticsInputDatasetFacet(rowCount=rows)}
+
+
+def _written(operator: Any, broker: str, report: Mapping[str, Any] | None, with_schema: bool) -> list[Any]:
+    letters = getattr(operator, "errors_deadletterqueue_topic_name", None)
+    outputs = []
+    if isinstance(operator.sink, KafkaSink):
+        landed = list((report or {}).get("published", ()))
+        topics = sorted({part["topic"] for part in landed}) or [str(t) for t in [operator.sink.topic] if t]
+        outputs += [_topic_written(broker, topic, landed, report is not None) for topic in topics]
+    else:
+        namespace, name = dataset_of((report or {}).get("sink") or operator.sink.uri)
+        rows = None if report is None else report["records_written"]
+        outputs.append(_output(namespace, name, rows, {}, _schema(operator) if with_schema else {}))
+    if letters:
+        outputs.append(_topic_written(broker, str(letters), list((report or {}).get("dead_letters", ())), report is not None))
+    return outputs
+
+
+def _topic_written(broker: str, topic: str, landed: Sequence[Mapping[str, Any]], is_complete: bool) -> Any:
+    of_topic = [{k: v for k, v in part.items() if k != "topic"} for part in landed if part["topic"] == topic]
+    facets = {OFFSETS: _facets()["output"](partitions=of_topic)} if of_topic else {}
+    return _output(broker, topic, sum(part["records"] for part in of_topic) if is_complete else None, facets, {})
+
+
+def _output(namespace: str, name: str, rows: int | None, output_facets: dict[str, Any], facets: dict[str, Any]) -> Any:
+    from openlineage.client.event_v2 import OutputDataset
+    from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
+
+    if rows is not None:
+        facet = statistics.OutputStatisticsOutputDatasetFacet(rowCount=rows)
+        output_facets = {**output_facets, "outputStatistics": facet}
+    return OutputDataset(namespace=namespace, name=name, facets=facets, outputFacets=output_facets)
+
+
+def _schema(operator: Any) -> dict[str, Any]:
+    """The columns that a sink was given. They were found out when the window was validated, so nobody is asked for them."""
+    from openlineage.client.facet_v2 import schema_dataset
+
+    try:
+        columns = operator.shape(operator.run_now).schema
+    except Exception as error:
+        log.debug("No columns for OpenLineage: %s", error)
+        return {}
+    fields = [schema_dataset.SchemaDatasetFacetFields(name=column.name, type=str(column.type)) for column in columns]
+    return {"schema": schema_dataset.SchemaDatasetFacet(fields=fields)}
+
+
+@cache
+def _facets() -> dict[str, Any]:
+    """The classes of our own facets: OpenLineage makes facets of classes, and is imported only here."""
+    import attr
+    from openlineage.client.generated.base import InputDatasetFacet, OutputDatasetFacet, RunFacet
+
+    @attr.define
+    class KafkaOffsetsInputDatasetFacet(InputDatasetFacet):
+        """Per partition: what was read, ``[start, end)``, and how many records that were."""
+
+        partitions: list[dict[str, Any]] = attr.field(factory=list)
+
+    @attr.define
+    class KafkaOffsetsOutputDatasetFacet(OutputDatasetFacet):
+        """Per partition: the first and the last offset that were written, and how many records."""
+
+        partitions: list[dict[str, Any]] = attr.field(factory=list)
+
+    @attr.define
+    class KafkaSparkWindowRunFacet(RunFacet):
+        """The window: its name, and what became of it."""
+
+        pipeline: str = attr.field(default="")
+        window: str = attr.field(default="")
+        interval: list[str] | None = attr.field(default=None)
+        records_read: int | None = attr.field(default=None)
+        records_written: int | None = attr.field(default=None)
+        records_deleted: int | None = attr.field(default=None)
+        records_rejected: int | None = attr.field(default=None)
+        gaps: list[dict[str, Any]] | None = attr.field(default=None)
+        guarantee: str | None = attr.field(default=None)
+        attempts: int | None = attr.field(default=None)
+        planned_at: str | None = attr.field(default=None)
+        completed_at: str | None = attr.field(default=None)
+
+    return {"input": KafkaOffsetsInputDatasetFacet, "output": KafkaOffsetsOutputDatasetFacet, "run": KafkaSparkWindowRunFacet}

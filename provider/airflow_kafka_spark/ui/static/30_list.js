@@ -1,0 +1,182 @@
+// All pipelines, or those of a DAG, a run or a task: what state each is in, at a glance, and kept fresh.
+
+const PAGE_SIZE = 50;
+const linkOf = (row, more = {}) => ({ search: searchOf({ ledger: row.ledger, pipeline: row.pipeline, ...more }) });
+
+function Running({ running }) {
+  const { records_done: done, records_total: total } = running;
+  const left = running.remaining_seconds;
+  return h(
+    "div",
+    { style: { minWidth: 110, maxWidth: 220 } },
+    h(Bar, { fraction: running.fraction, label: `Window ${windowText(running)}` }),
+    h(
+      "div",
+      { className: "aks-small aks-muted", "data-progress": known(running.fraction) ? Math.round(running.fraction * 100) : "" },
+      known(running.fraction) ? `${Math.floor(running.fraction * 100)} %` : "",
+      known(done) && known(total) ? ` of ${short(total)}` : "",
+      known(left) ? `, ${seconds(left)} left` : "",
+      running.attempt > 1 ? `, attempt ${running.attempt}` : "",
+    ),
+  );
+}
+
+function LastWindow({ window: last, row }) {
+  if (!last) return NONE;
+  return h(
+    Fragment,
+    null,
+    h(Link, { to: linkOf(row, { window: last.name || last.number }), title: `Window ${last.name || last.number}`, className: "aks-clamp" }, windowText(last)),
+    h("div", { className: "aks-small aks-muted" }, h(Ago, { at: last.completed_at })),
+    h("div", { className: "aks-small aks-muted", title: plural(last.records_read, "record") }, `${short(last.records_read)} in ${seconds(last.seconds)}`),
+  );
+}
+
+function Lag({ row }) {
+  if (!known(row.lag_records)) return h("span", { title: "The lag has not been measured yet" }, NONE);
+  return h(
+    "span",
+    { title: known(row.lag_age) ? `Measured ${seconds(row.lag_age)} ago` : undefined, "data-lag": row.lag_records },
+    count(row.lag_records),
+    known(row.lag_seconds) ? h("div", { className: "aks-small aks-muted" }, row.lag_records ? `${seconds(row.lag_seconds)} behind` : "") : null,
+  );
+}
+
+const Flow = ({ row }) =>
+  h(
+    Fragment,
+    null,
+    h("div", { className: "aks-clamp", title: `${(row.topics || []).join(", ") || row.source || ""} → ${row.sink || ""}` }, (row.topics || []).join(", ") || row.source || NONE, row.sink ? h(Fragment, null, h("span", { className: "aks-muted" }, " → "), row.sink) : null),
+    h("div", { className: "aks-small aks-muted aks-clamp" }, [row.group ? `group ${row.group}` : null, row.guarantee].filter(Boolean).join(" · ")),
+  );
+
+const LIST_COLUMNS = [
+  {
+    key: "pipeline", label: "Pipeline", sort: "pipeline", lead: true, width: "24%",
+    cell: (row) =>
+      h(
+        Fragment,
+        null,
+        h(Link, { to: linkOf(row), className: "aks-strong aks-clamp", title: row.pipeline }, row.pipeline),
+        row.dag_id
+          ? h("div", { className: "aks-small aks-muted aks-clamp" }, h(Host, { to: dagPath(row.dag_id), title: `DAG ${row.dag_id}` }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "")
+          : h("div", { className: "aks-small aks-muted" }, "no DAG writes it now"),
+      ),
+  },
+  {
+    key: "status", label: "Status", sort: "status", width: "17%",
+    cell: (row) => h(Fragment, null, h(Status, row), row.reason ? h("div", { className: "aks-small aks-muted aks-clamp", title: row.reason }, row.reason) : null),
+  },
+  { key: "activity", label: "Activity", sort: "activity", width: "15%", cell: (row) => h(Fragment, null, h(Activity, row), row.running ? h(Running, row) : null) },
+  { key: "flow", label: "Flow", width: "20%", wide: true, cell: (row) => h(Flow, { row }) },
+  { key: "last", label: "Last window", width: "11%", third: true, sort: "last_window", cell: (row) => h(LastWindow, { window: row.last_window, row }) },
+  { key: "lag", label: "Lag", sort: "lag", num: true, third: true, title: "Records (and seconds) that are in the topics and not yet moved", cell: (row) => h(Lag, { row }) },
+  { key: "rate", label: "Rate", sort: "rate", num: true, third: true, title: "Records per second of the last window", cell: (row) => rateOf(row.rate) },
+];
+
+const LEDGER_SAYS = {
+  loading: ["info", "is being read"],
+  down: ["bad", "cannot be reached"],
+  missing: ["warn", "does not exist yet"],
+  empty: ["info", "holds no pipeline yet"],
+  unreadable: ["bad", "cannot be read"],
+};
+
+// What is wrong with a ledger, and how old therefore what is shown is.
+function Ledgers({ ledgers }) {
+  const told = (ledgers || []).filter((ledger) => LEDGER_SAYS[ledger.state]);
+  if (!told.length) return null;
+  return h(
+    Fragment,
+    null,
+    ...told.map((ledger) => {
+      const [kind, says] = LEDGER_SAYS[ledger.state];
+      const age = ["loading", "empty", "missing"].includes(ledger.state) ? null : known(ledger.age) ? `What is shown of it is ${seconds(ledger.age)} old.` : "Nothing of it has been read.";
+      return h(
+        Note,
+        { key: ledger.ledger, kind, "data-ledger-state": ledger.state },
+        h("span", { className: "aks-strong" }, `Ledger ${ledger.ledger} ${says}. `),
+        ledger.message ? h("span", null, ledger.message.replace(/[^.!?]$/, "$&."), " ") : null,
+        age ? h("span", null, age) : null,
+      );
+    }),
+  );
+}
+
+// How old the page is when Airflow itself does not answer.
+function Unfresh({ live }) {
+  if (!live.error || !live.data) return null;
+  return h(Note, { kind: "warn" }, `Not refreshed since ${timeText(live.at)}: ${live.error.message} It is tried again.`);
+}
+
+function Counts({ data, status, onStatus }) {
+  const counts = data.counts || {};
+  const all = Object.values(counts).reduce((sum, each) => sum + each, 0);
+  const chip = (key, text, number, palette) =>
+    h("button", { key: key || "all", type: "button", className: "aks-chip", "aria-pressed": status === key, "data-count": key || "all", onClick: () => onStatus(status === key ? "" : key), title: key ? STATUSES[key]?.says : undefined }, palette ? dot(palette) : null, text, h("span", { style: { fontWeight: 600 } }, count(number)));
+  const doing = Object.entries(data.activities || {}).filter(([activity, number]) => (number && activity !== "idle") || activity === status);
+  return h(
+    "div",
+    { className: "aks-between", style: { alignItems: "center" } },
+    h("div", { className: "aks-row", role: "group", "aria-label": "Filter by status" }, chip("", "All", all), ...Object.keys(STATUSES).filter((key) => counts[key] || key === status).map((key) => chip(key, key, counts[key] || 0, STATUSES[key].palette))),
+    h("div", { className: "aks-row", role: "group", "aria-label": "Filter by activity" }, ...doing.map(([activity, number]) => chip(activity, activity, number, (ACTIVITIES[activity] || ACTIVITIES.idle).palette))),
+  );
+}
+
+function Nothing({ filtered, where, onClear }) {
+  if (filtered)
+    return h(Empty, { title: "No pipeline matches" }, h(C.Button, { size: "xs", variant: "outline", onClick: onClear }, "Show all"));
+  if (where.dagId) return h(Empty, { title: "No pipeline yet" }, "Once a task here has planned its first window, its pipeline is shown.");
+  return h(
+    Empty,
+    { title: "No pipeline yet" },
+    "A pipeline is there as soon as a task with a ",
+    h(C.Code, null, "KafkaToSinkOperator"), ", ", h(C.Code, null, "KafkaToKafkaOperator"), " or ", h(C.Code, null, "SourceToKafkaOperator"),
+    " has planned its first window: write a DAG with one, and run it. Pipelines of ledgers that no DAG names are shown when Airflow's setting ",
+    h(C.Code, null, "[kafka_spark] ledgers"), " names them, as ", h(C.Code, null, "connection/topic"), ".",
+  );
+}
+
+function List({ where, onOne }) {
+  const [params, set] = useQuery();
+  const [typed, setTyped] = useState(params.get("q") || "");
+  const q = useDelayed(typed.trim(), 250);
+  const status = params.get("status") || "";
+  const sort = params.get("sort") || "status";
+  const offset = Math.max(0, Number(params.get("offset")) || 0);
+  useEffect(() => {
+    if (q !== (params.get("q") || "")) set({ q, offset: null });
+  }, [q]);
+  const live = useLive("pipelines", { q, status, sort, limit: PAGE_SIZE, offset: offset || null, dag_id: where.dagId, run_id: where.runId, task_id: where.taskId });
+  const [kept, keep] = useState(null);
+  // While another page or filter is on its way, the last one stays.
+  useEffect(() => {
+    if (live.data) keep(live.data);
+  }, [live.data]);
+  const data = live.data || kept;
+  const filtered = Boolean(q || status);
+  const only = onOne && data && data.total === 1 && !filtered ? data.pipelines[0] : null;
+  if (only) return onOne(only);
+  const clear = () => {
+    setTyped("");
+    set({ q: null, status: null, offset: null });
+  };
+  const table = data && data.pipelines.length
+    ? h(Table, { label: "Kafka pipelines", columns: LIST_COLUMNS, rows: data.pipelines, keyOf: (row) => `${row.ledger}\n${row.pipeline}`, sort, onSort: (next) => set({ sort: next, offset: null }) })
+    : null;
+  return h(
+    "div",
+    { className: "aks-stack" },
+    where.dagId ? null : h("h1", { className: "aks-heading" }, "Kafka pipelines"),
+    h(Unfresh, { live }),
+    live.error && !live.data ? h(Failure, { title: "The pipelines could not be read", error: live.error, again: live.refresh }) : null,
+    data ? h(Ledgers, data) : null,
+    data ? h(Counts, { data, status, onStatus: (next) => set({ status: next, offset: null }) }) : null,
+    data && (data.total || filtered)
+      ? h(C.Input, { type: "search", size: "sm", placeholder: "Search pipelines, DAGs, topics, groups", "aria-label": "Search pipelines", value: typed, onChange: (event) => setTyped(event.target.value) })
+      : null,
+    !data && !live.error ? h(Waiting, { lines: 8, label: "Loading pipelines" }) : null,
+    data && !data.pipelines.length ? h(Nothing, { filtered: filtered || offset > 0, where, onClear: clear }) : table,
+    data ? h(Pager, { offset, limit: PAGE_SIZE, total: data.total, onOffset: (next) => set({ offset: next || null }), what: "pipelines" }) : null,
+  );
+}

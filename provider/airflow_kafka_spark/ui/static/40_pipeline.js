@@ -1,0 +1,118 @@
+// One pipeline: what it is, what it does now, and the views of what it has done.
+
+const LOOK_ONLY = "You may look at this pipeline, but not change it: that takes the right to edit its DAG.";
+
+function Header({ row, where, onAction }) {
+  const off = !row.may_edit;
+  const button = (action, text, title) =>
+    h(C.Button, { key: action, size: "xs", variant: "outline", disabled: off, title: off ? LOOK_ONLY : title, onClick: () => onAction({ action }), "data-action": action }, text);
+  return h(
+    "div",
+    { className: "aks-stack", style: { gap: 6 } },
+    h("nav", { "aria-label": "Breadcrumb", className: "aks-small" }, h(Link, { to: { search: "" } }, where.dagId ? "All pipelines here" : "Kafka pipelines")),
+    h(
+      "div",
+      { className: "aks-between" },
+      h("div", { style: { minWidth: 0, flex: "1 1 300px" } }, h("h1", { className: "aks-heading aks-name" }, row.pipeline), h("div", { className: "aks-row", style: { marginTop: 4 } }, h(Status, row), h(Activity, row), row.reason ? h("span", { className: "aks-muted aks-name" }, row.reason) : null)),
+      h(
+        "div",
+        { className: "aks-row", role: "group", "aria-label": "Actions" },
+        row.is_paused ? button("resume", "Resume", "Let it move windows again") : button("pause", "Pause", "It moves no windows until it is resumed"),
+        button("replay", "Replay a window", "Move one window once more, with the same offsets"),
+        button("skip", "Skip", "Give up the open window, or what waits in the topics"),
+        button("reset", "Reset offsets", "Move the pipeline to other offsets"),
+      ),
+    ),
+    row.pause ? h("div", { className: "aks-name", "data-pause": true }, `Paused by ${row.pause.who}, `, h(Ago, { at: row.pause.at }), `: ${row.pause.why}`) : null,
+    off ? h("div", { className: "aks-small aks-muted", "data-may-edit": "false" }, LOOK_ONLY) : null,
+  );
+}
+
+function About({ row, partitionsAge }) {
+  const last = row.last_window;
+  return h(Facts, {
+    facts: [
+      ["Lag", known(row.lag_records) ? h("span", { "data-lag": row.lag_records }, plural(row.lag_records, "record")) : null, known(row.lag_age ?? partitionsAge) ? `Measured ${seconds(row.lag_age ?? partitionsAge)} ago` : undefined],
+      ["Behind", known(row.lag_seconds) ? seconds(row.lag_seconds) : null, "Age of the oldest record that is not yet moved"],
+      ["Rate", rateOf(row.rate), "Records per second of the last window"],
+      ["Last window", last ? h(Fragment, null, `${windowText(last)}, `, h(Ago, { at: last.completed_at })) : null],
+      ["DAG and task", row.dag_id ? h(Fragment, null, h(Host, { to: dagPath(row.dag_id) }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "", row.dag_paused ? " (paused in Airflow)" : "") : "no DAG writes it now"],
+      row.topics?.length ? ["Topics", row.topics.join(", ")] : null,
+      row.source ? ["Source", row.source] : null,
+      row.sink ? ["Sink", row.sink] : null,
+      row.group ? ["Group", row.group] : null,
+      ["Guarantee", row.guarantee],
+      ["Ledger", row.ledger],
+    ],
+  });
+}
+
+function NowRunning({ running }) {
+  if (!running) return null;
+  const name = windowText(running);
+  const path = running.dag_id ? taskPath(running.dag_id, running.run_id, running.task_id, running.map_index) : null;
+  return h(
+    Panel,
+    { title: `Window ${name} is running`, "data-running": running.number, aside: h("span", { className: "aks-small" }, h(Host, { to: path }, "Task instance")) },
+    h(Bar, { fraction: running.fraction, label: `Window ${name}` }),
+    h(
+      "div",
+      { className: "aks-row aks-small aks-muted", style: { gap: "2px 16px" } },
+      known(running.records_total) ? h("span", null, `${count(running.records_done || 0)} of ${plural(running.records_total, "record")}${known(running.fraction) ? `, ${Math.floor(running.fraction * 100)} %` : ""}`) : h("span", null, "No progress has been told yet"),
+      known(running.remaining_seconds) ? h("span", null, `${seconds(running.remaining_seconds)} left`) : null,
+      running.started_at ? h("span", null, "started ", h(Ago, { at: running.started_at })) : null,
+      running.step ? h("span", null, `step ${running.step}`) : null,
+      running.attempt ? h("span", null, `attempt ${running.attempt}`) : null,
+    ),
+  );
+}
+
+function Intervals({ intervals }) {
+  if (!intervals || !intervals.total) return null;
+  return h("div", { className: "aks-small aks-muted" }, `Data intervals: ${count(intervals.complete)} of ${count(intervals.total)} complete`);
+}
+
+function Pipeline({ ledger, pipeline, where, alone }) {
+  const [params, set] = useQuery();
+  const [action, setAction] = useState(null);
+  const live = useLive("pipeline", { ledger, pipeline });
+  // Links beside a task name an interval's window in full.
+  const asked = params.get("window") || "";
+  const wanted = asked.startsWith(`${pipeline}.`) ? asked.slice(pipeline.length + 1) : asked;
+  const view = params.get("view") || (wanted || where.runId ? "windows" : "charts");
+  const data = live.data;
+  if (!data) {
+    const back = alone ? null : h(Link, { to: { search: "" } }, "All pipelines");
+    return h("div", { className: "aks-stack" }, back, live.error ? h(Failure, { title: "The pipeline could not be read", error: live.error, again: live.refresh }) : h(Waiting, { label: "Loading the pipeline" }));
+  }
+  const { row } = data;
+  const tabs = [
+    { key: "charts", label: "Charts" },
+    { key: "windows", label: "Windows", count: data.windows_total },
+    { key: "partitions", label: "Partitions", count: data.partitions.length },
+    { key: "next", label: "Next window" },
+    { key: "dead", label: "Dead letters", count: data.dead_letters?.total || 0 },
+    { key: "changes", label: "Changes", count: data.changes.length },
+  ];
+  const views = {
+    charts: () => h(Charts, { series: data.series || {} }),
+    windows: () => h(Windows, { ledger, pipeline, data, where, wanted, row, onAction: setAction }),
+    partitions: () => h(Partitions, { partitions: data.partitions, age: data.partitions_age }),
+    next: () => h(NextWindow, { ledger, pipeline }),
+    dead: () => h(DeadLetters, { ledger, pipeline, summary: data.dead_letters }),
+    changes: () => h(Changes, { changes: data.changes }),
+  };
+  const chosen = views[view] ? view : "charts";
+  return h(
+    "div",
+    { className: "aks-stack", "data-pipeline": pipeline },
+    h(Unfresh, { live }),
+    h(Header, { row, where: alone ? { dagId: null } : where, onAction: setAction }),
+    h(NowRunning, row),
+    h("div", { className: "aks-panel" }, h(About, { row, partitionsAge: data.partitions_age })),
+    h(Intervals, data),
+    h(Tabs, { tabs, chosen, label: "Views of the pipeline", onChoose: (next) => set({ view: next, window: next === "windows" ? wanted : null }) }),
+    h("div", { role: "tabpanel", "aria-label": tabs.find((tab) => tab.key === chosen).label, "data-view": chosen }, views[chosen]()),
+    action ? h(ActionDialog, { key: action.action, ...action, row, windows: data.windows, onClose: () => setAction(null), onDone: live.refresh }) : null,
+  );
+}

@@ -1,0 +1,126 @@
+// The windows of a pipeline: what each moved, how long it took, and who did it.
+
+const windowKey = (w) => `${w.name}/${w.number}`;
+const windowId = (w) => (isLane(w) ? w.name : w.number);
+const isWanted = (w, wanted) => Boolean(wanted) && (String(w.name) === wanted || String(w.number) === wanted);
+
+function Ranges({ ranges }) {
+  const all = ranges || [];
+  const shown = all.slice(0, 2);
+  return h(
+    "div",
+    { className: "aks-small", title: all.slice(0, 40).map(rangeText).join("\n") },
+    ...shown.map((r) => h("div", { key: `${r.topic}-${r.partition}`, className: "aks-name" }, rangeText(r))),
+    all.length > shown.length ? h("div", { className: "aks-muted" }, `and ${plural(all.length - shown.length, "more partition")}`) : null,
+  );
+}
+
+const windowColumns = ({ where, open, onOpen }) => [
+  {
+    key: "window", label: "Window", lead: true,
+    cell: (w) =>
+      h(
+        "div",
+        { style: { whiteSpace: "nowrap" } },
+        h("button", { type: "button", className: "aks-plain aks-strong", "aria-expanded": open === windowKey(w), onClick: () => onOpen(open === windowKey(w) ? "" : windowKey(w)), title: "Everything that is known of this window" }, h("span", { "aria-hidden": true, className: "aks-muted" }, open === windowKey(w) ? "▾ " : "▸ "), isLane(w) ? "Window" : `#${w.number}`),
+        " ",
+        w.state === "COMPLETE" ? null : h(C.Badge, { size: "sm", colorPalette: "running", variant: "subtle" }, w.state),
+        w.replay ? h(C.Badge, { size: "sm", colorPalette: "purple", variant: "subtle", title: "Moved once more, with the same offsets" }, `replay ${w.replay}`) : null,
+        where.runId && w.run_id === where.runId ? h(C.Badge, { size: "sm", colorPalette: "blue", variant: "subtle" }, "this run") : null,
+      ),
+  },
+  { key: "range", label: "Interval or offsets", width: "20%", wide: true, cell: (w) => (w.interval ? h("span", { title: intervalUtc(w.interval), className: "aks-small" }, intervalText(w.interval)) : h(Ranges, w)) },
+  { key: "read", label: "Read", num: true, third: true, cell: (w) => count(w.records_read) },
+  { key: "written", label: "Written", num: true, third: true, cell: (w) => count(w.records_written) },
+  { key: "rejected", label: "Rejected", num: true, third: true, title: "Bad records that were tolerated", cell: (w) => (w.records_rejected ? h("span", { className: "aks-warning" }, count(w.records_rejected)) : count(w.records_rejected)) },
+  { key: "filtered", label: "Filtered", num: true, third: true, title: "Records that transforms left out", cell: (w) => count(w.records_filtered) },
+  { key: "rate", label: "Rate", num: true, third: true, cell: (w) => rateOf(w.rate) },
+  { key: "latency", label: "Latency p50 / p95", num: true, title: "From a record's timestamp to the moment at which the sink had it", cell: (w) => (w.latency ? `${seconds(w.latency.p50)} / ${seconds(w.latency.p95)}` : NONE) },
+  { key: "seconds", label: "Took", num: true, third: true, cell: (w) => seconds(w.seconds) },
+  { key: "attempts", label: "Tries", num: true, third: true, title: "Attempts that worked on it", cell: (w) => (w.attempts > 1 ? h("span", { className: "aks-warning" }, w.attempts) : count(w.attempts)) },
+  { key: "complete", label: "Complete", cell: (w) => h("span", { className: "aks-small", style: { whiteSpace: "nowrap" } }, w.completed_at ? h(When, { at: w.completed_at }) : h(Fragment, null, "planned ", h(Ago, { at: w.planned_at }))) },
+  { key: "task", label: "Task instance", cell: (w) => h("span", { className: "aks-small" }, w.url ? h(Host, { to: w.url, title: w.run_id || w.run }, w.task_state || "open") : w.run ? h("span", { className: "aks-clamp", title: w.run }, w.run) : NONE) },
+];
+
+function WindowDetails({ w, row, onAction }) {
+  const gaps = (w.gaps || []).reduce((sum, gap) => sum + gap.end - gap.start, 0);
+  const dead = (w.dead_letters || []).reduce((sum, part) => sum + (part.records || 0), 0);
+  return h(
+    "div",
+    { className: "aks-stack", style: { gap: 10 }, "data-window": w.number },
+    h(Facts, {
+      facts: [
+        ["Name", w.name],
+        ["Planned", h(When, { at: w.planned_at })],
+        ["Complete", w.completed_at ? h(When, { at: w.completed_at }) : "not yet"],
+        w.interval ? ["Interval", intervalText(w.interval), intervalUtc(w.interval)] : null,
+        ["Deleted in the sink", count(w.records_deleted)],
+        ["Dead letters", count(dead)],
+        ["Guarantee", w.guarantee],
+        w.latency ? ["Latency", Object.entries(w.latency).map(([name, value]) => `${name} ${seconds(value)}`).join(", ")] : null,
+        w.timings && Object.keys(w.timings).length ? ["Steps", Object.entries(w.timings).map(([step, value]) => `${step} ${seconds(value)}`).join(", ")] : null,
+        ["Run", w.run],
+      ],
+    }),
+    gaps ? h(Note, { kind: "bad" }, `${plural(gaps, "offset")} were deleted before they could be read: ${w.gaps.map(rangeText).join(", ")}`) : null,
+    h("div", null, h("div", { className: "aks-small aks-muted" }, "Offsets"), h("div", { className: "aks-pre" }, (w.ranges || []).map((r) => `${rangeText(r)}  ${plural(r.end - r.start, "offset")}`).join("\n") || "none")),
+    w.state === "COMPLETE"
+      ? h("div", null, h(C.Button, { size: "xs", variant: "outline", disabled: !row.may_edit, title: row.may_edit ? undefined : LOOK_ONLY, onClick: () => onAction({ action: "replay", window: w }) }, "Replay this window"))
+      : null,
+  );
+}
+
+function Windows({ ledger, pipeline, data, where, wanted, row, onAction }) {
+  const [older, setOlder] = useState([]);
+  const [open, setOpen] = useState(null);
+  const [page, setPage] = useState(0);
+  const [mine, setMine] = useState(Boolean(where.runId));
+  // Beside a run: what that run has planned, unless somebody wants to see the others.
+  const ofRun = useLive(mine ? "windows" : null, { ledger, pipeline, run_id: where.runId, task_id: where.taskId, limit: 200 });
+  const newest = mine ? ofRun.data?.windows || [] : data.windows;
+  const fetchOlder = useCallback((before, limit = 50) => get("windows", { ledger, pipeline, limit, before }), [ledger, pipeline]);
+  const more = useAsked(fetchOlder);
+  const found = useMemo(() => {
+    if (mine) return newest;
+    const keys = new Set(newest.map(windowKey));
+    return [...newest, ...older.filter((w) => !keys.has(windowKey(w)))];
+  }, [newest, older, mine]);
+  const size = 25;
+  const at = wanted ? found.findIndex((w) => isWanted(w, wanted)) : -1;
+  // A deep link to a window that is not among the newest ones: fetched once.
+  useEffect(() => {
+    if (wanted && at < 0 && !mine) fetchOlder(/^\d+$/.test(wanted) ? Number(wanted) + 1 : `${wanted}~`).then((answer) => setOlder((was) => [...was, ...answer.windows]), () => {});
+  }, [wanted]);
+  useEffect(() => {
+    if (at >= 0) {
+      setPage(Math.floor(at / size));
+      setOpen(windowKey(found[at]));
+    }
+  }, [wanted, at >= 0]);
+  const total = mine ? found.length : Math.max(data.windows_total || 0, found.length);
+  async function turn(offset) {
+    const end = Math.min(offset + size, total);
+    if (found.length < end) {
+      const answer = await more.go(windowId(found[found.length - 1]));
+      if (answer) setOlder((was) => [...was, ...answer.windows]);
+    }
+    setPage(offset / size);
+  }
+  if (mine && !ofRun.data && !ofRun.error) return h(Waiting, { label: "Loading windows" });
+  const all = where.runId ? h("div", null, h("button", { type: "button", className: "aks-chip", "aria-pressed": mine, onClick: () => { setPage(0); setMine(!mine); } }, "Only what this run has planned")) : null;
+  if (!found.length) return h("div", { className: "aks-stack" }, all, h(Empty, { title: mine ? "This run has planned no window" : "No window yet" }, mine ? "It may have finished one that an earlier run had planned." : "Run the task: it plans the first window."));
+  const shown = found.slice(page * size, page * size + size);
+  return h(
+    "div",
+    { className: "aks-stack", style: { gap: 8 } },
+    all,
+    h(Failure, { title: "The windows could not be read", error: more.error || ofRun.error }),
+    wanted && at < 0 ? h(Note, { kind: "info" }, `Window ${wanted} is not among those that the ledger remembers.`) : null,
+    h(Table, {
+      label: "Windows", columns: windowColumns({ where, open, onOpen: setOpen }), rows: shown, keyOf: windowKey,
+      marked: (w) => isWanted(w, wanted) || (where.runId && w.run_id === where.runId),
+      details: (w) => (open === windowKey(w) ? h(WindowDetails, { w, row, onAction }) : null),
+    }),
+    h(Pager, { offset: page * size, limit: size, total, onOffset: turn, what: "windows" }),
+  );
+}

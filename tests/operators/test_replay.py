@@ -1,0 +1,94 @@
+"""A replay that somebody has asked for, end to end: rows are replaced, offsets do not move, it happens once."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark.errors import ValidationError
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.pipeline_replay import replay
+from airflow_kafka_spark.hooks.pipeline_skip import skip
+from airflow_kafka_spark.sinks import PostgresSink
+from tests.support.intervals import Intervals
+from tests.support.oracle import same_multiset
+from tests.support.pipelines import row_of
+
+
+def ask(action, pipeline, **options):
+    with KafkaHook() as hook:
+        return action(hook, pipeline.name, why="spoilt rows", who="ann", ledger_topic=f"ledger-{pipeline.name}", **options)
+
+
+def spoil(pipeline) -> int:
+    with pipeline.postgres.connect(autocommit=True) as connection:
+        return connection.execute(f"UPDATE \"{pipeline.place}\" SET customer = 'spoilt'").rowcount
+
+
+def expected(pipeline):
+    return [row_of(value) for *_, value in pipeline.events()]
+
+
+def test_a_window_is_moved_once_more_once_though_its_operator_says_skip(table):
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE "{table.place}" ADD COLUMN "window" text')
+    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column="window")
+    table.options |= {"sink": sink, "on_rerun": "skip"}
+    table.produce(80)
+    first = table.run("run1")
+    table.produce(30)
+    table.run("run2")
+    group = table.committed()
+    assert spoil(table) == 110
+    asked = ask(replay, table, window=1)
+    assert (asked.dag_id, asked.run_id, asked.task_id) == ("dag", "run1", "task")
+    with pytest.raises(ValidationError, match="window_column"):
+        table.run("run1", facts={"max_tries": 1}, sink=PostgresSink(conn_id="warehouse", table=table.place))
+    again = table.run("run1", facts={"max_tries": 1})
+    assert (again["replay"], again["records_read"], again["ranges"]) == (1, 80, first["ranges"])
+    rows = table.rows()
+    assert len(rows) == 110 and sum(row[1] == "spoilt" for row in rows) == 30, "the rows of run2 are as they were"
+    assert table.committed() == group
+    assert table.run("run1", facts={"max_tries": 2}) == again, "a second clear does nothing"
+    assert ask(replay, table, window=2).changed
+    table.run("run2", facts={"max_tries": 1})
+    assert same_multiset(expected(table), table.rows()) == 110
+    table.produce(20)
+    assert table.run("run3")["window"] == "0000000003"
+    assert same_multiset(expected(table), table.rows()) == 130
+
+
+def test_an_interval_is_moved_once_more_by_its_name(table):
+    intervals = Intervals(table, table=True)
+    table.options["on_rerun"] = "skip"
+    intervals.fill()
+    reports = [intervals.run(number) for number in (0, 1)]
+    spoil(table)
+    for number, name in enumerate(sorted(intervals.rows())):
+        assert ask(replay, table, name=name).changed
+        assert intervals.run(number)["replay"] == 1
+        assert intervals.run(number, cleared=1)["replay"] == 1
+    assert intervals.check(reports) > 10
+
+
+def test_a_poisoned_window_is_skipped_and_the_next_one_goes_on_with_nothing_doubled(table):
+    table.produce(60)
+    table.run("run1")
+    before = table.committed()
+    table._produced += 1
+    producer = Producer(table.kafka.connection_extra())
+    producer.produce(table.topic, b"no json", b"poison", 0)
+    producer.flush(30)
+    table.produce(20)
+    for _ in range(2):
+        with pytest.raises(Exception, match="no json|BadRecords|cannot|bad record"):
+            table.run("run2")
+    done = ask(skip, table, running=False)
+    assert (done.window, done.offsets, done.attempt) == (2, 21, 2)
+    assert table.committed() == {m.partition: m.after for m in done.moves} != before
+    table.produce(40)
+    report = table.run("run2")
+    assert (report["window"], report["records_read"]) == ("0000000003", 40)
+    skipped = {(g.partition, offset) for g in done.skipped for offset in range(g.start, g.end)}
+    kept = [row_of(value) for partition, offset, _, value in table.events() if (partition, offset) not in skipped]
+    assert same_multiset(kept, table.rows()) == 100

@@ -1,0 +1,116 @@
+"""A real browser, and visits that tell whatever went wrong behind the page: errors on the console, requests that failed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PATIENCE = 60_000
+"""Milliseconds that a page is waited for."""
+
+Open = Callable[..., "Visit"]
+
+
+@dataclass
+class Visit:
+    """Somebody with a browser.
+
+    :param page: what they see.
+    :param troubles: what a page must not do, in words; a test asserts that there are none.
+    """
+
+    page: Any
+    url: str
+    troubles: list[str] = field(default_factory=list)
+
+    def go(self, path: str) -> None:
+        """:param path: below Airflow's base URL."""
+        self.page.goto(f"{self.url}/{path.lstrip('/')}")
+
+    def login(self, name: str, password: str) -> None:
+        """As a person does it, in Airflow's form."""
+        self.page.locator("input[name=username]").fill(name)
+        self.page.locator("input[name=password]").fill(password)
+        self.page.get_by_role("button", name="Sign in").click()
+
+    def see(self, selector: str, **options: Any) -> Any:
+        """Wait for it."""
+        found = self.page.locator(selector, **options).first
+        found.wait_for()
+        return found
+
+    def gone(self, selector: str) -> None:
+        """Wait until it is not there any more."""
+        self.page.locator(selector).first.wait_for(state="detached")
+
+    def fits(self) -> bool:
+        """Whether nothing has to be scrolled sideways."""
+        return bool(
+            self.page.evaluate(
+                "() => [document.documentElement, document.querySelector('.aks')].every(e => e.scrollWidth <= e.clientWidth)"
+            )
+        )
+
+    def watch(self) -> None:
+        def failed(request: Any) -> None:
+            # A page that is left lets go of what it was waiting for.
+            if "ERR_ABORTED" not in str(request.failure):
+                self.troubles.append(f"{request.method} {request.url}: {request.failure}")
+
+        def answered(response: Any) -> None:
+            if response.status >= 400:
+                self.troubles.append(f"{response.request.method} {response.url}: {response.status}")
+
+        def said(message: Any) -> None:
+            # The browser repeats there what `answered` tells with the address.
+            if message.type == "error" and not message.text.startswith("Failed to load resource"):
+                self.troubles.append(f"console: {message.text}")
+
+        def dialog(found: Any) -> None:
+            self.troubles.append(f"dialog: {found.message}")
+            found.dismiss()
+
+        self.page.on("requestfailed", failed)
+        self.page.on("response", answered)
+        self.page.on("console", said)
+        self.page.on("pageerror", lambda error: self.troubles.append(f"page: {error}"))
+        self.page.on("dialog", dialog)
+
+
+@contextmanager
+def browser() -> Iterator[Open]:
+    """``open(url, width=1280, theme="light", cookies=None)`` makes visits; without a chromium the test is skipped.
+
+    The chromium is that of ``CHROMIUM``, of the path, or playwright's own.
+    """
+    sync_api = pytest.importorskip("playwright.sync_api")
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_api.sync_playwright() as playwright:
+        if not path and not os.path.exists(playwright.chromium.executable_path):
+            pytest.skip("no chromium: install one, or run `playwright install chromium`")
+        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS, headless=True)
+
+        def make(url: str, *, width: int = 1280, height: int = 800, theme: str = "light", cookies: Any = None) -> Visit:
+            context = chromium.new_context(
+                viewport={"width": width, "height": height}, color_scheme=theme, locale="en-GB", timezone_id="UTC"
+            )
+            context.set_default_timeout(PATIENCE)
+            context.add_init_script(f"localStorage.setItem('theme', '{theme}')")
+            if cookies:
+                context.add_cookies(cookies)
+            visit = Visit(context.new_page(), url.rstrip("/"))
+            visit.watch()
+            return visit
+
+        yield make
+        chromium.close()

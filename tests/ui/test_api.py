@@ -1,0 +1,290 @@
+"""The routes of the UI, asked over HTTP of a real Airflow that watches a real ledger, by users who have logged in."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.waiting import eventually
+from tests.ui.conftest import CONNECTION_SECRET
+from tests.ui.past import AWKWARD, LEDGER
+
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(300)]
+
+
+def the(rows, name):
+    return next((row for row in rows if row["pipeline"] == name), None)
+
+
+@pytest.fixture(scope="module")
+def listed(site):
+    """The list, once the ledger is read and the lag is measured."""
+
+    def look():
+        answer = site.login("viewer").get("pipelines", limit=500)
+        assert answer.status == 200, answer.body
+        found = the(answer.json["pipelines"], "billing/copy")
+        return answer.json if found and found["lag_records"] is not None else None
+
+    return eventually(look)
+
+
+def test_the_list_shows_every_pipeline_with_its_state_and_lag(listed):
+    found = {row["pipeline"]: row for row in listed["pipelines"]}
+    assert {*AWKWARD, "billing/copy", "shop.orders", "shop.never_ran"} <= found.keys()
+    copy = found["billing/copy"]
+    assert (copy["ledger"], copy["dag_id"], copy["task_id"]) == (LEDGER, "billing", "copy")
+    assert (copy["lag_records"], copy["status"], copy["activity"]) == (300 - 90, "OK", "idle")
+    assert copy["lag_seconds"] > 0
+    assert copy["lag_age"] < 60
+    assert (copy["topics"], copy["group"], copy["guarantee"]) == (["ui-orders"], "ui-copy", "exactly-once")
+    assert (copy["last_window"]["number"], copy["last_window"]["records_read"]) == (3, 30)
+    assert (found["shop.never_ran"]["activity"], found["shop.never_ran"]["status"]) == ("new", "UNKNOWN")
+    assert listed["total"] == len(listed["pipelines"])
+    assert sum(listed["counts"].values()) == listed["total"]
+    assert sum(listed["activities"].values()) == listed["total"]
+    ledgers = {ledger["ledger"]: ledger for ledger in listed["ledgers"]}
+    assert ledgers[LEDGER]["state"] == "ok"
+    assert ledgers[LEDGER]["age"] < 30
+    assert ledgers["kafka_default/no-such-ledger"]["state"] == "missing"
+
+
+def test_nobody_is_told_anything_without_a_login(site):
+    for path in ("pipelines", "pipeline", "windows", "next", "dead-letters"):
+        answer = site.nobody.get(path, ledger=LEDGER, pipeline="billing/copy")
+        assert answer.status == 401, path
+        assert answer.json["detail"]["message"]
+        assert b"billing" not in answer.body
+    assert site.nobody.post("actions/pause", {"ledger": LEDGER, "pipeline": "billing/copy", "why": "x"}).status == 401
+    script = site.nobody.get("/kafka-spark/static/bundle.js")
+    assert (script.status, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
+    assert site.nobody.get("/kafka-spark/docs").status == 404
+    assert site.nobody.get("/kafka-spark/openapi.json").status == 404
+
+
+def test_the_script_is_fetched_once_and_data_is_never_kept(site, listed):
+    script = site.nobody.get("/kafka-spark/static/bundle.js")
+    again = site.nobody.request("GET", "/kafka-spark/static/bundle.js", **{"If-None-Match": script.headers["etag"]})
+    assert (again.status, again.body) == (304, b"")
+    answer = site.login("viewer").get("pipelines")
+    assert answer.headers["cache-control"] == "no-store"
+    for headers in (script.headers, answer.headers):
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "SAMEORIGIN"
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "skip", "replay", "reset"])
+def test_a_viewer_sees_and_may_not_act(site, listed, action):
+    viewer = site.login("viewer")
+    rows = viewer.get("pipelines", q="billing/copy").json["pipelines"]
+    assert [row["may_edit"] for row in rows] == [False]
+    body = {"ledger": LEDGER, "pipeline": "billing/copy", "why": "x", "to": "earliest", "window": 1, "dry_run": True}
+    answer = viewer.post(f"actions/{action}", body)
+    assert answer.status == 403
+    assert set(answer.json["detail"]) == {"message", "found", "expected", "action"}
+    assert the(site.login("editor").get("pipelines", limit=500).json["pipelines"], "billing/copy")["may_edit"] is True
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_awkward_names_are_found_by_themselves(site, listed, name):
+    viewer = site.login("viewer")
+    page = viewer.get("pipeline", ledger=LEDGER, pipeline=name).json
+    assert page["row"]["pipeline"] == name
+    assert [w["number"] for w in page["windows"]] == [2, 1]
+    assert all(w["dag_id"] == "odd" and w["url"].startswith("dags/odd/runs/manual__") for w in page["windows"])
+    assert viewer.get("pipelines", q=name).json["total"] >= 1
+    assert "next" in viewer.get("next", ledger=LEDGER, pipeline=name).json
+    answer = viewer.get("pipeline", ledger=LEDGER, pipeline=name)
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_filters_sorting_and_pages(site, listed):
+    viewer = site.login("viewer")
+
+    def names(**query):
+        answer = viewer.get("pipelines", **query)
+        assert answer.status == 200, answer.body
+        return [row["pipeline"] for row in answer.json["pipelines"]]
+
+    assert names(dag_id="billing") == ["billing/copy"]
+    assert names(dag_id="shop", task_id="never_ran") == ["shop.never_ran"]
+    assert names(dag_id="no-such-dag") == []
+    assert names(run_id="manual__2", dag_id="billing") == ["billing/copy"]
+    assert names(run_id="manual__7", dag_id="billing") == []
+    assert names(q="UI-COPY") == ["billing/copy"]
+    every = names(limit=500)
+    assert every == sorted(every, key=str.casefold)
+    assert names(limit=3) + names(limit=500, offset=3) == every
+    assert names(limit=500, sort="-pipeline") == every[::-1]
+    assert set(names(status="new", limit=500)) >= {"shop.never_ran"}
+    by_lag = viewer.get("pipelines", sort="-lag", limit=500).json["pipelines"]
+    known = [row["lag_records"] for row in by_lag if row["lag_records"] is not None]
+    assert known == sorted(known, reverse=True)
+    assert len(known) >= 7
+    assert by_lag[-1]["lag_records"] is None
+    assert viewer.get("pipelines", limit="many").status == 400
+
+
+def test_a_pipeline_is_shown_whole(site, listed):
+    viewer = site.login("viewer")
+
+    def look():
+        page = viewer.get("pipeline", ledger=LEDGER, pipeline="billing/copy").json
+        return page if any(p["committed"] is not None for p in page["partitions"]) else None
+
+    page = eventually(look)
+    places = {(p["topic"], p["partition"]): p for p in page["partitions"]}
+    assert [places["ui-orders", n]["position"] for n in range(3)] == [30, 30, 30]
+    assert [places["ui-orders", n]["committed"] for n in range(3)] == [30, 30, 30]
+    assert [places["ui-orders", n]["lag"] for n in range(3)] == [70, 70, 70]
+    assert [w["number"] for w in page["windows"]] == [3, 2, 1]
+    newest = page["windows"][0]
+    assert newest["ranges"] == [{"topic": "ui-orders", "partition": n, "start": 20, "end": 30} for n in range(3)]
+    assert (newest["state"], newest["records_read"], newest["attempts"], newest["replay"]) == ("COMPLETE", 30, 1, 0)
+    assert newest["latency"] == {"min": 0.5, "p50": 1.5, "p95": 2.0, "max": 2.5}
+    assert [p["number"] for p in page["series"]["windows"]] == [1, 2, 3]
+    assert page["series"]["lag"][-1]["records"] == 210
+    assert page["windows_total"] == 3
+    older = viewer.get("windows", ledger=LEDGER, pipeline="billing/copy", before=3).json
+    assert [w["number"] for w in older["windows"]] == [2, 1]
+    of_run = viewer.get("windows", ledger=LEDGER, pipeline="billing/copy", run_id="manual__2").json
+    assert ([w["number"] for w in of_run["windows"]], of_run["total"]) == ([2], 1)
+
+
+def test_the_next_window_is_previewed(site, listed):
+    found = site.login("viewer").get("next", ledger=LEDGER, pipeline="billing/copy").json["next"]
+    assert (found["number"], found["begins"], found["offsets"]) == (4, "ledger", 210)
+    assert len(found["ranges"]) == 3
+
+
+def test_what_is_not_there_is_said_with_what_to_do(site, listed):
+    viewer = site.login("viewer")
+    for path in ("pipeline", "windows", "next", "dead-letters"):
+        for ledger in (LEDGER, "kafka_default/other"):
+            answer = viewer.get(path, ledger=ledger, pipeline="no such")
+            assert answer.status == 404, path
+            assert answer.json["detail"]["action"]
+        assert viewer.get(path, ledger="nonsense", pipeline="x").status == 400
+        assert viewer.get(path).status == 400
+
+
+def test_a_running_window_shows_how_far_it_is_and_a_failed_one_that_it_failed(site, listed):
+    editor = site.login("editor")
+    run_id = site.trigger("states")
+    run = f"states/{run_id}/hold"
+    site.past.move("states.held", 1, ["ui-odd"], 5, run=run, group="ui-held", leave_open=True)
+
+    def running():
+        row = the(editor.get("pipelines", dag_id="states").json["pipelines"], "states.held")
+        return row if row and row["activity"] == "running" and row["running"]["fraction"] else None
+
+    found = eventually(running)["running"]
+    assert (found["number"], found["run_id"], found["task_id"], found["map_index"]) == (2, run_id, "hold", -1)
+    assert (found["fraction"], found["records_total"], found["records_done"]) == (0.25, 30, 8)
+    assert found["remaining_seconds"] > 20
+
+    refused = editor.post("actions/skip", {"ledger": LEDGER, "pipeline": "states.held", "why": "test"})
+    assert refused.status == 409, refused.body
+    refused = editor.post("actions/reset", {"ledger": LEDGER, "pipeline": "states.held", "why": "test", "to": "latest"})
+    assert refused.status == 409, refused.body
+
+    site.release.touch()
+    row = eventually(lambda: the(editor.get("pipelines", status="failed").json["pipelines"], "states.held"))
+    assert "window 2 is open" in row["reason"]
+
+    told = editor.post("actions/replay", {"ledger": LEDGER, "pipeline": "states.held", "why": "test", "window": 1})
+    assert told.status == 200, told.body
+    assert any("was cleared" in line for line in told.json["lines"]), told.json
+    tries = site.login("viewer").get(f"/api/v2/dags/states/dagRuns/{run_id}/taskInstances/hold")
+    assert tries.json["max_tries"] >= 1
+
+    skipped = eventually(
+        lambda: (
+            (a := editor.post("actions/skip", {"ledger": LEDGER, "pipeline": "states.held", "why": "test"})).status == 200 and a
+        )
+    )
+    assert skipped.json["done"] is True
+    row = eventually(
+        lambda: (
+            (r := the(editor.get("pipelines", dag_id="states").json["pipelines"], "states.held"))["running"] is None
+            and r["activity"] != "failed"
+            and r
+        )
+    )
+    assert row["last_window"]["number"] == 1
+
+
+def test_an_action_is_planned_first_then_done_and_remembered_with_the_user(site, listed):
+    editor = site.login("editor")
+    place = {"ledger": LEDGER, "pipeline": AWKWARD[0]}
+
+    def page():
+        return editor.get("pipeline", **place).json
+
+    planned = editor.post("actions/reset", {**place, "why": "again", "to": "earliest", "dry_run": True})
+    assert planned.status == 200, planned.body
+    assert planned.json["done"] is False
+    assert planned.json["table"]["rows"] == [[f"ui-odd-{n}", "10", "0"] for n in range(3)]
+    assert page()["changes"] == []
+    done = editor.post("actions/reset", {**place, "why": "again <b>", "to": {"ui-odd": {"0": 3}}, "only": ["ui-odd:0"]})
+    assert (done.status, done.json["done"]) == (200, True), done.body
+    (change,) = eventually(lambda: page()["changes"])
+    assert (change["action"], change["who"], change["why"]) == ("reset", "editor", "again <b>")
+    assert (change["before"], change["after"]) == ([["ui-odd", 0, 10]], [["ui-odd", 0, 3]])
+    assert {p["partition"]: p["position"] for p in page()["partitions"]} == {0: 3, 1: 10, 2: 10}
+
+    assert editor.post("actions/pause", {**place, "why": "night"}).json["done"] is True
+    row = eventually(lambda: (r := page()["row"])["is_paused"] and r)
+    assert (row["activity"], row["pause"]["who"], row["pause"]["why"]) == ("paused", "editor", "night")
+    assert editor.post("actions/resume", {**place, "why": "day"}).json["done"] is True
+    eventually(lambda: page()["row"]["activity"] == "idle")
+
+
+def test_what_is_no_action_is_refused_before_anything_is_asked(site, listed):
+    editor = site.login("editor")
+    place = {"ledger": LEDGER, "pipeline": "billing/copy", "why": "x"}
+    assert editor.post("actions/destroy", place).status == 404
+    assert editor.post("actions/reset", place).status == 400
+    assert editor.post("actions/reset", {**place, "to": "nowhere"}).status == 400
+    assert editor.post("actions/replay", place).status == 400
+    assert editor.post("actions/pause", {**place, "why": "  "}).status == 400
+    assert editor.post("actions/pause", {**place, "dry_run": "no"}).status == 400
+    assert editor.post("actions/skip", {**place, "only": ["x"]}).status == 400
+    assert editor.post("actions/pause", []).status == 400
+    assert editor.post("actions/pause", {**place, "pipeline": "no such"}).status == 404
+    form = editor.request(
+        "POST", "/kafka-spark/api/actions/pause", b'{"why": "x"}', **{"Content-Type": "text/plain"}
+    )  # what a page of another site could send
+    assert form.status == 400
+    assert editor.request("POST", "/kafka-spark/api/actions/pause", b"{", **{"Content-Type": "application/json"}).status == 400
+
+
+def test_dead_letters_are_shown_cut_and_as_text(site, listed):
+    script = b"<script>alert('x')</script>"
+    site.past.bury("billing/copy", 2, "ui-dead", [(script, script), (b"\xff\x00", b"x" * 1_000_000), (None, "ä".encode() * 5000)])
+    viewer = site.login("viewer")
+    page = eventually(
+        lambda: (p := viewer.get("pipeline", ledger=LEDGER, pipeline="billing/copy").json)["dead_letters"]["total"] == 3 and p
+    )
+    assert page["dead_letters"]["windows"] == [{"number": 2, "name": "2", "records": 3, "topic": "ui-dead"}]
+    found = viewer.get("dead-letters", ledger=LEDGER, pipeline="billing/copy", window=2).json
+    assert found["total"] == 3
+    first, second, third = found["records"]
+    assert first["value"] == {"text": script.decode(), "bytes": len(script), "cut": False, "binary": False}
+    assert first["headers"][0][0] == "<script>"
+    assert (first["reason"], first["stage"], first["origin"]) == ("no number: <b>", "VALUE_CONVERTER", "ui-orders-0@7")
+    assert second["key"] == {"text": "ff00", "bytes": 2, "cut": False, "binary": True}
+    assert (len(second["value"]["text"]), second["value"]["bytes"], second["value"]["cut"]) == (4096, 1_000_000, True)
+    assert (third["value"]["binary"], third["value"]["cut"], third["key"]) == (False, True, None)
+    assert viewer.get("dead-letters", ledger=LEDGER, pipeline="billing/copy", window=1).json == {"records": [], "total": 0}
+    assert len(viewer.get("dead-letters", ledger=LEDGER, pipeline="billing/copy", limit=1).json["records"]) == 1
+
+
+def test_no_answer_holds_a_secret(site, listed):
+    editor = site.login("editor")
+    answers = [editor.get("pipelines", limit=500)]
+    for path in ("pipeline", "windows", "next", "dead-letters"):
+        answers += [editor.get(path, ledger=LEDGER, pipeline=name) for name in ("billing/copy", "shop.orders", "no such")]
+    assert len(answers) == 13
+    for answer in answers:
+        assert CONNECTION_SECRET.encode() not in answer.body
+        assert b"sasl" not in answer.body

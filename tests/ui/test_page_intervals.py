@@ -1,0 +1,122 @@
+"""A pipeline of data intervals in the pages: a real Airflow moves them, out of order, and one of them again."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark.testing._processes import wait_until
+from airflow_kafka_spark.ui.links import pipeline_url
+from tests.support.browser import browser
+from tests.support.waiting import eventually
+from tests.ui.past import LEDGER
+
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(400)]
+
+DAG, TOPIC = "hours", "ui-hours"
+PIPELINE = f"{DAG}.load"
+BEGIN = (datetime.now(timezone.utc) - timedelta(hours=6)).replace(minute=0, second=0, microsecond=0)
+
+TEXT = """
+from airflow.sdk import DAG
+from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.operators import KafkaToSinkOperator
+from airflow_kafka_spark.sinks import FilesSink
+
+with DAG({dag!r}, schedule=None):
+    KafkaToSinkOperator(
+        task_id="load", topics={topic!r}, group_id="ui-hours", value=Json(schema="id bigint"), sink=FilesSink(path={place!r}),
+        window="interval", grace=0,
+    )
+"""
+
+
+def hour(number):
+    return BEGIN + timedelta(hours=number)
+
+
+def name_of(number):
+    return "-".join(f"{hour(n):%Y%m%dT%H%M%SZ}" for n in (number, number + 1))
+
+
+@pytest.fixture(scope="module")
+def hours(site, lake):
+    """Ten records in each of four hours; runs of the second and then of the first one."""
+    site.kafka.create_topic(TOPIC, 2)
+    producer = Producer(site.kafka.connection_extra())
+    for number in range(40):
+        at = int((hour(number // 10) + timedelta(minutes=number % 10)).timestamp() * 1000)
+        producer.produce(TOPIC, json.dumps({"id": number}).encode(), partition=number % 2, timestamp=at)
+    assert producer.flush(30) == 0
+    (site.airflow.dags_folder / "hours.py").write_text(TEXT.format(dag=DAG, topic=TOPIC, place=str(lake / "hours")))
+    site.airflow.cli("dags", "reserialize")
+    runs = {}
+    for number in (1, 0):
+        runs[number] = _run(site, number)
+        assert _state(site, runs[number]) == "success"
+    return runs
+
+
+def _run(site, number):
+    start, end = hour(number).isoformat(), hour(number + 1).isoformat()
+    body = {"logical_date": start, "data_interval_start": start, "data_interval_end": end}
+    answer = site.login("editor").post(f"/api/v2/dags/{DAG}/dagRuns", body)
+    assert answer.status == 200, answer.body
+    return answer.json["dag_run_id"]
+
+
+def _state(site, run_id):
+    """In which it ends."""
+    state = ""
+
+    def ended():
+        nonlocal state
+        state = site.login("admin").get(f"/api/v2/dags/{DAG}/dagRuns/{run_id}").json["state"]
+        return state in ("success", "failed")
+
+    assert wait_until(ended, 180, every=0.3)
+    return state
+
+
+def _page(site):
+    answer = site.login("viewer").get("pipeline", ledger=LEDGER, pipeline=PIPELINE)
+    return answer.json if answer.status == 200 else {"windows": []}
+
+
+def test_intervals_are_the_windows_of_their_pipeline_whatever_their_order(site, hours):
+    page = eventually(lambda: len((page := _page(site))["windows"]) == 2 and page)
+    assert [window["name"] for window in page["windows"]] == [name_of(1), name_of(0)]
+    assert page["intervals"] == {"total": 2, "complete": 2}
+    for number, window in ((1, page["windows"][0]), (0, page["windows"][1])):
+        assert [datetime.fromisoformat(at) for at in window["interval"]] == [hour(number), hour(number + 1)]
+        assert (window["state"], window["records_read"], window["run_id"]) == ("COMPLETE", 10, hours[number])
+    names = [row["pipeline"] for row in site.login("viewer").get("pipelines", dag_id=DAG).json["pipelines"]]
+    assert names == [PIPELINE]
+    # Both hours are complete, and so is the group: what is left are the two hours behind them.
+    assert eventually(lambda: _page(site)["row"]["lag_records"] == 20)
+    refused = site.login("viewer").get("next", ledger=LEDGER, pipeline=PIPELINE).json["refused"]
+    assert "data intervals" in refused
+
+
+def test_an_interval_is_replayed_from_its_page(site, hours, lake):
+    with browser() as opened:
+        visit = opened(site.url, cookies=[{"name": "_token", "value": site.login("editor").token, "url": site.url}])
+        visit.go(pipeline_url(LEDGER, PIPELINE, name_of(0)))
+        window = visit.see(f"[data-window='{name_of(0)}']")
+        assert hours[0] in window.inner_text()
+        window.get_by_role("button", name="Replay this window").click()
+        visit.page.locator("[name=why]").fill("once more")
+        visit.see("[data-step=plan]").click()
+        assert name_of(0) in visit.see("[data-plan=dry]").inner_text()
+        visit.see("[data-step=confirm]").click()
+        visit.see("[data-plan=done]")
+        assert visit.troubles == []
+    assert eventually(lambda: [w["replay"] for w in _page(site)["windows"]] == [0, 1], 180)
+    assert _state(site, hours[0]) == "success"
+    import pyarrow.dataset as ds
+
+    found = ds.dataset(str(lake / "hours"), format="parquet", partitioning="hive").to_table(columns=["id"])["id"].to_pylist()
+    assert sorted(found) == list(range(20))

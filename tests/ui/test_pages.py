@@ -1,0 +1,490 @@
+"""The pages as people see them: a real browser on a real Airflow, whose real tasks move windows of a real Kafka."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark.testing._processes import free_ports, wait_until
+from airflow_kafka_spark.ui.links import PAGE, pipeline_url
+from airflow_kafka_spark.ui.plugin import KafkaSparkPlugin
+from tests.support.browser import Visit, browser
+from tests.support.pipelines import order
+from tests.ui.past import AWKWARD, LEDGER
+
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(400)]
+
+IMAGES = os.environ.get("AIRFLOW_KAFKA_SPARK_IMAGES")
+"""A directory: the pictures of the documentation are taken there."""
+
+COPY, STUCK, TOPIC, DAG = "pages/copy <b>", "pages/stuck", "pages-orders", "pages"
+GATED = f"{DAG}.gated"
+
+GATE = """
+import pathlib
+
+from airflow.sdk import DAG
+from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.operators import KafkaToSinkOperator
+from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.testing._processes import wait_until
+
+GATE = pathlib.Path({gate!r})
+
+
+class Gated(KafkaToSinkOperator):
+    '''Waits at its gate before it moves a window; what is written there is how far it says that it is, or "fail", or "go".'''
+
+    def move(self, window, ledger):
+        said = []
+
+        def is_open():
+            word = GATE.read_text()
+            if "/" in word and word not in said:
+                self.progress.told(*map(int, word.split("/")))
+            said.append(word)
+            return word in ("go", "fail")
+
+        if not wait_until(is_open, 240, every=0.1) or said[-1] == "fail":
+            raise RuntimeError("the gate stays shut")
+        return super().move(window, ledger)
+
+
+with DAG({dag!r}, schedule=None):
+    Gated(
+        task_id="gated", topics=[{topic!r}], group_id="pages-gated", sink=FilesSink(path={place!r}),
+        value=Json(schema="id bigint, customer string, amount decimal(12,2), placed_at timestamp"),
+        errors_tolerance="all", errors_deadletterqueue_topic_name="pages-dead",
+    )
+"""
+
+
+@dataclass
+class Gate:
+    """A pipeline whose task waits for what is written into a file."""
+
+    site: Any
+    file: Path
+
+    def say(self, word: str) -> None:
+        self.file.with_suffix(".new").write_text(word)
+        self.file.with_suffix(".new").replace(self.file)
+
+    def produce(self, good: int, *bad: bytes) -> None:
+        producer = Producer(self.site.kafka.connection_extra())
+        for number, value in enumerate([*map(order, range(good)), *bad]):
+            producer.produce(TOPIC, value, b"key-%d" % number, partition=number % 3)
+        assert producer.flush(30) == 0
+
+    def wait(self, run_id: str) -> str:
+        """The state in which a run has ended."""
+        state = ""
+
+        def ended() -> bool:
+            nonlocal state
+            state = self.site.login("admin").get(f"/api/v2/dags/{DAG}/dagRuns/{run_id}").json["state"]
+            return state in ("success", "failed")
+
+        assert wait_until(ended, 180, every=0.3)
+        return state
+
+
+@pytest.fixture(scope="module")
+def gate(site, lake, tmp_path_factory):
+    """One more DAG, and one more pipeline with a past."""
+    directory = tmp_path_factory.mktemp("gate")
+    found = Gate(site, directory / "gate")
+    found.say("0/4")
+    site.kafka.create_topic(TOPIC, 3)
+    site.kafka.create_topic("pages-past", 3)
+    site.past.produce("pages-past", 300)
+    site.past.move(COPY, 4, ["pages-past"], 20, run=f"{DAG}/manual__{{n}}/copy", group="pages-copy")
+    # It completes a window every hour, and takes nothing of what has been waiting for longer.
+    site.kafka.create_topic("pages-stuck", 3)
+    site.past.produce("pages-stuck", 30, hours_ago=6)
+    site.past.move(STUCK, 5, ["pages-stuck"], 0, run="odd/manual__{n}/stuck", group="pages-stuck")
+    text = GATE.format(gate=str(found.file), dag=DAG, topic=TOPIC, place=str(lake / "pages"))
+    (site.airflow.dags_folder / "pages.py").write_text(text)
+    site.airflow.cli("dags", "reserialize")
+    return found
+
+
+@pytest.fixture(scope="module")
+def opened(site, gate):
+    with browser() as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def people(site, opened):
+    """Visits of those who have logged in, one each."""
+    known: dict[tuple[str, int, str], Visit] = {}
+
+    def visit(name: str, width: int = 1280, theme: str = "light") -> Visit:
+        key = (name, width, theme)
+        if key not in known:
+            cookies = [{"name": "_token", "value": site.login(name).token, "url": site.url}]
+            known[key] = opened(site.url, width=width, theme=theme, cookies=cookies)
+        known[key].troubles.clear()
+        return known[key]
+
+    return visit
+
+
+def picture(visit: Visit, name: str, height: int = 640) -> None:
+    if IMAGES:
+        Path(IMAGES).mkdir(parents=True, exist_ok=True)
+        visit.page.wait_for_timeout(400)  # for what slides in
+        size = visit.page.viewport_size
+        visit.page.screenshot(path=f"{IMAGES}/{name}.png", clip={"x": 0, "y": 0, "width": size["width"], "height": height})
+
+
+def row(visit: Visit, pipeline: str) -> Any:
+    """A pipeline's row of the list."""
+    found = visit.page.locator("tr[data-row]", has=visit.page.get_by_role("link", name=pipeline, exact=True))
+    found.first.wait_for()
+    return found.first
+
+
+def activity(visit: Visit, pipeline: str, wanted: str) -> Any:
+    found = row(visit, pipeline).locator(f"[data-activity={wanted}]")
+    found.wait_for()
+    return found
+
+
+def test_every_app_of_the_plugin_has_its_component(site):
+    bundle = site.nobody.get("/kafka-spark/static/bundle.js").body.decode()
+    for app in KafkaSparkPlugin.react_apps:
+        assert f'"{app["name"]}"' in bundle
+    assert next(app["url_route"] for app in KafkaSparkPlugin.react_apps if app["destination"] == "nav") == PAGE.split("/")[1]
+    assert "dangerouslySetInnerHTML" not in bundle
+
+
+def test_somebody_logs_in_and_sees_every_pipeline_whatever_its_name(opened, site):
+    visit = opened(site.url)
+    visit.go(PAGE)
+    visit.see("input[name=username]")
+    visit.troubles.clear()  # who has not logged in is told so, by 401
+    visit.login("editor", "editor-secret")
+    visit.see("tr[data-row]")
+    for name in (*AWKWARD, COPY, "shop.never_ran"):
+        row(visit, name)
+    missing = visit.see("[data-ledger-state=missing]").inner_text()
+    assert "kafka_default/no-such-ledger" in missing
+    assert visit.page.locator("tr[data-row] script, tr[data-row] b").count() == 0
+    assert visit.troubles == []
+
+
+def test_the_list_is_searched_filtered_and_sorted_and_the_address_keeps_it(people):
+    visit = people("viewer")
+    visit.go(PAGE)
+    visit.see("tr[data-row]")
+    visit.page.get_by_role("searchbox").fill("script>alert")
+    visit.page.wait_for_function("() => document.querySelectorAll('tr[data-row]').length === 1")
+    row(visit, "<script>alert(1)</script>")
+    visit.page.wait_for_url(re.compile("q=script"))
+    visit.page.reload()
+    visit.see("tr[data-row]")
+    assert visit.page.locator("tr[data-row]").count() == 1
+    visit.page.get_by_role("searchbox").fill("nothing-like-this")
+    visit.page.get_by_role("button", name="Show all").click()
+    visit.page.get_by_role("button", name="Lag").click()
+    visit.see("th[aria-sort=descending]")
+    visit.page.wait_for_url(re.compile("sort=-lag"))
+
+    def falling() -> bool:
+        found = visit.page.eval_on_selector_all("tr [data-lag]", "found => found.map(e => Number(e.dataset.lag))")
+        return len(found) > 3 and found == sorted(found, reverse=True)
+
+    assert wait_until(falling, 30, every=0.2)
+    visit.see("[data-count=UNKNOWN]").click()
+    visit.page.wait_for_function(
+        "() => [...document.querySelectorAll('[data-status]')].every(e => e.dataset.status === 'UNKNOWN')"
+    )
+    assert visit.troubles == []
+
+
+def test_a_pipeline_that_works_and_does_not_move_is_seen_to_stall(people):
+    visit = people("viewer")
+    visit.go(f"{PAGE}?status=STALL")
+    row(visit, STUCK).locator("[data-status=STALL]").wait_for()
+    assert "the consumer is at work, but stays at offset 0" in row(visit, STUCK).inner_text()
+    assert visit.page.locator("tr[data-row]").count() == 1
+    assert visit.troubles == []
+
+
+def test_a_window_runs_and_its_progress_moves(people, gate):
+    visit = people("editor")
+    gate.produce(997, b"no json", b'{"id": "<img src=x onerror=alert(1)>"}', b"\xff\xfe")
+    visit.go(f"{PAGE}?sort=activity")
+    visit.see("tr[data-row]")
+    gate.say("1/4")
+    first = gate.site.trigger(DAG)
+    activity(visit, GATED, "running")
+    row(visit, GATED).locator("[data-progress='25']").wait_for()
+    gate.say("3/4")
+    row(visit, GATED).locator("[data-progress='75']").wait_for()
+    picture(visit, "list")
+    row(visit, GATED).get_by_role("link", name=GATED, exact=True).click()
+    assert "750 of 1,000 records, 75 %" in visit.see("[data-running='1']").inner_text()
+    assert visit.see("[role=progressbar]").get_attribute("aria-valuenow") == "75"
+    gate.say("go")
+    assert gate.wait(first) == "success"
+    visit.gone("[data-running]")
+    visit.see("dd [data-lag='0']")
+    visit.page.get_by_role("tab", name="Windows").click()
+    visit.see("tr[data-row='1/1']")
+    cells = visit.page.locator("tr[data-row='1/1'] td").all_inner_texts()
+    assert cells[2:5] == ["1,000", "997", "3"]
+    visit.page.get_by_role("link", name="success").click()
+    visit.page.wait_for_url(re.compile(rf"/dags/{DAG}/runs/[^/]+/tasks/gated"))
+    assert visit.troubles == []
+
+
+def test_a_failed_window_is_finished_by_the_next_run_and_the_lag_falls_to_zero(people, gate):
+    visit = people("editor")
+    gate.produce(30)
+    gate.say("fail")
+    assert gate.wait(gate.site.trigger(DAG)) == "failed"
+    visit.go(PAGE)
+    activity(visit, GATED, "failed")
+    assert "window 2 is open" in row(visit, GATED).inner_text()
+    row(visit, GATED).locator("[data-lag='30']").wait_for()
+    visit.see("[data-count=failed]").click()
+    visit.page.wait_for_function("() => document.querySelectorAll('tr[data-row]').length === 1")
+    # To give up a window takes an attempt of its own; to look at what that would do takes nothing.
+    visit.go(pipeline_url(LEDGER, GATED))
+    visit.see("[data-action=skip]").click()
+    visit.page.locator("[name=why]").fill("nobody needs it")
+    visit.see("[data-step=plan]").click()
+    assert "would be skipped" in visit.see("[data-plan=dry]").inner_text()
+    visit.page.get_by_role("button", name="Cancel").click()
+    gate.say("go")
+    assert gate.wait(gate.site.trigger(DAG)) == "success"
+    visit.go(PAGE)
+    activity(visit, GATED, "idle")
+    row(visit, GATED).locator("[data-lag='0']").wait_for()
+    assert visit.troubles == []
+
+
+def test_charts_have_points_and_a_link_to_a_window_survives_a_reload(people):
+    visit = people("viewer")
+    visit.go(pipeline_url(LEDGER, GATED))
+    for name in ("Records per window", "Latency", "Duration"):
+        chart = visit.see(f"[data-chart='{name}']")
+        assert int(chart.get_attribute("data-points")) >= 2
+        chart.locator("svg").wait_for()
+    assert visit.page.locator("[data-chart='Duration'] svg g g:last-child rect, [data-chart='Duration'] svg rect").count() > 6
+    visit.page.locator("[data-chart='Records per window'] .aks-over").first.hover()
+    assert "1,000" in visit.page.locator("[data-chart='Records per window']").inner_text()
+    visit.see("[data-chart='Lag'] circle, [data-chart='Lag'] polyline")
+    picture(visit, "pipeline", 800)
+    visit.go(pipeline_url(LEDGER, COPY, 2))
+    assert "manual__2" in visit.see("[data-window='2']").inner_text()
+    visit.page.reload()
+    visit.see("[data-window='2']")
+    visit.page.get_by_role("tab", name="Windows").focus()
+    visit.page.keyboard.press("ArrowRight")
+    visit.see("[data-view=partitions] svg rect")
+    assert visit.page.locator("[data-view=partitions] tr[data-row]").count() == 3
+    visit.page.get_by_role("tab", name="Next window").click()
+    assert "[80, 100)" in visit.see("[data-view=next] tr[data-row]").inner_text()
+    assert visit.troubles == []
+
+
+def test_dead_letters_are_shown_as_text(people):
+    visit = people("viewer")
+    visit.go(pipeline_url(LEDGER, GATED) + "&view=dead")
+    visit.page.get_by_role("button", name="Look at them").click()
+    visit.see("[data-dead-letter]")
+    found = visit.page.locator("[data-view=dead]").inner_text()
+    assert visit.page.locator("[data-dead-letter]").count() == 3
+    assert "<img src=x onerror=alert(1)>" in found
+    assert "binary, as hex" in found
+    assert f"Was {TOPIC}-" in found
+    assert visit.page.locator("[data-dead-letter] img").count() == 0
+    picture(visit, "dead-letters")
+    assert visit.troubles == []
+
+
+def plan(visit: Visit, action: str, why: str) -> str:
+    """Open the dialog, say why, and look at the plan."""
+    visit.see(f"[data-action={action}]").click()
+    visit.see(f"[data-dialog={action}]")
+    visit.page.locator("[name=why]").fill(why)
+    visit.see("[data-step=plan]").click()
+    return str(visit.see("[data-plan=dry], [data-failure]").inner_text())
+
+
+def confirm(visit: Visit) -> None:
+    visit.see("[data-step=confirm]").click()
+    visit.see("[data-plan=done]")
+    visit.page.get_by_role("button", name="Close").last.click()
+    visit.gone("[data-dialog]")
+
+
+def test_a_reset_is_shown_first_and_done_when_confirmed(people):
+    visit = people("editor")
+    visit.go(pipeline_url(LEDGER, COPY))
+    visit.see("[data-action=reset]").click()
+    visit.see("[data-step=plan]").click()
+    assert "Say why" in visit.see(".aks-warn").inner_text()
+    visit.page.locator("[name=to]").select_option("offsets")
+    visit.page.locator("[name=offsets]").fill('{"pages-past": {"0": 7}}')
+    visit.page.locator("[name=why]").fill("bad deploy <i>")
+    visit.see("[data-step=plan]").click()
+    said = visit.see("[data-plan=dry]").inner_text()
+    assert "would be moved" in said
+    assert re.search(r"pages-past-0\s+80\s+7", said)
+    picture(visit, "reset", 800)
+    confirm(visit)
+    visit.page.get_by_role("tab", name=re.compile("Changes 1")).click()
+    told = visit.see("[data-view=changes] tr[data-row]").inner_text()
+    assert "bad deploy <i>" in told
+    assert "pages-past-0: 7" in told
+    assert "editor" in told
+    assert visit.troubles == []
+
+
+def test_a_pipeline_is_paused_and_resumed(people):
+    visit = people("editor")
+    visit.go(pipeline_url(LEDGER, COPY))
+    assert "would be paused" in plan(visit, "pause", "maintenance")
+    confirm(visit)
+    assert "maintenance" in visit.see("[data-pause]").inner_text()
+    visit.see("[data-activity=paused]")
+    assert "would be resumed" in plan(visit, "resume", "done")
+    confirm(visit)
+    visit.gone("[data-pause]")
+    assert visit.troubles == []
+
+
+def test_what_is_refused_says_what_to_do(people):
+    visit = people("editor")
+    visit.go(pipeline_url(LEDGER, COPY))
+    visit.see("[data-action=replay]").click()
+    visit.page.locator("[name=window]").fill("99")
+    visit.page.locator("[name=why]").fill("once more")
+    visit.see("[data-step=plan]").click()
+    assert "99" in visit.see("[data-failure]").inner_text()
+    assert visit.page.locator("[data-step=confirm]").count() == 0
+    # It is refused by 409, and by nothing else.
+    assert [trouble.rsplit(" ", 1)[1] for trouble in visit.troubles] == ["409"]
+
+
+def test_a_window_is_replayed(people, gate):
+    visit = people("editor")
+    visit.go(pipeline_url(LEDGER, GATED, 1))
+    visit.see("[data-window='1']").get_by_role("button", name="Replay this window").click()
+    assert visit.page.locator("[name=window]").input_value() == "1"
+    visit.page.locator("[name=why]").fill("the table was truncated")
+    visit.see("[data-step=plan]").click()
+    assert "would be moved once more" in visit.see("[data-plan=dry]").inner_text()
+    visit.see("[data-step=confirm]").click()
+    assert "was cleared" in visit.see("[data-plan=done]").inner_text()
+    visit.page.get_by_role("button", name="Close").last.click()
+    visit.page.locator("tr[data-row='1/1']", has_text="replay 1").filter(has_not_text="PLANNED").wait_for()
+    assert visit.troubles == []
+
+
+def test_a_viewer_may_look_and_is_told_why_not_more(people):
+    visit = people("viewer")
+    visit.go(pipeline_url(LEDGER, COPY))
+    assert "right to edit its DAG" in visit.see("[data-may-edit=false]").inner_text()
+    assert visit.page.locator("[data-action]").count() == 4
+    assert visit.page.locator("[data-action]:not([disabled])").count() == 0
+    assert visit.troubles == []
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+def test_pages_fit_their_width_in_light_and_dark(people, width, theme):
+    visit = people("viewer", width, theme)
+    visit.go(PAGE)
+    visit.see("tr[data-row]")
+    assert visit.fits()
+    assert visit.page.evaluate("() => document.documentElement.classList.contains('dark')") == (theme == "dark")
+    if width == 390:
+        picture(visit, f"list-{width}-{theme}")
+    for view in ("charts", "windows", "partitions"):
+        visit.go(f"{pipeline_url(LEDGER, GATED)}&view={view}")
+        visit.see(f"[data-view={view}] svg, [data-view={view}] tr")
+        assert visit.fits(), view
+    if (width, theme) == (1280, "dark"):
+        visit.go(f"{pipeline_url(LEDGER, GATED)}&view=windows")
+        visit.see("tr[data-row]")
+        picture(visit, "windows-dark")
+    assert visit.troubles == []
+
+
+def test_beside_a_dag_a_run_a_task_and_a_task_instance_are_its_own(people, gate):
+    visit = people("viewer")
+    runs = gate.site.login("viewer").get(f"/api/v2/dags/{DAG}/dagRuns", order_by="run_after").json["dag_runs"]
+    run_id = runs[0]["dag_run_id"]
+    routes = {app["destination"]: app["url_route"] for app in KafkaSparkPlugin.react_apps}
+    visit.go(f"dags/{DAG}/plugin/{routes['dag']}")
+    row(visit, GATED)
+    row(visit, COPY)
+    assert visit.page.locator("tr[data-row]").count() == 2
+    picture(visit, "dag")
+    visit.go(f"dags/{DAG}/runs/{run_id}/plugin/{routes['dag_run']}")
+    row(visit, GATED)
+    assert visit.page.locator("tr[data-row]").count() == 1
+    visit.go(f"dags/{DAG}/tasks/gated/plugin/{routes['task']}")
+    visit.see(f"[data-pipeline='{GATED}']")
+    visit.go(f"dags/{DAG}/runs/{run_id}/tasks/gated/plugin/{routes['task_instance']}")
+    visit.see("tr[data-row='1/1']")
+    assert visit.page.locator("tr[data-row]").count() == 1
+    assert visit.troubles == []
+
+
+def test_below_a_path_of_its_host_every_address_has_the_path_once(opened, site, gate, tmp_path):
+    """Another api-server over the same Airflow, as behind a proxy."""
+    (port,) = free_ports(1)
+    base = f"http://127.0.0.1:{port}/some/where"
+    env = {**site.airflow.env, "AIRFLOW__API__BASE_URL": base, "AIRFLOW__API__PORT": str(port)}
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "airflow", "api-server"], env=env, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+
+        def up() -> bool:
+            assert server.poll() is None, log.read_text()[-2000:]
+            try:
+                with urllib.request.urlopen(f"{base}/api/v2/monitor/health", timeout=5) as answer:
+                    return bool(answer.status == 200)
+            except OSError:
+                return False
+
+        assert wait_until(up, 90, every=0.3), log.read_text()[-2000:]
+        cookies = [{"name": "_token", "value": site.login("editor").token, "url": base}]
+        visit = opened(base, cookies=cookies)
+        asked: list[str] = []
+        visit.page.on("request", lambda request: asked.append(request.url))
+        visit.go(PAGE)
+        row(visit, COPY).get_by_role("link", name=COPY, exact=True).click()
+        visit.see("[data-view=charts] svg")
+        assert visit.page.url.startswith(f"{base}/{PAGE}?")
+        link = visit.page.get_by_role("link", name=DAG, exact=True).first.get_attribute("href")
+        assert link == f"/some/where/dags/{DAG}"
+        ours = [url for url in asked if "kafka-spark/" in url]
+        assert len(ours) > 2
+        assert all(url.startswith(f"{base}/kafka-spark/") and url.count("some/where") == 1 for url in ours)
+        assert visit.troubles == []
+    finally:
+        os.killpg(server.pid, 15)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, 9)
+            server.wait()
