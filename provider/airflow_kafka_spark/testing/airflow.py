@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -18,8 +19,19 @@ from airflow_kafka_spark.errors import ServerFailed
 from airflow_kafka_spark.testing._embedded import Embedded
 from airflow_kafka_spark.testing._processes import LOOPBACK, Server, free_ports, tail, wait_until
 
-_START_SECONDS = 120.0
+_START_SECONDS = 300.0
+_ASK_AGAIN_SECONDS = 60.0
 _FINAL = frozenset({"success", "failed"})
+
+# On a machine that has too much to do nobody is to be given up who is only slow.
+_PATIENCE = {
+    # Longer than the api-server waits for SQLite: a task that asks for the same once more is told that it is another one.
+    "WORKERS__EXECUTION_API_TIMEOUT": 60,
+    "CORE__DAGBAG_IMPORT_TIMEOUT": 300,
+    "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": 120,
+    "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": 120,
+    "TRIGGERER__RUNNER_HEALTH_CHECK_THRESHOLD": 120,
+}
 
 
 class EmbeddedAirflow(Embedded):
@@ -102,7 +114,7 @@ class EmbeddedAirflow(Embedded):
     def wait(self, dag_id: str, run_id: str, seconds: float = 300.0) -> str:
         """Wait until a DAG run has ended; ``success`` or ``failed``.
 
-        :raises ServerFailed: when it takes longer.
+        :raises ServerFailed: when it takes longer; the message has the ``account`` of the run.
         """
         state: list[str] = [""]
 
@@ -111,7 +123,8 @@ class EmbeddedAirflow(Embedded):
             return state[0] in _FINAL
 
         if not wait_until(ended, seconds, every=0.2):
-            raise ServerFailed("Airflow", f"run {run_id} of {dag_id} is still {state[0]} after {seconds:.0f} s")
+            account = self.account(dag_id, run_id)
+            raise ServerFailed("Airflow", f"run {run_id} of {dag_id} is still {state[0]} after {seconds:.0f} s:\n{account}\n")
         return state[0]
 
     def run(self, dag_id: str, seconds: float = 300.0, **body: Any) -> tuple[str, str]:
@@ -145,23 +158,41 @@ class EmbeddedAirflow(Embedded):
             return content
         return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in content)
 
+    def account(self, dag_id: str, run_id: str) -> str:
+        """What became of a run, for the message of a test that fails.
+
+        The states of its tasks, what the scheduler complains of, and the end of each task's log.
+        """
+        try:
+            parts = [self.cli("tasks", "states-for-dag-run", dag_id, run_id, "--output", "plain")]
+        except ServerFailed as error:
+            parts = [str(error)]
+        said = self.log("scheduler").read_text(encoding="utf-8", errors="replace").splitlines()
+        parts += [line[:1000] for line in said if run_id in line and ("[error" in line or "[warning" in line)][-20:]
+        folder = self.home / "logs" / f"dag_id={dag_id}" / f"run_id={run_id}"
+        for log in sorted(folder.rglob("*.log")):
+            parts.append(f"{log.relative_to(folder)}:\n{tail(log, 12)}")
+        return "\n".join(parts)
+
     def api(self, method: str, path: str, body: Any = None) -> Any:
         """Airflow's REST API (``/api/v2``); everybody is an administrator here.
 
-        :raises ServerFailed: for an answer that is no success.
+        A question (``GET``) that a busy server does not answer, or by a status of 500 and above, is asked again for a minute.
+
+        :raises ServerFailed: for an answer that is no success, and for none.
         """
-        request = urllib.request.Request(
-            f"{self.url}/api/v2{path}",
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json", "Accept": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            raise ServerFailed("Airflow", f"{method} {path} answered {error.code}: {error.read().decode()[:500]}") from None
-        return json.loads(text) if text else None
+        deadline = time.monotonic() + (_ASK_AGAIN_SECONDS if method == "GET" else 0.0)
+        while True:
+            try:
+                return self._ask(method, path, body)
+            except urllib.error.HTTPError as error:
+                failure = f"{method} {path} answered {error.code}: {error.read().decode()[:500]}"
+                if error.code < 500 or time.monotonic() > deadline:
+                    raise ServerFailed("Airflow", failure) from None
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise ServerFailed("Airflow", f"{method} {path} got no answer: {error}") from None
+            time.sleep(0.5)
 
     def cli(self, *args: str) -> str:
         """The ``airflow`` command in this environment; what it printed.
@@ -208,6 +239,7 @@ class EmbeddedAirflow(Embedded):
             "API__WORKERS": 1,
             "API_AUTH__JWT_SECRET": secrets.token_hex(40),
             "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": 0.2,
+            **_PATIENCE,
             "LOGGING__WORKER_LOG_SERVER_PORT": log_ports[0],
             "LOGGING__TRIGGER_LOG_SERVER_PORT": log_ports[1],
         }
@@ -219,6 +251,17 @@ class EmbeddedAirflow(Embedded):
             **self._extra,
         }
 
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(
+            f"{self.url}/api/v2{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", "Accept": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
     def _launch(self, component: str) -> None:
         assert self._keeper is not None
         command = [sys.executable, "-m", "airflow", component]
@@ -229,8 +272,8 @@ class EmbeddedAirflow(Embedded):
         if ended:
             raise ServerFailed("Airflow", f"{ended[0]} ended; its log ends with:\n{tail(self.log(ended[0]), 20)}\n")
         try:
-            health = self.api("GET", "/monitor/health")
-        except (OSError, ServerFailed):
+            health = self._ask("GET", "/monitor/health")
+        except OSError:
             return False
         wanted = ["scheduler", *(c for c in self._components if c == "triggerer")]
         return all(health[name]["status"] == "healthy" for name in wanted)
