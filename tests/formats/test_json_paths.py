@@ -82,7 +82,7 @@ def test_fast_path_equals_reference_where_suspects_are_sifted_out(monkeypatch: p
         values = [maker.record(schema, (0.995, 0.97)[seed % 2]) for _ in range(2 + seed % 30)]
         assert disagreement(ddl(schema), values) == "", seed
         decoder = JsonDecoder(parse_ddl(ddl(schema)), few=0)
-        sifted += decoder._sift([value for value in values if value is not None], 0) is not None
+        sifted += decoder._sift([value for value in values if value is not None], 0, decoder._screens) is not None
     assert sifted > 20
 
 
@@ -322,7 +322,14 @@ def test_the_work_is_in_proportion_to_the_bad_records(bad: bytes) -> None:
         assert decoder.by_reference <= 64 * len(places)
 
 
-@pytest.mark.parametrize("bad", [b'{"id":"x"}', b'{"id":1', b"[]", b'{"amount":"ten"}', b'{"placed_at":"soon"}'])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *(b'{"id":"x"}', b'{"id":1', b"[]", b'{"id":9223372036854775808}', b'{"customer":"\xff"}'),
+        *(b'{"amount":"ten"}', b'{"amount":1.005}', b'{"amount":"12345678901"}'),
+        *(b'{"placed_at":"soon"}', b'{"placed_at":"2026-13-01T00:00:00Z"}', b'{"placed_at":"2026-11-05T07:08:09.1234567Z"}'),
+    ],
+)
 def test_one_bad_record_in_a_hundred_is_sifted_out(bad: bytes) -> None:
     decoder = JsonDecoder(parse_ddl(ORDERS))
     places = list(range(50, 20_000, 100))
@@ -332,6 +339,26 @@ def test_one_bad_record_in_a_hundred_is_sifted_out(bad: bytes) -> None:
     assert decoded.batch.column("id").drop_null().to_pylist() == [at for at in range(20_000) if at not in set(places)]
     # The suspects, and the first record of a batch, which tells whether timestamps are numbers.
     assert decoder.by_reference <= 1.5 * len(places)
+
+
+@pytest.mark.parametrize("placed_at", ["2026-11-05", "2026-11-05T07:08", "2026-11-05 07:08:09+02"])
+def test_bad_records_are_sifted_out_of_good_ones_that_are_not_written_as_usual(placed_at: str) -> None:
+    decoder = JsonDecoder(parse_ddl(f"{ORDERS}, born date NOT NULL"))
+    places = set(range(50, 20_000, 100))
+    values = [order(at, placed_at=placed_at, born=None if at in places else "2026-11-05") for at in range(20_000)]
+    assert {at for at, _ in decoder.decode(values).bad} == places
+    # The first looks are in vain, and are not asked again.
+    assert decoder.by_reference <= 2 * len(places)
+
+
+def test_a_screen_that_has_found_bad_records_looks_before_arrow_reads_and_one_that_finds_none_does_not() -> None:
+    decoder = JsonDecoder(parse_ddl("a int"))
+    good = [b'{"a":%d}' % n for n in range(2000)]
+    for bad, spoiled in ((b"[]", True), (None, False), (b'{"a":1,"a":2}', False)):
+        values = [*good, bad] if bad else good
+        decoded = decoder.decode(values)
+        assert ([at for at, _ in decoded.bad], decoder._spoiled) == ([2000] if bad else [], spoiled)
+        assert decoded.batch.column("a").to_pylist()[:2000] == list(range(2000))
 
 
 def test_timestamps_that_become_numbers_midway_go_the_fast_way() -> None:

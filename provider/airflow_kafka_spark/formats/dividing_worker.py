@@ -32,6 +32,9 @@ class Doubt(Exception):
     """The fast path cannot answer for these records."""
 
 
+Screen = Callable[[Sequence[bytes]], Sequence[int]]
+"""Where bad records are likely to be, ascending; a guess, which costs time when it is wrong, and nothing else."""
+
 Change = Callable[[pa.Array], pa.Array]
 """What becomes of a column."""
 
@@ -55,25 +58,29 @@ class DividingDecoder(Decoder):
         raises :class:`.BadValue`.
     :param few: up to this many records (and 64 KiB) the reference is faster than starting Arrow's reader.
     :param only_reference: Arrow cannot read this schema.
+    :param screens: what looks for bad records in a doubtful batch; the one that has found them last is asked first.
     """
 
     def __init__(
-        self, schema: pa.Schema, read: Callable[[bytes], list[Any]], few: int = FEW_RECORDS, only_reference: bool = False
+        self,
+        schema: pa.Schema,
+        read: Callable[[bytes], list[Any]],
+        few: int = FEW_RECORDS,
+        only_reference: bool = False,
+        screens: Sequence[Screen] = (),
     ) -> None:
         self._few = few
         self._schema = schema
         self._read_one = read
         self._only_reference = only_reference
+        self._screens = tuple(screens)
+        self._spoiled = False
         self.by_reference = 0
         """How many records the reference decoded so far."""
 
     @abstractmethod
     def _by_arrow(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
         """One row per record, or None when there is any doubt."""
-
-    def _suspects(self, records: Sequence[bytes]) -> Sequence[int]:
-        """Where bad records are likely to be, ascending; a guess, which costs time when it is wrong, and nothing else."""
-        return ()
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Decode many values at once; see the format for what they mean.
@@ -102,7 +109,9 @@ class DividingDecoder(Decoder):
             good = pa.RecordBatch.from_arrays(columns or [pa.array([], f.type) for f in self._schema], schema=self._schema)
         if good.num_rows == len(values):
             return Decoded(good)
-        present = np.fromiter((v is not None for v in values), bool, len(values))
+        present = np.ones(len(values), bool)
+        if None in values:
+            present[:] = [v is not None for v in values]
         places = np.flatnonzero(present)
         wrong = [int(places[at]) for at, _ in bad]
         present[wrong] = False
@@ -125,13 +134,9 @@ class DividingDecoder(Decoder):
             yield self.read_by_reference(records, start)
             return
         if size <= CHUNK_BYTES or count == 1:
-            batch = self._by_arrow(records)
-            if batch is not None:
-                yield batch, []
-                return
-            sifted = self._sift(records, start) if count >= SIFTED_RECORDS else None
-            if sifted is not None:
-                yield sifted
+            found = self._at_once(records, start)
+            if found is not None:
+                yield found
                 return
         if count == 1:
             yield self.read_by_reference(records, start)
@@ -140,17 +145,47 @@ class DividingDecoder(Decoder):
         for at in range(0, count, step):
             yield from self._divide(records[at : at + step], start + at)
 
-    def _sift(self, records: Sequence[bytes], start: int) -> Pieces | None:
+    def _at_once(self, records: Sequence[bytes], start: int) -> Pieces | None:
+        """All of them by Arrow but for bad ones that a screen finds; None when there is any doubt."""
+        screens = self._screens if len(records) >= SIFTED_RECORDS else ()
+        # Where bad records were there are likely to be more, and Arrow need not be asked in vain.
+        first = screens[:1] if self._spoiled else ()
+        found = self._sift(records, start, first)
+        if found is None:
+            batch = self._by_arrow(records)
+            if batch is not None:
+                self._spoiled = False
+                return batch, []
+            found = self._sift(records, start, screens[len(first) :])
+        return found
+
+    def _sift(self, records: Sequence[bytes], start: int, screens: Sequence[Screen]) -> Pieces | None:
+        for screen in screens:
+            found = self._apart(records, screen(records), start)
+            if found is not None:
+                self._spoiled = True
+                self._screens = (screen, *(other for other in self._screens if other is not screen))
+                return found
+        return None
+
+    def _apart(self, records: Sequence[bytes], suspects: Sequence[int], start: int) -> Pieces | None:
         """The suspects by the reference and the others by Arrow; None where a suspect is good, or Arrow still in doubt."""
-        places = self._suspects(records)
-        if not places or 2 * len(places) > len(records):
+        if not suspects or 2 * len(suspects) > len(records):
             return None
-        _, wrong = self.read_by_reference([records[at] for at in places], 0)
-        if len(wrong) < len(places):
-            return None
-        apart = set(places)
-        batch = self._by_arrow([record for at, record in enumerate(records) if at not in apart])
-        return None if batch is None else (batch, [(start + places[at], reason) for at, reason in wrong])
+        wrong: list[tuple[int, str]] = []
+        others: list[bytes] = []
+        reached = 0
+        for at in suspects:
+            self.by_reference += 1
+            try:
+                self._read_one(records[at])
+                return None
+            except BadValue as e:
+                wrong.append((start + at, e.reason))
+            others += records[reached:at]
+            reached = at + 1
+        batch = self._by_arrow([*others, *records[reached:]])
+        return None if batch is None else (batch, wrong)
 
     def read_by_reference(self, records: Sequence[bytes], start: int) -> Pieces:
         """Record by record; positions are counted from ``start``."""

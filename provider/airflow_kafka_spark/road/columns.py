@@ -91,6 +91,7 @@ class Layout:
 
     def rows(self, records: Records) -> Lines:
         """Decode a batch. Bad and ignored records are left out of the rows."""
+        import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -119,7 +120,9 @@ class Layout:
             tombstones = pa.array(absent, pa.bool_())
         ignored = left_out.union(i for i in nulls if self.null_values == "ignore" and i not in bad)
         if bad or ignored:
-            kept = pa.array([i not in bad and i not in ignored for i in range(len(records))], pa.bool_())
+            places = np.ones(len(records), bool)
+            places[[*bad, *ignored]] = False
+            kept = pa.array(places)
             batch, offsets = batch.filter(kept), offsets.filter(kept)
             tombstones = tombstones.filter(kept) if tombstones is not None else None
         if tombstones is not None and not pc.any(tombstones).as_py():

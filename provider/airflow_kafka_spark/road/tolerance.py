@@ -75,7 +75,7 @@ class Tolerance:
         """
         sent = self.sent.get(TopicPartition(records.topic, records.partition), frozenset())
         new = [(i, b) for i, b in zip(at, bad, strict=True) if b.offset not in sent]
-        if self.keep:
+        if self.keep and new:
             letters.add(letters_of(records, [i for i, _ in new], [b for _, b in new]))
         if not sent:
             return bad
