@@ -21,6 +21,8 @@ for kind, place, topic, name in {flows!r}:
         make(kind, place, topics=topic, group_id=name, pipeline=name, ledger_topic="ledger-" + name)
 """
 
+PATIENCE = 900
+
 
 @pytest.fixture(scope="module")
 def airflow(kafka, postgres, tmp_path_factory):
@@ -56,21 +58,21 @@ def report_of(airflow, flow, run_id):
 
 
 @pytest.mark.airflow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kind", ["files", "postgres"])
 def test_killed_retried_by_airflow_and_cleared_every_record_is_there_exactly_once(airflow, kind):
     flow = airflow.flows[kind]
     flow.produce(500)
-    run_id, state = airflow.run(flow.name)
-    assert state == "success", airflow.task_log(flow.name, run_id, "task")
+    run_id, state = airflow.run(flow.name, PATIENCE)
+    assert state == "success", airflow.account(flow.name, run_id)
     flow.reports.append(report_of(airflow, flow, run_id))
     assert flow.check() == 500
 
     flow.produce(700)
     airflow.once.unlink()
-    run_id, state = airflow.run(flow.name)
+    run_id, state = airflow.run(flow.name, PATIENCE)
     assert airflow.once.exists(), "nothing was killed"
-    assert state == "success"
+    assert state == "success", airflow.account(flow.name, run_id)
     assert airflow.task(flow.name, run_id, "task")["try_number"] == 2
     report = report_of(airflow, flow, run_id)
     assert (report["window"], report["attempts"]) == ("0000000002", 2)
@@ -78,7 +80,7 @@ def test_killed_retried_by_airflow_and_cleared_every_record_is_there_exactly_onc
     assert flow.check() == 1200
 
     airflow.clear(flow.name, run_id, "task")
-    assert airflow.wait(flow.name, run_id) == "success"
+    assert airflow.wait(flow.name, run_id, PATIENCE) == "success", airflow.account(flow.name, run_id)
     assert airflow.task(flow.name, run_id, "task")["try_number"] == 3
     assert report_of(airflow, flow, run_id) == report
     assert flow.check() == 1200
@@ -86,11 +88,12 @@ def test_killed_retried_by_airflow_and_cleared_every_record_is_there_exactly_onc
 
 
 @pytest.mark.airflow
+@pytest.mark.timeout(1200)
 def test_the_log_of_a_task_is_readable(airflow):
     flow = airflow.flows["files"]
     flow.produce(100)
-    run_id, state = airflow.run(flow.name)
-    assert state == "success"
+    run_id, state = airflow.run(flow.name, PATIENCE)
+    assert state == "success", airflow.account(flow.name, run_id)
     log = airflow.task_log(flow.name, run_id, "task")
     assert "100 records read" in log
     assert f"{flow.topic}-0[" in log
