@@ -7,9 +7,12 @@ import json
 import pytest
 
 from airflow_kafka_spark.formats import Json
-from airflow_kafka_spark.operators import KafkaToKafkaOperator, SourceToKafkaOperator
+from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
 from airflow_kafka_spark.operators.lineage import broker_of, dataset_of, lineage
+from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.sources import FilesSource, JdbcSource
+from airflow_kafka_spark.transforms import Filter
+from airflow_kafka_spark.windows.dead_letters import Captured
 from airflow_kafka_spark.windows.model import Landed, OffsetRange, Window
 from airflow_kafka_spark.windows.report import Report
 
@@ -69,6 +72,16 @@ def test_between_topics():
     told = lineage(operator, window=window)
     assert told.inputs[0].inputFacets["kafkaSpark_offsets"].partitions == [{"partition": 0, "start": 3, "end": 7}]
     assert told.run_facets["kafkaSpark_window"].window == "0000000001"
+
+
+def test_other_sinks_of_a_window_are_outputs_too():
+    transforms = [Filter(to="topic"), Filter(to=FilesSink("/data/rare"))]
+    sink = FilesSink("/data/out")
+    operator = KafkaToSinkOperator(task_id="t", topics="a", group_id="g", value=Json(), sink=sink, transforms=transforms)
+    report = Report(Window("p", 1, (), "run", ""), records_written=6, captured=(Captured(0, "rare", "file:///data/rare", 4, ""),))
+    told = lineage(operator, window=report.window, report=report.to_dict())
+    assert [(d.name, d.outputFacets["outputStatistics"].rowCount) for d in told.outputs] == [("/data/out", 6), ("/data/rare", 4)]
+    assert [d.name for d in lineage(operator).outputs] == ["/data/out", "/data/rare"]
 
 
 def test_from_files():

@@ -139,7 +139,7 @@ def test_topics_that_would_go_round_or_lose_records_and_wrong_options_are_refuse
     with pytest.raises(ValidationError) as raised:
         files.run("run1", transforms=[*(refused(topic) for topic in topics), Filter(reason="x")], **options)
     found = {problem.where: str(problem) for problem in raised.value.problems}
-    says = ("is read", "its ledger", "compacted", "dead letter topic", "expected a topic's name")
+    says = ("is read", "its ledger", "compacted", "dead letter topic", "expected a sink, or a topic's name")
     for number, text in enumerate(says):
         assert text in found[f"transforms[{number}] Filter.to"]
     assert "Give `to`" in found["transforms[5] Filter.reason"]

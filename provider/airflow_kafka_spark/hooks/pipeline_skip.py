@@ -218,8 +218,10 @@ def _warnings(memory: Memory, entry: Entry | None) -> tuple[str, ...]:
     if published:
         told.append(f"{len(published):,} of its splits were published already, and stay in the topic")
     dead = memory.dead.get(entry.window.number)
-    if dead is not None:
+    if dead is not None and dead.batches:
         told.append("Its dead letters and routed records were sent already, and stay in their topics")
+    if dead is not None and (captured := dead.captures(entry.window.replay)):
+        told.append(f"What is routed to {', '.join(found.sink for found in captured)} may be there already: then it stays")
     return (
         *told,
         f"If attempt {entry.attempt.number}, which began at {entry.attempt.started_at}, is still at work, it is shut out",

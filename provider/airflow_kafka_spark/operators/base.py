@@ -409,11 +409,16 @@ class WindowOperator(VisibleOperator):
         env = jinja_env or self.get_template_env()
         for name in ("sink", "source", "value", "key"):
             spec = getattr(self, name, None)
-            templated = getattr(spec, "template_fields", ())
-            if is_dataclass(spec) and not isinstance(spec, type) and templated:
-                known = {f.name for f in fields(spec)}
-                rendered = {f: self.render_template(getattr(spec, f), context, env) for f in templated if f in known}
-                setattr(self, name, replace(spec, **rendered))
+            if (made := self.rendered(spec, context, env)) is not spec:
+                setattr(self, name, made)
+
+    def rendered(self, spec: Any, context: Any, env: Any) -> Any:
+        """A sink or a format with its templates rendered; anything else as it is."""
+        templated = getattr(spec, "template_fields", ())
+        if not (is_dataclass(spec) and not isinstance(spec, type) and templated):
+            return spec
+        known = {f.name for f in fields(spec)}
+        return replace(spec, **{f: self.render_template(getattr(spec, f), context, env) for f in templated if f in known})
 
 
 def asset_uris(spec: Any, kind: type) -> list[str]:

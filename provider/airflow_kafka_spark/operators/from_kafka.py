@@ -129,7 +129,7 @@ class FromKafkaOperator(WindowOperator):
         if self.on_rerun is not None or self.window == "progress":
             return super().is_rerun(done, run)
         cleared = self.was_cleared(done, run)
-        if cleared and (problems := self.sink.replay_problems()):
+        if cleared and (problems := self.replay_problems()):
             raise ValidationError(problems)
         return cleared
 
@@ -275,8 +275,12 @@ class FromKafkaOperator(WindowOperator):
 
     def splits(self, window: Window) -> tuple[Split, ...]:
         """What single tasks read."""
-        whole = self.read_with == "spark" or self.sink.whole_partitions
-        span = max(window.span, 1) if whole else self.split_records or self.sink.split_records
+        return self.splits_for(window, self.sink)
+
+    def splits_for(self, window: Window, sink: Sink) -> tuple[Split, ...]:
+        """The same on the way to a sink."""
+        whole = self.read_with == "spark" or sink.whole_partitions
+        span = max(window.span, 1) if whole else self.split_records or sink.split_records
         return make_splits(window, span, without=self.lost_topics(window))
 
     def lost_topics(self, window: Window) -> tuple[str, ...]:

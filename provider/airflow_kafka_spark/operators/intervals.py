@@ -170,4 +170,4 @@ def option_problems(operator: Any) -> list[Problem]:
         return [Problem("window", "what is published to Kafka cannot be replaced", "Leave `window` and `on_rerun` as they are")]
     if operator.window == "interval":
         problems += operator.sink.unordered_problems()
-    return problems + (operator.sink.replay_problems() if operator.on_rerun == "replay" else [])
+    return problems + (operator.replay_problems() if operator.on_rerun == "replay" else [])

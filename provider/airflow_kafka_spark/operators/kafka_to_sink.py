@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,17 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import Run, asset_uris
+from airflow_kafka_spark.operators.capturing import (
+    Capture,
+    Capturing,
+    Part,
+    captures_of,
+    dropping,
+    option_problems,
+    refuse,
+    refuse_lost,
+    remaining,
+)
 from airflow_kafka_spark.operators.tolerance import refuse_forgotten, topic_problems
 from airflow_kafka_spark.operators.tolerant import TolerantOperator
 from airflow_kafka_spark.road.columns import NullValues
@@ -19,6 +31,7 @@ from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import (
     TASK_PUT,
     Split,
+    SplitResult,
     TopicPartition,
     Window,
 )
@@ -31,8 +44,9 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.job import SinkJob
     from airflow_kafka_spark.road.shaping import Shaping
     from airflow_kafka_spark.road.tolerance import Tolerance
-    from airflow_kafka_spark.sinks.base import Shape
+    from airflow_kafka_spark.sinks.base import Shape, SplitWriter
     from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
+    from airflow_kafka_spark.transforms import Transform
 
 
 class KafkaToSinkOperator(TolerantOperator):
@@ -54,7 +68,8 @@ class KafkaToSinkOperator(TolerantOperator):
     :param transforms: what becomes of records between format and sink, in order: Kafka Connect's single message transforms
         (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame. The sink's columns are those that come
         out of them. Spark computes them, in the same job. Records that a ``Filter(to=...)`` takes out go to its topic, each
-        exactly once, in the transaction of the dead letters.
+        exactly once, in the transaction of the dead letters; or to its sink, which takes the window whole, just before this
+        operator's own does, and costs a Spark job of its own.
     :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded, fails the window, and nothing of it is
         committed; ``all``: the other records are.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
@@ -101,7 +116,7 @@ class KafkaToSinkOperator(TolerantOperator):
     ) -> None:
         super().__init__(sink=sink, value=value, **kwargs)
         # Topics are this task's inlets and the sink is its outlet, under names that need no connection to be looked up.
-        self.add_assets(self.topic_uris, asset_uris(self.sink, Sink))
+        self.add_assets(self.topic_uris, [uri for sink in (self.sink, *self.other_sinks) for uri in asset_uris(sink, Sink)])
 
     # --- 1. validate ---
 
@@ -111,14 +126,17 @@ class KafkaToSinkOperator(TolerantOperator):
         if self.split_records and getattr(self.sink, "whole_partitions", False):
             found = "this sink upserts split by split: each partition has to be one"
             problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
-        problems += self.transform_problems()
+        problems += [*self.transform_problems(), *self._capture_problems()]
         # A sink is asked about the columns it will get, so those have to be known. Where there are transforms, Spark knows them.
         if flow or (self.transforms and problems):
             return problems
         try:
-            return [*problems, *self.sink.validate(self.shape(run))]
+            problems += self.sink.validate(self.shape(run))
+            for capture in self._captures:
+                problems += capture.problems(self._shape_of(capture, capture.pipeline(self.pipeline_name(run))))
         except ValidationError as error:
-            return [*problems, *error.problems]
+            problems += error.problems
+        return problems
 
     def _type_problems(self) -> list[Problem]:
         expected = (("value", self.value, Format), ("key", self.key, (Format, type(None))), ("sink", self.sink, Sink))
@@ -147,6 +165,21 @@ class KafkaToSinkOperator(TolerantOperator):
         found = {f"transforms[{n}] {t.name}.to": t.routes_to for n, t in enumerate(self.transforms) if isinstance(t, Transform)}
         return {where: topic for where, topic in found.items() if isinstance(topic, str)}
 
+    def _capture_problems(self) -> list[Problem]:
+        """Of the sinks that records go to instead of this operator's own."""
+        if not isinstance(self.sink, Sink):
+            return []
+        problems = option_problems(self._captures, self.sink, unordered=self.window == "interval")
+        if self.key is None:
+            found = "a sink that deletes needs the key's columns: a tombstone has no others"
+            deletes = (capture for capture in self._captures if capture.sink.takes_tombstones)
+            problems += [Problem(capture.where, found, "Give the operator's `key=` a format") for capture in deletes]
+        return problems
+
+    def replay_problems(self) -> list[Problem]:
+        others = [problem for c in self._captures for problem in c.told(c.sink.replay_problems())]
+        return [*super().replay_problems(), *others]
+
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.behavior_on_null_values, "behavior_on_null_values"
         if behavior not in (None, "fail", "ignore", "write", "delete"):
@@ -172,35 +205,76 @@ class KafkaToSinkOperator(TolerantOperator):
         ledger.verify()
         tolerance, known = self.errors.in_tasks(letters, ledger), known_to(ledger)
         refuse_forgotten(window, known, buries=letters is not None, routes=bool(self._routes()))
-        routed = known.routed(window.replay) if known else {}
-        with self.sink.begin(window, splits, shape) as writer:
-            with self.running(self._road(window, splits, shape, tolerance, routed)) as job:
+        refuse_lost(self._captures, known, window)
+        hook, tolerated = self.kafka if letters else None, tolerance is not None
+        with ExitStack() as opened:
+            writer = opened.enter_context(self.sink.begin(window, splits, shape))
+            others = Capturing(opened, known, known.routed(window.replay) if known else {})
+            for capture in self._captures:
+                others.begin(*self._part(capture, window))
+            others.run(lambda part, out, left_out: self._capture(part, window, out, left_out, tolerance))
+            with self.running(self._road(window, splits, shape, tolerance, others.left_out)) as job:
                 results = job.run(writer.split_writer()) if splits else []
             faults.reached("job.done")
-            if tolerance is None:
+            if not tolerated:
                 self.check_results(window, results)
             self.check_counts(window, results)
+            others.check(window, results)
             self.check_followed(window, sum(result.records for result in results))
             # Once more, now that everything is read: a topic recreated meanwhile would have given other records.
             self.check(window)
             ledger.verify()
-            if tolerance is not None:
-                results = with_refused(results, writer.refused(results), splits, self.kafka if letters else None)
-                self.errors.accept(window, results)
-            # Before the sink takes the rest: what does not go there has to be decided and remembered by then.
-            sent = aside.send(results, ledger)
+            found = writer.refused(results)
+            refuse(found, self.sink.uri, str(window), tolerated=tolerated)
+            results = with_refused(results, found, splits, hook)
+            elsewhere = others.refused(hook, tolerated=tolerated)
+            if tolerated:
+                self.errors.accept(window, [*results, *elsewhere])
+            # Before any sink takes anything: what does not go there has to be decided and remembered by then.
+            sent = aside.send([*results, *elsewhere], ledger, others.decided)
+            # This operator's own sink is the last one: where that has the window, all have their part of it.
+            others.commit()
             applied = writer.commit(results)
         ranges = {split.index: split.range for split in splits}
-        landed = {"dead_letters": sent.landed, "routed": sent.routes} if sent else {}
-        return sum_up(window, results, applied, ranges, flushed=now_ms(), upstream=self.upstream(), **landed)
+        landed: dict[str, Any] = {"dead_letters": sent.landed, "routed": sent.routes} if sent else {}
+        landed["captured"] = others.decided
+        report = sum_up(window, results, applied, ranges, flushed=now_ms(), upstream=self.upstream(), **landed)
+        refused = sum(account.rejected for account in elsewhere)
+        rejected, routed = report.records_rejected + refused, report.records_routed - refused
+        return replace(report, records_rejected=rejected, records_routed=routed)
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         known = ledger.memory.dead.get(window.number)
+        # Where the sink had taken the window before, its reader and its counts of what went elsewhere are gone.
         if known and known.routes and not report.routed:
-            # The sink had taken the window before: its reader and its count of what was routed are gone.
-            count = sum(part.records for part in known.routes)
-            report = replace(report, records_read=report.records_read + count, records_routed=count, routed=known.routes)
+            report = _with_routed(report, sum(part.records for part in known.routes), routed=known.routes)
+        if known and (captured := known.captures(window.replay)) and not report.captured:
+            report = _with_routed(report, sum(part.records for part in captured), captured=captured)
         return super().close(ledger, window, report)
+
+    def _part(self, capture: Capture, window: Window) -> tuple[Capture, Window, tuple[Split, ...], Shape]:
+        shape = self._shape_of(capture, capture.pipeline(window.pipeline))
+        return capture, window, self.splits_for(window, capture.sink), shape
+
+    def _capture(
+        self,
+        part: Part,
+        window: Window,
+        writer: SplitWriter,
+        left_out: Mapping[TopicPartition, Set[int]],
+        tolerance: Tolerance | None,
+    ) -> list[SplitResult]:
+        """Move what goes to another sink to where nobody sees it yet."""
+        before = remaining(self._transforms[: part.capture.index])
+        shaping = self._shaping(part.capture.chain(before), part.capture.null_values)
+        job = self._shaping_job(shaping, part.window, part.splits, part.shape, tolerance, left_out)
+        with self.running(job):
+            results = job.run(writer) if part.splits else []
+        if tolerance is None:
+            self.check_results(window, results)
+        self.check_counts(part.window, results)
+        self.progress.step("move")
+        return results
 
     def _road(
         self,
@@ -208,12 +282,32 @@ class KafkaToSinkOperator(TolerantOperator):
         splits: tuple[Split, ...],
         shape: Shape,
         tolerance: Tolerance | None,
-        routed: Mapping[TopicPartition, frozenset[int]],
+        left_out: Mapping[TopicPartition, Set[int]],
     ) -> SinkJob:
         from airflow_kafka_spark.road.job import Job
+
+        if self.transforms:
+            shaping = self._shaping(remaining(self._transforms), self.null_values)
+            return self._shaping_job(shaping, window, splits, shape, tolerance, left_out)
+        options = self._job_options(window, splits, tolerance)
+        return Job(layout=self.layout(), read_with=self.read_with, **options)
+
+    def _shaping_job(
+        self,
+        shaping: Shaping,
+        window: Window,
+        splits: tuple[Split, ...],
+        shape: Shape,
+        tolerance: Tolerance | None,
+        left_out: Mapping[TopicPartition, Set[int]],
+    ) -> SinkJob:
         from airflow_kafka_spark.road.shaping import ShapingJob
 
-        options: dict[str, Any] = {
+        options = {**self._job_options(window, splits, tolerance), "routed": left_out}
+        return ShapingJob(shaping=shaping, schema=shape.schema, **options)
+
+    def _job_options(self, window: Window, splits: tuple[Split, ...], tolerance: Tolerance | None) -> dict[str, Any]:
+        return {
             "kafka": self.kafka,
             "spark": self.spark,
             "window": window,
@@ -222,12 +316,10 @@ class KafkaToSinkOperator(TolerantOperator):
             "patience": self.read_timeout,
             "tolerance": tolerance,
         }
-        if self.transforms:
-            return ShapingJob(shaping=self._shaping, schema=shape.schema, routed=routed, **options)
-        return Job(layout=self.layout(), read_with=self.read_with, **options)
 
     def _dead_letters(self, pipeline: str) -> DeadLetterTopic | None:
-        classes = {**self.error_classes(), TASK_PUT: f"{type(self.sink).__module__}.{type(self.sink).__name__}"}
+        sinks = dict.fromkeys(f"{type(sink).__module__}.{type(sink).__name__}" for sink in (self.sink, *self.other_sinks))
+        classes = {**self.error_classes(), TASK_PUT: ", ".join(sinks)}
         return self.errors.dead_letters(self.kafka, pipeline, classes)
 
     # --- what the parts are made of ---
@@ -246,17 +338,61 @@ class KafkaToSinkOperator(TolerantOperator):
     def _shape(self, pipeline: str) -> Shape:
         from airflow_kafka_spark.sinks.base import Shape
 
-        schema = self._shaped_schema if self.transforms else self.layout().schema
-        return Shape(pipeline, schema, has_tombstones=self.null_values == "delete", tolerates=self.errors.tolerates)
+        schema = self._schema(len(self._transforms), dropping(self._transforms), self.null_values)
+        # Where other sinks have a part in it, what this one refuses has to be known before they take theirs.
+        asked = self.errors.tolerates or bool(self._captures)
+        return Shape(pipeline, schema, has_tombstones=self.null_values == "delete", tolerates=asked)
 
-    @property
-    def _shaping(self) -> Shaping:
-        from airflow_kafka_spark.road.shaping import Shaping
-        from airflow_kafka_spark.transforms.base import as_transform
+    def _shape_of(self, capture: Capture, pipeline: str) -> Shape:
+        """What flows into another sink."""
+        from airflow_kafka_spark.sinks.base import Shape
 
-        transforms = tuple(map(as_transform, self.transforms))
-        return Shaping(*self.formats, transforms, self.metadata, self.null_values)
+        chain = capture.chain(dropping(self._transforms[: capture.index]))
+        schema = self._schema(capture.index, chain, capture.null_values)
+        return Shape(pipeline, schema, has_tombstones=capture.null_values == "delete", tolerates=True)
+
+    def _schema(self, at: int, transforms: tuple[Transform, ...], null_values: NullValues) -> pa.Schema:
+        """The columns behind so many transforms: found out once, since Spark has to be asked."""
+        if not self.transforms:
+            return self.layout().schema
+        if at not in self._schemas:
+            self._schemas[at] = self._shaping(transforms, null_values).schema(self.spark)
+        return self._schemas[at]
 
     @cached_property
-    def _shaped_schema(self) -> pa.Schema:
-        return self._shaping.schema(self.spark)
+    def _schemas(self) -> dict[int, pa.Schema]:
+        return {}
+
+    def _shaping(self, transforms: tuple[Transform, ...], null_values: NullValues) -> Shaping:
+        from airflow_kafka_spark.road.shaping import Shaping
+
+        return Shaping(*self.formats, transforms, self.metadata, null_values)
+
+    @property
+    def _transforms(self) -> tuple[Transform, ...]:
+        from airflow_kafka_spark.transforms.base import as_transform
+
+        return tuple(map(as_transform, self.transforms))
+
+    @property
+    def _captures(self) -> tuple[Capture, ...]:
+        """What transforms send to other sinks."""
+        return captures_of(self.transforms)
+
+    @property
+    def other_sinks(self) -> tuple[Sink, ...]:
+        """The sinks that transforms send records to, beside the operator's own."""
+        return tuple(capture.sink for capture in self._captures)
+
+    def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+        """Renders the templates of other sinks, too."""
+        super().render_template_fields(context, jinja_env)
+        env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._captures else []
+        for capture in self._captures:
+            made[capture.index] = replace(capture.filter, to=self.rendered(capture.sink, context, env))
+        self.transforms = made or self.transforms
+
+
+def _with_routed(report: Report, count: int, **facts: Any) -> Report:
+    """A report of what the sink had taken before, and what went elsewhere."""
+    return replace(report, records_read=report.records_read + count, records_routed=report.records_routed + count, **facts)

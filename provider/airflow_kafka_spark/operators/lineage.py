@@ -137,6 +137,9 @@ def _written(operator: Any, broker: str, report: Mapping[str, Any] | None, with_
         namespace, name = dataset_of((report or {}).get("sink") or operator.sink.uri)
         rows = None if report is None else report["records_written"]
         outputs.append(_output(namespace, name, rows, {}, _schema(operator) if with_schema else {}))
+        counts = {part["sink"]: part["records"] for part in (report or {}).get("captured", ())}
+        others = [sink.uri for sink in getattr(operator, "other_sinks", ())]
+        outputs += [_output(*dataset_of(uri), counts.get(uri, 0) if report is not None else None, {}, {}) for uri in others]
     if letters:
         outputs.append(_topic_written(broker, str(letters), list((report or {}).get("dead_letters", ())), report is not None))
     return outputs

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, KafkaUnavailable, TooManyDeadLetters, TooManyRouted
 from airflow_kafka_spark.hooks.kafka_transactions import abort
-from airflow_kafka_spark.windows.dead_letters import Batch, DeadLetters
+from airflow_kafka_spark.windows.dead_letters import Batch, Captured, DeadLetters
 from airflow_kafka_spark.windows.memory import LedgerRecord, dead_record
 from airflow_kafka_spark.windows.model import SplitResult, TopicPartition
 
@@ -90,10 +90,11 @@ class SetAside:
     pipeline: str
     dead: DeadLetterTopic | None = None
 
-    def send(self, results: Iterable[SplitResult], ledger: Ledger) -> DeadLetters | None:
+    def send(self, results: Iterable[SplitResult], ledger: Ledger, captured: Sequence[Captured] = ()) -> DeadLetters | None:
         """Send what was not sent before; all of it or nothing.
 
         :param results: of the claimed window, with their letters and routes.
+        :param captured: what other sinks will take: the ledger remembers that in the same transaction.
         :return: what was ever sent of the window, None without any.
         :raises Fenced: a newer attempt has taken over.
         :raises TooManyDeadLetters: they are more than the ledger can remember; TooManyRouted likewise.
@@ -108,7 +109,7 @@ class SetAside:
         routes = from_bytes((result.routes for result in results), ROUTED)
         wanted = {self.dead.name: self.dead.replication_factor} if self.dead and letters.num_rows else {}
         wanted = {**dict.fromkeys(routes["to"].unique().to_pylist(), -1), **wanted}
-        if not wanted:
+        if not (wanted or captured):
             return ledger.memory.dead.get(number)
         for topic, factor in wanted.items():
             self.hook.create_topic(topic, 1, factor)
@@ -118,7 +119,7 @@ class SetAside:
             producer = ledger.fence_dead_letters(**{"message.max.bytes": largest})
             known = ledger.look_as_owner().dead.get(number)
             try:
-                return self._send_once(producer, self._parcels(letters, routes, known), ledger, known)
+                return self._send_once(producer, self._parcels(letters, routes, known), ledger, known, captured)
             except Fenced:
                 raise
             except KafkaUnavailable as error:
@@ -143,14 +144,20 @@ class SetAside:
             parcels.append(_Parcel(topic, left, lambda found: routed_records(found, self.pipeline), routed=True))
         return [parcel for parcel in parcels if parcel.letters.num_rows]
 
-    def _send_once(self, producer: Any, parcels: Sequence[_Parcel], ledger: Ledger, known: DeadLetters | None) -> DeadLetters:
+    def _send_once(
+        self,
+        producer: Any,
+        parcels: Sequence[_Parcel],
+        ledger: Ledger,
+        known: DeadLetters | None,
+        captured: Sequence[Captured],
+    ) -> DeadLetters:
         from airflow_kafka_spark.sinks.dead_letters_worker import offsets_of
         from airflow_kafka_spark.sinks.kafka_send_worker import Sender
 
-        if not parcels:
-            assert known is not None
+        if not parcels and known is not None and known.with_captured(captured) == known:
             return known
-        entry, described = ledger.claimed, self.hook.describe_topics([parcel.topic for parcel in parcels])
+        entry, described = ledger.claimed, self.hook.describe_topics([parcel.topic for parcel in parcels]) if parcels else {}
         batches = []
         try:
             producer.begin_transaction()
@@ -163,7 +170,7 @@ class SetAside:
                 batches.append(Batch(entry.window.replay, entry.attempt.token, offsets, sender.flush(), routed))
             name = self.dead.name if self.dead is not None else ""
             dead = known or DeadLetters(entry.window.number, name)
-            dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches))
+            dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches)).with_captured(captured)
             record = self._record(dead, ledger, parcels)
             # Last: until the transaction ends, nobody can read the ledger's partition past this record.
             (offset,) = ledger.send(producer, [record])

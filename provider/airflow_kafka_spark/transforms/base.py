@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
+    from airflow_kafka_spark.sinks.base import Sink
+
 _BEFORE, _AT, _NOW, _NEW = f"{r.CARRIED}before", f"{r.CARRIED}at", f"{r.CARRIED}now", f"{r.CARRIED}new_"
 
 
@@ -41,6 +43,11 @@ class Transform(ABC):
     @property
     def routes_to(self) -> str | None:
         """The topic that records go to which it takes out of the window; None where it takes none out."""
+        return None
+
+    @property
+    def captured_by(self) -> Sink | None:
+        """The same, where it is a sink."""
         return None
 
     def validate(self, where: str) -> list[Problem]:
@@ -213,6 +220,9 @@ def problems(transforms: Sequence[TransformLike], where: str = "transforms", *, 
         if transform.routes_to and not routing:
             what = f"it sends records to `{transform.routes_to}`, which only KafkaToSinkOperator does"
             found.append(Problem(f"{at}.to", what, "Between topics name another one with RegexRouter; or leave `to` out"))
+        if transform.captured_by is not None and not routing:
+            what = "it sends records to a sink, which only KafkaToSinkOperator does"
+            found.append(Problem(f"{at}.to", what, "Use a KafkaToSinkOperator of its own for them; or leave `to` out"))
     return found
 
 

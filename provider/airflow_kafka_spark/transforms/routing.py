@@ -1,4 +1,4 @@
-"""Transforms that leave a record's content alone: whether it goes on, and to which topic."""
+"""Transforms that leave a record's content alone: whether it goes on, and to which topic or sink."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.transforms import record as r
 from airflow_kafka_spark.transforms.base import ByColumns
 from airflow_kafka_spark.transforms.patterns import date_format_problems, regex_problems, replacement_problems, whole_match
@@ -17,42 +17,65 @@ from airflow_kafka_spark.transforms.predicates import Condition, name_problems
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
+    from airflow_kafka_spark.sinks.base import Sink
+
 
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True)
 class Filter(ByColumns):
-    """Leaves records out: those that meet the predicate; without one, all. With ``to`` they go to a topic instead of the sink.
+    """Leaves records out: those that meet the predicate; without one, all. With ``to`` they go elsewhere, instead of to the sink
+    of the operator, in the same window. Later transforms do not touch them; it is no error.
 
-    Guarantee, with ``to``: a ``read_committed`` reader of the topic sees each of them exactly once, as it was read: key, value,
-    timestamp and headers, and behind those why it is there. Later transforms do not touch it; it is no error.
+    Guarantee, with a topic: a ``read_committed`` reader of it sees each of them exactly once, as it was read: key, value,
+    timestamp and headers, and behind those why it is there.
 
-    :param to: a topic of the same cluster; created with one partition when it is missing.
-    :param reason: what is told of each of them; default says which predicate it was.
+    Guarantee, with a sink: each of them is in it exactly once, as the transforms before this one have left it, and in no other
+    sink or topic. Both sinks take the window whole; the operator's own is the last one to do so.
+
+    :param to: a topic of the same cluster, created with one partition when it is missing; or a sink, another one than the
+        operator's, which takes windows whole.
+    :param reason: what is told of each of them in a topic; default says which predicate it was.
     """
 
-    to: str | None = field(default=None, kw_only=True)
+    to: str | Sink | None = field(default=None, kw_only=True)
     reason: str = field(default="", kw_only=True)
 
     @property
     def routes_to(self) -> str | None:
-        return self.to
+        return self.to if isinstance(self.to, str) else None
+
+    @property
+    def captured_by(self) -> Sink | None:
+        return None if self.to is None or isinstance(self.to, str) else self.to
 
     def validate(self, where: str) -> list[Problem]:
         problems = super().validate(where)
-        if self.reason and self.to is None:
-            problems.append(Problem(f"{where}.reason", "found a reason, and no topic to tell it in", "Give `to`"))
-        if self.to is not None and not (isinstance(self.to, str) and _TOPIC.fullmatch(self.to)):
-            what = f"found {self.to!r}; expected a topic's name: up to 249 letters, digits, `.`, `_` and `-`"
+        if self.reason and not isinstance(self.to, str):
+            action = "Give `to` a topic" if self.to is None else "Leave it out: a sink gets the record's columns"
+            problems.append(Problem(f"{where}.reason", "found a reason, and no topic to tell it in", action))
+        if not self._goes_somewhere:
+            what = f"found {self.to!r}; expected a sink, or a topic's name: up to 249 letters, digits, `.`, `_` and `-`"
             problems.append(Problem(f"{where}.to", what, "Correct it"))
         return problems
+
+    @property
+    def _goes_somewhere(self) -> bool:
+        from airflow_kafka_spark.sinks.base import Sink
+
+        if isinstance(self.to, str):
+            return bool(_TOPIC.fullmatch(self.to))
+        return self.to is None or isinstance(self.to, Sink)
 
     def changes(self, record: r.Record) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         if self.to is None:
             return {"keep": F.lit(False)}
+        if not isinstance(self.to, str):
+            # Never a plain drop: the operator has to have taken it out of the chain.
+            raise ValidationError([Problem("to", "a chain by itself sends nothing to a sink", "Leave `to` out")])
         return {"route": F.lit(route(self.to, self.reason or self._told))}
 
     @property

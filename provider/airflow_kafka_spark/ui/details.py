@@ -149,7 +149,7 @@ def dead_letters(told: Iterable[Told]) -> dict[str, Any]:
     windows = [
         {"number": t.entry.window.number, "name": t.name, "records": records, "topic": t.dead.topic}
         for t, records in found
-        if t.dead
+        if t.dead and records
     ]
     return {"total": sum(records for _, records in found), "windows": windows}
 

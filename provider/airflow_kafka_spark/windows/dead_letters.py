@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -51,6 +51,24 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Captured:
+    """What another sink takes of a window: decided before any sink takes anything.
+
+    :param replay: which of the window's replays it is of; 0 is the first time.
+    :param name: which of the pipeline's other sinks it is.
+    :param sink: its URI.
+    :param records: how many it takes.
+    :param digest: of which records those are (:func:`~airflow_kafka_spark.windows.offset_set.digest_of`).
+    """
+
+    replay: int
+    name: str
+    sink: str
+    records: int
+    digest: str
+
+
+@dataclass(frozen=True)
 class DeadLetters:
     """All dead letters of one window, as the ledger remembers them; and the records that were routed elsewhere.
 
@@ -58,12 +76,14 @@ class DeadLetters:
     :param topic: the dead letter topic; empty without one.
     :param batches: oldest first.
     :param offset: where the record lies in the ledger partition; -1 when not read from there.
+    :param captured: what other sinks take.
     """
 
     window: int
     topic: str
     batches: tuple[Batch, ...] = ()
     offset: int = -1
+    captured: tuple[Captured, ...] = ()
 
     def sent(self, replay: int | None = None) -> dict[TopicPartition, frozenset[int]]:
         """The dead letters that were sent.
@@ -90,6 +110,15 @@ class DeadLetters:
         """Where records lie that were routed elsewhere, per partition of those topics."""
         return merge_landed(part for batch in self.batches if batch.routed for part in batch.landed)
 
+    def captures(self, replay: int) -> tuple[Captured, ...]:
+        """What other sinks take in this replay."""
+        return tuple(found for found in self.captured if found.replay == replay)
+
+    def with_captured(self, captured: Sequence[Captured]) -> DeadLetters:
+        """The same, and what other sinks take, in place of what was decided of them before in these replays."""
+        replays = {found.replay for found in captured}
+        return replace(self, captured=(*(c for c in self.captured if c.replay not in replays), *captured))
+
 
 def _offsets_of(batches: Iterable[Batch]) -> dict[TopicPartition, frozenset[int]]:
     found: dict[TopicPartition, set[int]] = {}
@@ -100,11 +129,14 @@ def _offsets_of(batches: Iterable[Batch]) -> dict[TopicPartition, frozenset[int]
 
 
 def dead_letters_to_json(dead: DeadLetters) -> dict[str, Any]:
-    return {"topic": dead.topic, "batches": [_batch_to_json(batch) for batch in dead.batches]}
+    captured = [[c.replay, c.name, c.sink, c.records, c.digest] for c in dead.captured]
+    batches = [_batch_to_json(batch) for batch in dead.batches]
+    return {"topic": dead.topic, "batches": batches, **({"captured": captured} if captured else {})}
 
 
 def dead_letters_from_json(window: int, value: Mapping[str, Any], offset: int = -1) -> DeadLetters:
-    return DeadLetters(window, value["topic"], tuple(_batch_from_json(batch) for batch in value["batches"]), offset)
+    batches = tuple(_batch_from_json(batch) for batch in value["batches"])
+    return DeadLetters(window, value["topic"], batches, offset, tuple(Captured(*found) for found in value.get("captured", ())))
 
 
 def _batch_to_json(batch: Batch) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from airflow_kafka_spark.windows.dead_letters import Captured
 from airflow_kafka_spark.windows.instants import iso
 from airflow_kafka_spark.windows.latency import Consumption, Latency, consumption, latency, total
 from airflow_kafka_spark.windows.model import Applied, Gap, Landed, Marker, OffsetRange, SplitResult, Window, merge_landed
@@ -40,8 +41,9 @@ class Report:
     :param source: URI of the source of rows; empty for a window that was read from Kafka.
     :param published: where its records lie, for a window that was published to Kafka.
     :param dead_letters: where those of its records lie that went to a dead letter topic.
-    :param records_routed: records that a transform sent to another topic instead of the sink.
-    :param routed: where those lie.
+    :param records_routed: records that a transform sent to another topic, or another sink, instead of the sink.
+    :param routed: where those lie that went to topics.
+    :param captured: how many went to which other sink.
     """
 
     window: Window
@@ -70,6 +72,7 @@ class Report:
     records_filtered: int = 0
     records_routed: int = 0
     routed: tuple[Landed, ...] = ()
+    captured: tuple[Captured, ...] = ()
 
     @property
     def _is_published(self) -> bool:
@@ -80,6 +83,11 @@ class Report:
         """Records per second over the window's whole life."""
         total = self.timings.get("total", 0.0)
         return self.records_read / total if total else 0.0
+
+    @property
+    def records_captured(self) -> int:
+        """Records that went to other sinks."""
+        return sum(found.records for found in self.captured)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: what XCom, the ledger and the asset event carry."""
@@ -126,6 +134,7 @@ class Report:
             **({"source": self.source} if self.window.source else {}),
             **({"dead_letters": [vars(part) for part in self.dead_letters]} if self.dead_letters else {}),
             **({"routed": [vars(part) for part in self.routed]} if self.routed else {}),
+            **({"captured": [{"sink": c.sink, "records": c.records} for c in self.captured]} if self.captured else {}),
             **({"published": [vars(part) for part in self.published]} if self._is_published else {}),
         }
 
@@ -138,7 +147,8 @@ class Report:
                 (self.records_deleted, "deleted"),
                 (self.records_ignored, "ignored"),
                 (self.records_filtered, "filtered"),
-                (self.records_routed, "routed to other topics"),
+                (self.records_routed - self.records_captured, "routed to other topics"),
+                (self.records_captured, "routed to other sinks"),
                 (self.records_rejected - sum(p.records for p in self.dead_letters), "rejected"),
                 (sum(p.records for p in self.dead_letters), "dead letters"),
                 (sum(g.end - g.start for g in self.gaps), "offsets lost to retention"),
@@ -241,14 +251,17 @@ def sum_up_applied(window: Window, applied: Applied, dead_letters: tuple[Landed,
 def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) -> Report:
     """Add up what the markers of a window of rows say: one for each of its splits."""
     count = sum(marker.records for marker in markers)
+    rejected = sum(marker.result.rejected for marker in markers if marker.result)
     published = merge_landed(part for marker in markers for part in marker.landed)
     return Report(
         window=window,
-        records_read=count,
+        records_read=count + rejected,
         records_written=count,
+        records_rejected=rejected,
         bytes=sum(marker.bytes for marker in markers),
         records={str(part.topic_partition): part.records for part in published},
         published=published,
+        dead_letters=merge_landed(part for marker in markers for part in marker.dead_letters),
         **facts,
     )
 
