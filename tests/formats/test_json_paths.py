@@ -74,7 +74,9 @@ def test_fast_path_equals_reference_for_many_seeds() -> None:
 
 
 def test_fast_path_equals_reference_where_suspects_are_sifted_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Several chunks, so that some of them come after one in which bad records were found.
     monkeypatch.setattr(dividing_worker, "SIFTED_RECORDS", 2)
+    monkeypatch.setattr(dividing_worker, "CHUNK_RECORDS", 8)
     sifted = 0
     for seed in range(600):
         maker = Maker(random.Random(seed))

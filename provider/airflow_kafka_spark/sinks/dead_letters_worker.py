@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted
+from airflow_kafka_spark.sinks.headers_worker import HEADERS, extended
 from airflow_kafka_spark.windows.dead_letters import Runs, runs_of
 from airflow_kafka_spark.windows.model import TopicPartition
 
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -127,7 +127,9 @@ class Envelope:
         """The records that are sent: key, value, headers and timestamp as they were, and the context behind the headers."""
         return _records(letters, self._context if self.with_context else None)
 
-    def _context(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _context(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        stages = row["stage"].dictionary_encode()
+        classes = [self.classes.get(stage, "") for stage in stages.dictionary.to_pylist()]
         facts = {
             "topic": row["topic"],
             "partition": row["partition"],
@@ -135,30 +137,29 @@ class Envelope:
             "connector.name": self.connector,
             "task.id": 0,
             "stage": row["stage"],
-            "class.name": self.classes.get(row["stage"], ""),
+            "class.name": pa.array(classes, pa.string()).take(stages.indices),
             "exception.class.name": EXCEPTION,
             "exception.message": row["reason"],
-            "exception.stacktrace": f"{EXCEPTION}: {row['reason']}",
+            "exception.stacktrace": pc.binary_join_element_wise(f"{EXCEPTION}:", row["reason"], " "),
         }
-        return [{"key": PREFIX + name, "value": str(value).encode()} for name, value in facts.items()]
+        return {PREFIX + name: value for name, value in facts.items()}
 
 
 def routed_records(routed: pa.Table, pipeline: str) -> pa.RecordBatch:
     """The records that go elsewhere: as they were, and behind their headers why they are there."""
 
-    def context(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def context(row: Mapping[str, Any]) -> dict[str, Any]:
         facts = {name: row[name] for name in ("topic", "partition", "offset")} | {"pipeline": pipeline, "reason": row["reason"]}
-        return [{"key": ROUTED_PREFIX + name, "value": str(value).encode()} for name, value in facts.items()]
+        return {ROUTED_PREFIX + name: value for name, value in facts.items()}
 
     return _records(routed, context)
 
 
-def _records(letters: pa.Table, context: Callable[[Mapping[str, Any]], list[dict[str, Any]]] | None) -> pa.RecordBatch:
+def _records(letters: pa.Table, context: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None) -> pa.RecordBatch:
     batch = letters.combine_chunks().to_batches()[0]
     headers = batch.column("headers")
     if context is not None:
-        rows = batch.drop_columns(["key", "value", "timestamp"]).to_pylist()
-        headers = pa.array([[*(row["headers"] or ()), *context(row)] for row in rows], HEADERS)
+        headers = extended(headers, context(dict(zip(batch.schema.names, batch.columns, strict=True))))
     stamps = pc.if_else(pc.less(batch.column("timestamp"), 0), pa.scalar(None, pa.int64()), batch.column("timestamp"))
     return pa.RecordBatch.from_arrays(
         [batch.column("key"), batch.column("value"), stamps, headers], ["key", "value", "timestamp", "headers"]

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from airflow_kafka_spark.errors import KafkaUnavailable, RowRejected, TopicMissing
+from airflow_kafka_spark.sinks.headers_worker import pairs_of
 from airflow_kafka_spark.sinks.kafka_partition_worker import partitions_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
@@ -108,7 +109,8 @@ class Sender:
             places = self._own_partitions(topic, columns["partition"], places, count, rows)
         # Partition by partition: the client's queues, and the memory of what is sent together, then lie together.
         order = np.argsort(places, kind="stable")
-        lists = {name: columns[name].take(pa.array(order)).to_pylist() for name in _SENT if name in columns}
+        in_order = {name: columns[name].take(pa.array(order)) for name in _SENT if name in columns}
+        lists = {name: pairs_of(column) if name == "headers" else column.to_pylist() for name, column in in_order.items()}
         notes: list[Callable[..., None] | None] = [None] * len(order)
         end = 0
         for partition, records in enumerate(np.bincount(places).tolist()):
@@ -153,10 +155,9 @@ class Sender:
                 columns, first = [column[at:] for column in columns], first + at
 
     def _produce_dated(
-        self, topic: str, value: Any, key: Any, partition: int, note: Callable[..., None] | None, stamp: int, headers: list
+        self, topic: str, value: Any, key: Any, partition: int, note: Callable[..., None] | None, stamp: int, headers: list | None
     ) -> None:
-        pairs = [(pair["key"], pair["value"]) for pair in headers or ()]
-        self.producer.produce(topic, value, key, partition, note, timestamp=stamp or 0, headers=pairs or None)
+        self.producer.produce(topic, value, key, partition, note, timestamp=stamp or 0, headers=headers or None)
 
     def _place(self, topic: str, partition: int) -> _Place:
         return self._places.setdefault(TopicPartition(topic, partition), _Place(partition))
