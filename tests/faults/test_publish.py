@@ -9,7 +9,9 @@ from __future__ import annotations
 import pytest
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import TooManyBadRecords
 from tests.support.shop import shop
+from tests.support.unfit import KEY, VALUE, avro, check_sorted_out, plain, spoil
 
 IN_A_TASK = tuple(point for point in faults.PUBLISHING if point.startswith("publish."))
 # What happens to the ledger alone is tested with a sink (test_kill.py); where it matters here, too.
@@ -40,6 +42,34 @@ def test_killed_then_retried_and_cleared_every_row_is_published_exactly_once(ord
     orders.sell(10)
     assert orders.run("run2")["records_written"] == 10
     assert orders.check() == 1210
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", ["publish.mid", "publish.marked", "publish.committed"])
+def test_killed_then_retried_and_cleared_every_row_is_a_record_or_a_dead_letter_exactly_once(orders, point):
+    """The splits that are published first all hold a row that does not fit, so it is one with a letter that is killed."""
+    dead = f"dead-{orders.topic}"
+    options = {
+        "value": avro(VALUE),
+        "key_format": avro(KEY),
+        "errors_tolerance": "all",
+        "errors_deadletterqueue_topic_name": dead,
+    }
+    if point == "publish.committed":
+        options["max_errors"] = 3
+    orders.sell(900)
+    bad = spoil(orders, null=17, large=250, key=899)
+    victim = orders.victim("run1", fault=point, **options)
+    assert victim.wait() == 1 and victim.fired, victim.tail()
+    if point == "publish.committed":
+        with pytest.raises(TooManyBadRecords, match="3 of the 900 records"):  # what is published counts along
+            orders.run("run1", **{**options, "max_errors": 2})
+    retried = orders.run("run1", **options)
+    assert [retried[f"records_{name}"] for name in ("read", "written", "rejected")] == [900, 897, 3]
+    assert sum(part["records"] for part in retried["dead_letters"]) == 3
+    assert check_sorted_out(orders, dead, bad, plain(VALUE), plain(KEY)) == (897, 3)
+    assert orders.run("run1", **options) == retried, "a cleared task does nothing and returns the same report"
+    assert check_sorted_out(orders, dead, bad, plain(VALUE), plain(KEY)) == (897, 3)
 
 
 @pytest.mark.faults

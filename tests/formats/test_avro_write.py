@@ -20,6 +20,7 @@ from airflow_kafka_spark.formats import Avro
 from airflow_kafka_spark.formats.avro_derive import record_of
 from airflow_kafka_spark.formats.avro_schema import columns_of, parse
 from airflow_kafka_spark.formats.avro_write_worker import AvroEncoder
+from airflow_kafka_spark.formats.base import Encoded
 from airflow_kafka_spark.formats.ddl import arrow_schema, parse_ddl
 from tests.formats.random_avro import RandomAvro, bare, encoded
 from tests.formats.test_avro_meaning import GOOD, field, logical
@@ -33,7 +34,7 @@ class Watched(AvroEncoder):
 
     asked = 0
 
-    def encode_by_reference(self, *args: Any) -> pa.Array:
+    def encode_by_reference(self, *args: Any) -> Encoded:
         self.asked += 1
         return super().encode_by_reference(*args)
 
@@ -47,7 +48,7 @@ def encode(schema: Any, rows: pa.RecordBatch, ddl: str = "") -> list[bytes]:
     fast = encoder.encode(given_rows)
     fast.validate(full=True)
     assert encoder.asked == 0 and fast.null_count == 0
-    assert encoder.encode_by_reference(given_rows, range(rows.num_rows)).to_pylist() == fast.to_pylist()
+    assert encoder.encode_by_reference(given_rows, range(rows.num_rows)) == Encoded(fast)
     return fast.to_pylist()
 
 
@@ -259,22 +260,38 @@ def test_a_string_that_is_not_utf8_is_refused() -> None:
         AvroEncoder(parse(json.dumps(field("string"))), parse_ddl("x string")).encode({"x": broken})
 
 
-def test_rows_are_counted_over_batches_and_nothing_is_no_row() -> None:
+def test_all_rows_that_do_not_fit_are_told_and_the_others_are_written() -> None:
     ddl = "x bigint"
     encoder = pickle.loads(pickle.dumps(AvroEncoder(parse(json.dumps(field("int"))), parse_ddl(ddl), 7)))
     made = batch(ddl, {"x": 1}, {"x": 2})
     struct = pa.StructArray.from_arrays(made.columns, fields=list(made.schema), mask=pa.array([True, False]))
-    assert encoder.encode_struct(struct).to_pylist() == [None, b"\0\0\0\0\x07\x04"]
-    wrong = pa.array([None, {"x": 1 << 40}], struct.type)
-    with pytest.raises(RowRejected, match="Row 4 of the split"):
-        encoder.encode_struct(wrong)
+    assert encoder.encode_struct(struct) == Encoded(pa.array([None, b"\0\0\0\0\x07\x04"], pa.binary()))
+    some = pa.array([None, {"x": 1 << 40}, {"x": 2}, {"x": None}, None, {"x": 1}], struct.type)
+    found = encoder.encode_struct(some)
+    found.values.validate(full=True)
+    assert found.values.to_pylist() == [None, None, b"\0\0\0\0\x07\x04", None, None, b"\0\0\0\0\x07\x02"]
+    expected = "found 1099511627776, expected an int of 32 bits"
+    assert found.bad == ((1, f"column `x`: {expected}"), (3, "column `x`: found null, expected int"))
+    assert [at for at, _ in encoder.encode_struct(some.slice(2)).bad] == [1]
+
+
+@pytest.mark.parametrize("type_", ["string", {"type": "enum", "name": "E", "symbols": ["fine"]}])
+def test_a_text_that_is_not_utf8_is_one_bad_row_among_others(type_: Any) -> None:
+    texts = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\x01\0\0\0\x05\0\0\0"), pa.py_buffer(b"\xfffine")]
+    )
+    found = AvroEncoder(parse(json.dumps(field(type_))), parse_ddl("x string")).encode_struct(
+        pa.StructArray.from_arrays([texts], ["x"])
+    )
+    assert [at for at, _ in found.bad] == [0] and "byte 0xff at position 0" in found.bad[0][1]
+    assert found.values.is_null().to_pylist() == [True, False]
 
 
 def test_a_type_that_is_no_record_is_one_column_and_a_null_is_no_value() -> None:
     encoder = AvroEncoder(parse('"long"'), parse_ddl("id bigint"), 1)
     assert encoder.encode({"id": pa.array([5, None, -1])}).to_pylist() == [b"\0\0\0\0\x01\x0a", None, b"\0\0\0\0\x01\x01"]
     rows = pa.array([{"id": None}, None, {"id": 1}], pa.struct([("id", pa.int64())]))
-    assert encoder.encode_struct(rows).to_pylist() == [None, None, b"\0\0\0\0\x01\x02"]
+    assert encoder.encode_struct(rows).values.to_pylist() == [None, None, b"\0\0\0\0\x01\x02"]
     with pytest.raises(RowRejected, match="Row 7 of the split.*column `id`"):
         AvroEncoder(parse('"int"'), parse_ddl("id bigint")).encode({"id": pa.array([None] * 6 + [1 << 40])})
 

@@ -11,7 +11,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from airflow_kafka_spark.errors import RowRejected, ValidationError
+from airflow_kafka_spark.errors import RowsRejected, ValidationError
 from airflow_kafka_spark.formats import Avro, Json
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 from airflow_kafka_spark.transforms import ReplaceField, ValueToKey
@@ -121,7 +121,9 @@ def test_a_row_that_does_not_fit_the_schema_is_named_and_its_split_is_not_publis
     avro = Avro(json.dumps(schema), registry=CONN, subject_name_strategy="TopicRecordNameStrategy")
     orders.sell(20)
     execute(orders, "UPDATE {table} SET customer = NULL WHERE id = 17")
-    with pytest.raises(RowRejected, match="Row 18 of the split .*column `customer`: found null, expected string"):
+    with pytest.raises(
+        RowsRejected, match="A row of .* cannot(?s:.*) of split 0: column `customer`: found null, expected string"
+    ):
         orders.run("run1", value=avro)
     assert published(orders, registry) == []
     execute(orders, "UPDATE {table} SET customer = '' WHERE id = 17")

@@ -48,6 +48,10 @@ def problems(orders, **options) -> dict[str, str]:
         ({"source": {"cursor": "nothing"}}, "source.cursor", "nothing"),
         ({"table": "no_such_table"}, "source.table", "no_such_table"),
         ({"pipeline": ""}, "pipeline", ".*"),
+        ({"errors_tolerance": "some"}, "errors_tolerance", "not one of none, all"),
+        ({"errors_tolerance": "all"}, "errors_deadletterqueue_topic_name", "lost without a word"),
+        ({"max_errors": 1}, "max_errors", "no bad record is tolerated"),
+        ({"errors_tolerance": "all", "errors_skip": True, "max_errors": 1.5}, "max_errors", "neither a whole number"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(orders, options, where, match):
@@ -58,6 +62,12 @@ def test_what_is_wrong_is_said_before_anything_starts(orders, options, where, ma
     found = problems(orders, **options)
     assert re.search(match, found[where]), found
     assert committed_records(orders.kafka.connection_extra(), orders.topic) == []
+
+
+def test_dead_letters_do_not_go_where_good_rows_or_the_ledger_are(orders):
+    for topic, told in ((orders.topic, "where good rows go"), (f"ledger-{orders.name}", "is its ledger")):
+        found = problems(orders, errors_tolerance="all", errors_deadletterqueue_topic_name=topic)
+        assert told in found["errors_deadletterqueue_topic_name"]
 
 
 def test_all_problems_are_told_at_once(orders):

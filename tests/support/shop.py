@@ -82,14 +82,16 @@ class Shop(Attempts):
         with Reader(self.kafka.connection_extra(), self.topic) as self.reader:
             yield self.reader
 
-    def wait_settled(self, seconds: float = 20) -> None:
-        """Until no transaction is open in the topic and the ledger. A commit is answered before every partition is told of it."""
+    def wait_settled(self, seconds: float = 20, also: tuple[str, ...] = ()) -> None:
+        """Until no transaction is open in the topic, the ledger and others. A commit is answered before every partition is told
+        of it.
+        """
         from airflow_kafka_spark.hooks.kafka import KafkaHook
 
         with KafkaHook() as hook:
 
             def open_in() -> list[Any]:
-                found = hook.offsets([self.topic, self.arguments["ledger_topic"]])
+                found = hook.offsets([self.topic, self.arguments["ledger_topic"], *also])
                 assert found
                 return [tp for tp, offsets in found.items() if offsets.lso != offsets.high]
 

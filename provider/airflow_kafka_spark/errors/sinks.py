@@ -46,7 +46,7 @@ class TooManyDeadLetters(KafkaSparkError):
         self.topic, self.limit, self.remembered = topic, limit, remembered
         what = "The ledger's memory of a window's" if remembered else "A window's"
         super().__init__(
-            f"{what} dead letters (topic `{topic}`) take more than {limit / 1e6:.1f} MB",
+            f"{what} dead letters{f' (topic `{topic}`)' if topic else ''} take more than {limit / 1e6:.1f} MB",
             expected="a few bad records among many good ones",
             action="If so many records are bad the format is not theirs: correct it. Else read less at once: lower "
             "`max_records`, and set `max_errors`",

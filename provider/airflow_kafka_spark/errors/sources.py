@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from airflow_kafka_spark.errors.base import KafkaSparkError
 from airflow_kafka_spark.errors.planning import PlanError
 
@@ -40,6 +42,29 @@ class RowRejected(KafkaSparkError):
     def __init__(self, row: str, detail: str, action: str = "") -> None:
         self.row, self.detail = row, detail
         super().__init__(f"{row[:1].upper()}{row[1:]} of the split cannot become a record: {detail}", action=action)
+
+
+class RowsRejected(RowRejected):
+    """Rows of a source do not fit the format that they were to be written in. Nothing of their splits was committed.
+
+    :param window: the window.
+    :param count: how many there are.
+    :param samples: the first of them.
+    """
+
+    def __init__(self, window: str, count: int, samples: Sequence[object]) -> None:
+        self.window, self.count, self.samples = window, count, tuple(samples)
+        self.row, _, self.detail = str(self.samples[0]).partition(": ")
+        listed = "\n".join(f"  {s}" for s in self.samples)
+        more = f"\n  ... and {count - len(self.samples):,} more" if count > len(self.samples) else ""
+        one = f"A row of window {window} cannot become a record"
+        rows = f"{count:,} rows of window {window} cannot become records" if count != 1 else one
+        KafkaSparkError.__init__(
+            self,
+            f"{rows}; nothing of a split that holds one was published\n{listed}{more}",
+            action="Correct the rows, or the schema, and run the task again: it goes on with what is not published. What does "
+            'not fit is never written as something else; `errors_tolerance="all"` does without it',
+        )
 
 
 class TransactionTimedOut(KafkaSparkError):

@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_kafka_spark.errors import RowRejected
 from airflow_kafka_spark.formats.avro_pieces_worker import joined, pieces, record_pieces, spread
 from airflow_kafka_spark.formats.avro_schema import Record, Schema
 from airflow_kafka_spark.formats.avro_write_reference_worker import record_writer, writing
-from airflow_kafka_spark.formats.base import Encoder
+from airflow_kafka_spark.formats.base import Encoded, Encoder
 from airflow_kafka_spark.formats.confluent import header
 from airflow_kafka_spark.formats.ddl import Column
 from airflow_kafka_spark.formats.dividing_worker import Doubt
 from airflow_kafka_spark.formats.json_values import BadValue
-
-_ACTION = "Correct the row, or the schema: what does not fit is never written as something else"
+from airflow_kafka_spark.formats.row_values_worker import all_of, not_utf8
 
 
 class AvroEncoder(Encoder):
@@ -32,7 +30,6 @@ class AvroEncoder(Encoder):
     def __init__(self, schema: Schema, columns: tuple[Column, ...], schema_id: int | None = None) -> None:
         self.schema, self.columns, self.schema_id = schema, columns, schema_id
         self._header = b"" if schema_id is None else header(schema_id)
-        self._rows = 0
         if isinstance(schema, Record):
             self._pieces, self._write = record_pieces(schema, columns), record_writer(schema, columns)
             return
@@ -46,18 +43,18 @@ class AvroEncoder(Encoder):
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
         """The rows' values. Of a schema that is no record, a null is no value.
 
-        :raises RowRejected: a row does not fit the schema; it is counted from the first batch on.
+        :raises RowRejected: a row does not fit the schema.
         """
         columns = {c.name: rows[c.name] for c in self.columns}
-        return self._encode(columns, np.ones(len(columns[self.columns[0].name]), bool))
+        return all_of(self._encode(columns, np.ones(len(columns[self.columns[0].name]), bool)))
 
-    def encode_struct(self, rows: pa.StructArray) -> pa.Array:
+    def encode_struct(self, rows: pa.StructArray) -> Encoded:
         """The same of rows that are one column, with fields in the order of the columns; a null is no value."""
         present = rows.drop_null()
         columns = {c.name: present.field(n) for n, c in enumerate(self.columns)}
         return self._encode(columns, rows.is_valid().to_numpy(zero_copy_only=False))
 
-    def _encode(self, columns: Mapping[str, pa.Array], there: np.ndarray) -> pa.Array:
+    def _encode(self, columns: Mapping[str, pa.Array], there: np.ndarray) -> Encoded:
         """:param there: which of the rows the columns hold."""
         if not isinstance(self.schema, Record):
             ((name, column),) = columns.items()
@@ -66,26 +63,33 @@ class AvroEncoder(Encoder):
             columns = {name: column.drop_null()}
         places = np.flatnonzero(there)
         try:
-            made = joined([self._header, *self._pieces(columns)], len(places))
+            found = Encoded(joined([self._header, *self._pieces(columns)], len(places)))
         except Doubt:
-            made = self.encode_by_reference(columns, places.tolist())
-        self._rows += len(there)
-        return made if len(places) == len(there) else spread(made, there, nulls=True)
+            found = self.encode_by_reference(columns, places.tolist())
+        if len(places) == len(there):
+            return found
+        there, values = there.copy(), found.values.drop_null() if found.bad else found.values
+        there[[at for at, _ in found.bad]] = False
+        return Encoded(spread(values, there, nulls=True), found.bad)
 
-    def encode_by_reference(self, columns: Mapping[str, pa.Array], places: Sequence[int]) -> pa.Array:
-        """The same one by one; tells which row does not fit, and why.
+    def encode_by_reference(self, columns: Mapping[str, pa.Array], places: Sequence[int]) -> Encoded:
+        """The same one by one; tells which rows do not fit, and why.
 
-        :param places: where each is among all rows, for messages.
-        :raises RowRejected: one does not.
+        :param places: where each is among all rows.
         """
-        made: list[bytes] = []
+        made: list[bytes | None] = []
+        bad: list[tuple[int, str]] = []
         for at, place in enumerate(places):
             out = bytearray(self._header)
             try:
                 self._write(out, {name: column[at] for name, column in columns.items()})
+                made.append(bytes(out))
             except BadValue as e:
                 if not isinstance(self.schema, Record):
                     e.within(f".{self.columns[0].name}")
-                raise RowRejected(f"row {self._rows + place + 1}", e.reason, _ACTION) from None
-            made.append(bytes(out))
-        return pa.array(made, pa.binary())
+                made.append(None)
+                bad.append((place, e.reason))
+            except UnicodeDecodeError as e:
+                made.append(None)
+                bad.append((place, not_utf8(e)))
+        return Encoded(pa.array(made, pa.binary()), tuple(bad))

@@ -39,6 +39,18 @@ class Decoded:
     left_out: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """A batch of encoded keys or values.
+
+    :param values: one per row, in the order given, in binary; null where a row has none, and where it is bad.
+    :param bad: position and reason of each row that cannot be written, ascending; empty when all is well.
+    """
+
+    values: pa.Array
+    bad: tuple[tuple[int, str], ...] = ()
+
+
 class Decoder(ABC):
     """Decodes inside a Spark task: picklable, made by :meth:`Format.decoder`."""
 
@@ -64,11 +76,8 @@ class Encoder(ABC):
 class StructEncoder(Protocol):
     """Encodes what Spark hands over: picklable, made by :meth:`Format.struct_encoder`."""
 
-    def encode_struct(self, rows: pa.StructArray) -> pa.Array:
-        """Keys or values of rows that are one column, in binary; of a null, nothing.
-
-        :raises RowRejected: a row cannot be written.
-        """
+    def encode_struct(self, rows: pa.StructArray) -> Encoded:
+        """Keys or values of rows that are one column; of a null, nothing. Never raises for what a row holds."""
 
 
 class Format(ABC):

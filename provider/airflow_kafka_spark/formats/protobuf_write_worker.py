@@ -47,10 +47,10 @@ class ProtobufEncoder(RowEncoder):
 
     def write(self, row: Mapping[str, Any]) -> bytes:
         """One row's message, behind the header."""
-        message = self._class(**self._message(row))
         try:
+            message = self._class(**self._message(row))
             return self._header + bytes(message.SerializeToString(deterministic=True))
-        except EncodeError as e:
+        except _UNFIT as e:
             raise Unfit(str(e)) from None
 
     def _fields(self, nodes: Sequence[Node], path: str = "") -> Callable[[Mapping[str, Any]], dict[str, Any]]:

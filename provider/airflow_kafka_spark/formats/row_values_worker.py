@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import RowRejected
-from airflow_kafka_spark.formats.base import Encoder
+from airflow_kafka_spark.formats.base import Encoded, Encoder
 from airflow_kafka_spark.formats.ddl import Decimal
 
-_ACTION = "Correct the row, or the schema: what does not fit is never written as something else"
+UNFIT = "Correct the row, or the schema: what does not fit is never written as something else"
 
 
 class Unfit(Exception):
@@ -36,7 +36,6 @@ class RowEncoder(Encoder):
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = tuple(columns)
-        self._rows = 0
 
     @abstractmethod
     def write(self, row: Mapping[str, Any]) -> bytes:
@@ -48,29 +47,53 @@ class RowEncoder(Encoder):
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
         """The rows' bytes.
 
-        :raises RowRejected: a row does not fit the schema; it is counted from the first batch on.
+        :raises RowRejected: a row does not fit the schema.
         """
         columns = [plain_values(rows[name]) for name in self._columns]
-        return self._written([dict(zip(self._columns, row, strict=True)) for row in zip(*columns, strict=True)])
+        made = self._written([dict(zip(self._columns, row, strict=True)) for row in zip(*columns, strict=True)])
+        return all_of(made)
 
-    def encode_struct(self, rows: pa.StructArray) -> pa.Array:
+    def encode_struct(self, rows: pa.StructArray) -> Encoded:
         """The same of rows that are one column, with fields in the order of the columns; a null is no value."""
-        columns = [plain_values(rows.field(at)) for at in range(len(self._columns))]
+        try:
+            columns = [plain_values(rows.field(at)) for at in range(len(self._columns))]
+        except UnicodeDecodeError as e:
+            if len(rows) == 1:
+                return Encoded(pa.nulls(1, pa.binary()), ((0, not_utf8(e)),))
+            apart = [self.encode_struct(rows.slice(at, 1)) for at in range(len(rows))]
+            bad = ((at, reason) for at, found in enumerate(apart) for _, reason in found.bad)
+            return Encoded(pa.concat_arrays([found.values for found in apart]), tuple(bad))
         there = rows.is_valid().to_pylist()
         given = zip(*columns, strict=True)
         return self._written(
             [dict(zip(self._columns, row, strict=True)) if has else None for row, has in zip(given, there, strict=True)]
         )
 
-    def _written(self, rows: Sequence[Mapping[str, Any] | None]) -> pa.Array:
+    def _written(self, rows: Sequence[Mapping[str, Any] | None]) -> Encoded:
         made: list[bytes | None] = []
-        for at, row in enumerate(rows, self._rows + 1):
+        bad: list[tuple[int, str]] = []
+        for at, row in enumerate(rows):
             try:
                 made.append(None if row is None else self.write(row))
             except Unfit as e:
-                raise RowRejected(f"row {at}", str(e), _ACTION) from None
-        self._rows += len(rows)
-        return pa.array(made, pa.binary())
+                made.append(None)
+                bad.append((at, str(e)))
+        return Encoded(pa.array(made, pa.binary()), tuple(bad))
+
+
+def all_of(found: Encoded) -> pa.Array:
+    """The values of rows that all have to fit.
+
+    :raises RowRejected: one does not.
+    """
+    for at, reason in found.bad:
+        raise RowRejected(f"row {at + 1}", reason, UNFIT)
+    return found.values
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Why a text cannot be written."""
+    return f"a text is not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}"
 
 
 def pairs(found: Mapping[Any, Any] | Sequence[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:

@@ -10,19 +10,28 @@ from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import Run
-from airflow_kafka_spark.operators.publishing import check_target, publish_splits, publisher, target, topic_uris
+from airflow_kafka_spark.operators.publishing import (
+    burying,
+    check_target,
+    hold_to_limit,
+    publish_splits,
+    publisher,
+    target,
+    topic_uris,
+    writer_classes,
+)
 from airflow_kafka_spark.operators.tolerant import TolerantOperator
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.windows.instants import now_ms
-from airflow_kafka_spark.windows.model import Applied, Split, TopicPartition, Window, merge_landed
+from airflow_kafka_spark.windows.model import OUTPUT, Applied, Split, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.plan import Log, Position, check_readable, whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_relayed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.columns import Layout
-    from airflow_kafka_spark.road.relay import Change, RelayJob
+    from airflow_kafka_spark.road.relay import Change
     from airflow_kafka_spark.road.relay_shaping import Reshaping
     from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.sinks.kafka_worker import Consumed, Publisher
@@ -282,40 +291,17 @@ class KafkaToKafkaOperator(TolerantOperator):
             tolerance=tolerance,
         )
         with self.running(job):
-            self._limit(job, window, ledger)
+            can_be_bad = bool(self.transforms) or not self._change.is_none or self.null_values == "fail"
+            hold_to_limit(job, self.errors, window, ledger, can_be_bad)
             _, rejected = job.run()
         self.check_results(window, rejected)
 
-    def _limit(self, job: RelayJob, window: Window, ledger: Ledger) -> None:
-        """With ``max_errors``, count before anything is published: partitions are published one by one, and none knows of the
-        others. Afterwards each may hold as many bad records as were counted, and no more.
-
-        :raises TooManyBadRecords: there are more in the window, those that an earlier attempt has accepted among them.
-        """
-        if self.errors.most is None:
-            return
-        can_be_bad = bool(self.transforms) or not self._change.is_none or self.null_values == "fail"
-        counted = job.count() if can_be_bad else []
-        published = [marker.result for marker in ledger.published().values() if marker.result]
-        self.errors.accept(window, [*published, *counted])
-        assert job.publisher.burial is not None
-        burial = replace(job.publisher.burial, counted={result.index: result.rejected for result in counted})
-        job.publisher = replace(job.publisher, burial=burial)
-
     def _publisher(self, ledger: Ledger, consumed: Consumed, letters: DeadLetterTopic | None) -> Publisher:
-        from airflow_kafka_spark.sinks.kafka_worker import Burial
-
         made = publisher(self.kafka, self.sink, ledger, consumed)
-        if not self.errors.tolerates:
-            return made
-        if letters is None:
-            return replace(made, burial=Burial())
-        self.kafka.create_topic(letters.name, 1, letters.replication_factor)
-        config = dict(made.config)
-        if "message.max.bytes" not in self.sink.producer_config:
-            config["message.max.bytes"] = max(int(config.get("message.max.bytes", 0)), self.kafka.largest_record(letters.name))
-        partitions = len(self.kafka.describe_topics([letters.name])[letters.name].partitions)
-        return replace(made, config=config, burial=Burial(letters.name, partitions, letters.envelope))
+        return burying(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
+
+    def error_classes(self) -> dict[str, str]:
+        return super().error_classes() | writer_classes(self.sink, OUTPUT)
 
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> Consumed:
         """What the group commits with each partition; nothing where it stands further ahead already."""
@@ -382,6 +368,7 @@ class KafkaToKafkaOperator(TolerantOperator):
         """How records become rows: what the SQL may see of them, and what is carried past it."""
         from airflow_kafka_spark.road.columns import Layout
         from airflow_kafka_spark.road.relay_worker import HEADERS, KEY, PARTITION, TIMESTAMP, VALUE
+        from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
 
         copies = self.filter is None and self.columns is None and not self.sink.key
         wanted = {
@@ -392,6 +379,12 @@ class KafkaToKafkaOperator(TolerantOperator):
             "partition": PARTITION if self.preserve_partitions else None,
         }
         carried = tuple((name, column) for name, column in wanted.items() if column)
+        written = [self.sink.value_writer] if self.columns is not None else []
+        written += [self.sink.key_writer] if self.sink.key else []
+        if any(format.encodes_in_tasks for format in written):
+            # What cannot be written is found behind the SQL: it has to be known there what it was.
+            kept = ("key", "value", "headers", "timestamp") if self.errors.topic else ()
+            carried += (("offset", OFFSET), *((name, ORIGINAL[name]) for name in kept))
         if copies:
             # Bytes as they are: nothing is decoded, so nothing can be bad.
             nulls: NullValues = self.null_values

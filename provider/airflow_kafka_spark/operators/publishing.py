@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import PartitionsChanged, SparkJobFailed, TopicRecreated
-from airflow_kafka_spark.windows.model import Marker, Target, Window
+from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, Marker, SplitResult, Target, Window
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.operators.tolerance import ErrorOptions
+    from airflow_kafka_spark.road.publish import PublishJob
+    from airflow_kafka_spark.road.relay import RelayJob
+    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.sinks.kafka import KafkaSink
     from airflow_kafka_spark.sinks.kafka_worker import Consumed, Publisher
 
@@ -58,6 +63,56 @@ def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consu
         transaction_timeout=sink.transaction_timeout,
         consumed=consumed,
     )
+
+
+def writer_classes(sink: KafkaSink, behind: str = "") -> dict[str, str]:
+    """The classes of the formats that are written, by stage.
+
+    :param behind: what stands behind the stages' names.
+    """
+    formats = {VALUE_CONVERTER: sink.value, KEY_CONVERTER: sink.key_writer}
+    return {stage + behind: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items()}
+
+
+def burying(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLetterTopic | None) -> Publisher:
+    """The same, tolerating bad records.
+
+    :param letters: where they go, in the transactions of their splits; the topic is created if it is missing. None: they are only
+        counted.
+    """
+    from airflow_kafka_spark.sinks.kafka_worker import Burial
+
+    if letters is None:
+        return replace(made, burial=Burial())
+    kafka.create_topic(letters.name, 1, letters.replication_factor)
+    config = dict(made.config)
+    if "message.max.bytes" not in sink.producer_config:
+        config["message.max.bytes"] = max(int(config.get("message.max.bytes", 0)), kafka.largest_record(letters.name))
+    partitions = len(kafka.describe_topics([letters.name])[letters.name].partitions)
+    return replace(made, config=config, burial=Burial(letters.name, partitions, letters.envelope))
+
+
+def hold_to_limit(
+    job: PublishJob | RelayJob, errors: ErrorOptions, window: Window, ledger: Ledger, can_be_bad: bool = True
+) -> None:
+    """With ``max_errors``, count before anything is published: splits are published one by one, and none knows of the others.
+    Afterwards each may hold as many bad records as were counted, and no more.
+
+    :param can_be_bad: False: there is nothing to count.
+    :raises TooManyBadRecords: there are more in the window, those that an earlier attempt has accepted among them.
+    """
+    if errors.most is None:
+        return
+    counted = job.count() if can_be_bad else []
+    errors.accept(window, [*accounts(ledger.published().values()), *counted])
+    assert job.publisher.burial is not None
+    burial = replace(job.publisher.burial, counted={result.index: result.rejected for result in counted})
+    job.publisher = replace(job.publisher, burial=burial)
+
+
+def accounts(markers: Iterable[Marker]) -> list[SplitResult]:
+    """What was read for splits that are published."""
+    return [marker.result or SplitResult(marker.split, marker.records) for marker in markers]
 
 
 def publish_splits(

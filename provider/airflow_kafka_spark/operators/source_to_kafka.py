@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.errors import Problem, SourceRejected
+from airflow_kafka_spark.errors import Problem, RowsRejected, SourceRejected
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import Run, WindowOperator, asset_uris
-from airflow_kafka_spark.operators.publishing import check_target, publish_splits, publisher, target, topic_uris
+from airflow_kafka_spark.operators.publishing import (
+    accounts,
+    burying,
+    check_target,
+    hold_to_limit,
+    publish_splits,
+    publisher,
+    target,
+    topic_uris,
+    writer_classes,
+)
+from airflow_kafka_spark.operators.tolerance import SHOWN, ErrorOptions
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
-from airflow_kafka_spark.windows.model import Applied, SourcePlan, Target, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Applied, SourcePlan, Target, TopicPartition, Window, first_bad
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.publish import ReadWith
+    from airflow_kafka_spark.sinks.kafka_worker import Publisher
 
 
 class SourceToKafkaOperator(WindowOperator):
@@ -28,7 +40,8 @@ class SourceToKafkaOperator(WindowOperator):
     never published again. When all are, the ledger says COMPLETE and holds counts, and the first and last offset per partition.
 
     Guarantee: a ``read_committed`` reader sees each row of a window exactly once, whatever is killed, retried, run twice at once
-    or paused on the way, as far as the source keeps its rows (see there). It may see some splits of a window before the others.
+    or paused on the way, as far as the source keeps its rows (see there); where bad rows are tolerated, it or the dead letter
+    topic, never both. It may see some splits of a window before the others.
 
     :param source: where rows come from.
     :param topic: where they go; or give ``topic_column``, a column that names each row's topic.
@@ -46,12 +59,22 @@ class SourceToKafkaOperator(WindowOperator):
     :param read_with: ``task``: Spark's tasks read and encode their splits by themselves, which is fastest; ``spark``: the JVM
         does, for executors without the driver that this takes; ``auto`` (default): ``task`` where it is certain to make the same
         records, byte for byte, else ``spark``.
+    :param errors_tolerance: ``none`` (default): a bad row, one that does not fit the schema of ``value`` or ``key_format`` (Avro,
+        Protobuf, JsonSchema), keeps its split from being published, and fails the window; ``all``: the other rows are published.
+    :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad rows go to as JSON, each exactly once: in the
+        transaction of its split's records. Created with one partition, before anything is published, when it is missing.
+        Templated.
+    :param errors_deadletterqueue_topic_replication_factor: of a topic that is created; default -1, the brokers' default.
+    :param errors_deadletterqueue_context_headers_enable: whether dead letters carry Connect's headers (KIP-298); default True.
+    :param errors_skip: with ``all`` and without a topic: bad rows are left out for good, and only counted.
+    :param max_errors: how many rows of a window may be bad: a number, or a share of its rows below 1 (``0.01``); with more
+        nothing of the window is published, and no letter is sent. To know that, the window is read twice. None (default): any.
 
     ``pipeline``, ``kafka_conn_id``, ``spark_conn_id``, ``spark_conf``, ``ledger_topic`` and ``keep_windows`` are those of
     :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
     """
 
-    template_fields: Sequence[str] = ("pipeline", "kafka_conn_id", "ledger_topic")
+    template_fields: Sequence[str] = ("pipeline", "kafka_conn_id", "ledger_topic", "errors_deadletterqueue_topic_name")
     sink: KafkaSink
     ui_color = "#eaf7e6"
 
@@ -76,6 +99,12 @@ class SourceToKafkaOperator(WindowOperator):
         transaction_timeout: float = 300.0,
         allow_new_partitions: bool = False,
         read_with: ReadWith = "auto",
+        errors_tolerance: Literal["none", "all"] = "none",
+        errors_deadletterqueue_topic_name: str | None = None,
+        errors_deadletterqueue_topic_replication_factor: int = -1,
+        errors_deadletterqueue_context_headers_enable: bool = True,
+        errors_skip: bool = False,
+        max_errors: int | float | None = None,
         kafka_conn_id: str = "kafka_default",
         **kwargs: Any,
     ) -> None:
@@ -101,7 +130,25 @@ class SourceToKafkaOperator(WindowOperator):
         super().__init__(sink=sink, kafka_conn_id=kafka_conn_id, **kwargs)
         self.source = source
         self.read_with = read_with
+        self.errors_tolerance = errors_tolerance
+        self.errors_deadletterqueue_topic_name = errors_deadletterqueue_topic_name
+        self.errors_deadletterqueue_topic_replication_factor = errors_deadletterqueue_topic_replication_factor
+        self.errors_deadletterqueue_context_headers_enable = errors_deadletterqueue_context_headers_enable
+        self.errors_skip = errors_skip
+        self.max_errors = max_errors
         self.add_assets(asset_uris(source, RowSource), topic_uris(kafka_conn_id, self.sink))
+
+    @property
+    def errors(self) -> ErrorOptions:
+        """What becomes of bad rows."""
+        return ErrorOptions(
+            self.errors_tolerance,
+            self.errors_deadletterqueue_topic_name or None,
+            self.errors_deadletterqueue_topic_replication_factor,
+            self.errors_deadletterqueue_context_headers_enable,
+            self.errors_skip,
+            self.max_errors,
+        )
 
     # --- 1. validate ---
 
@@ -125,8 +172,17 @@ class SourceToKafkaOperator(WindowOperator):
             *of_source,
             *self.sink.problems(columns),
             *self.sink.server_problems(self.kafka),
+            *self._error_problems(),
             *self.spark_problems(),
         ]
+
+    def _error_problems(self) -> list[Problem]:
+        if problems := self.errors.problems():
+            return problems
+        if self.errors.topic and self.errors.topic == self.sink.topic:
+            found = f"`{self.sink.topic}` is where good rows go"
+            return [Problem("errors_deadletterqueue_topic_name", found, "Name another topic")]
+        return self.errors.server_problems(self.kafka, (self.ledger_topic,))
 
     # --- 2. fence and look ---
 
@@ -195,19 +251,36 @@ class SourceToKafkaOperator(WindowOperator):
         markers = publish_splits(ledger, window, splits, lambda left: self._publish(window, ledger, left))
         self.check(window)
         report = sum_up_published(window, markers)
-        if window.source.rows not in (None, report.records_written):
+        if self.errors.tolerates and self.errors.most is None:  # else it was said when they were counted
+            self.errors.accept(window, accounts(markers))
+        if window.source.rows not in (None, report.records_read):
             self.log.warning(
                 "%s rows were counted when window %s was planned, %s were there when they were read: the source has changed",
-                f"{window.source.rows:,}", window, f"{report.records_written:,}",
+                f"{window.source.rows:,}", window, f"{report.records_read:,}",
             )  # fmt: skip
         return report
 
     def _publish(self, window: Window, ledger: Ledger, left: tuple[int, ...]) -> None:
         from airflow_kafka_spark.road.publish import PublishJob
 
-        how = publisher(self.kafka, self.sink, ledger)
+        how = self._publisher(window, ledger)
         with self.running(PublishJob(self.spark, window, self.source, self.sink, how, left, self.read_with)) as job:
-            job.run()
+            hold_to_limit(job, self.errors, window, ledger)
+            _, rejected = job.run()
+        if count := sum(result.rejected for result in rejected):
+            raise RowsRejected(str(window), count, first_bad(rejected, SHOWN))
+
+    def _publisher(self, window: Window, ledger: Ledger) -> Publisher:
+        from airflow_kafka_spark.sinks.kafka_fitting_worker import RowEnvelope
+
+        made = publisher(self.kafka, self.sink, ledger)
+        if not self.errors.tolerates:
+            return made
+        letters = self.errors.dead_letters(self.kafka, ledger.family_name, writer_classes(self.sink))
+        if letters is not None:
+            envelope = RowEnvelope(**vars(letters.envelope), source=self.source.uri, window=str(window))
+            letters = replace(letters, envelope=envelope)
+        return burying(made, self.kafka, self.sink, letters)
 
     # --- 6. close ---
 

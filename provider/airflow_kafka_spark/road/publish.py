@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
 from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect
-from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json
-from airflow_kafka_spark.windows.model import Marker, Window
+from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json
+from airflow_kafka_spark.windows.model import Marker, SplitResult, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,35 +53,51 @@ class PublishJob:
     left: tuple[int, ...]
     read_with: ReadWith = "auto"
     _watch: Watch = field(init=False, repr=False)
+    _doing: str = field(default="published", init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._watch = Watch(self.spark, self.window, self._progress)
 
-    def run(self) -> list[Marker]:
+    def run(self) -> tuple[list[Marker], list[SplitResult]]:
         """Publish the splits that are left: one Spark job, one task a split.
 
-        :return: their markers.
-        :raises ValidationError: tasks were to read, and cannot.
+        :return: the markers of those that are published, and the accounts of those with rows that do not fit their format and are
+            not tolerated, which are not.
+        :raises ValidationError: tasks were to read, and cannot; or columns cannot be written.
         :raises SparkJobFailed: when Spark gave up, or was told to.
         :raises KafkaSparkError: what a task raised of ours.
         """
+        results = self._told(self.publisher)
+        published = [marker_from_json(facts["marker"]) for facts in results if "marker" in facts]
+        return published, [result_from_json(facts["rejected"]) for facts in results if "rejected" in facts]
+
+    def count(self) -> list[SplitResult]:
+        """Read the splits that are left and count the rows that do not fit: the same job, but nothing is published.
+
+        :return: their accounts; none where every row fits, whatever it holds.
+        :raises KafkaSparkError: as :meth:`run` does.
+        """
+        return [result_from_json(facts["counted"]) for facts in self._told(None)] if self.sink.may_refuse else []
+
+    def _told(self, publisher: Publisher | None) -> list[dict[str, Any]]:
         assert self.window.source is not None
+        self._doing = "counted" if publisher is None else "published"
         bounds = [self.window.source.splits[index] for index in self.left]
-        task = self._reading_task(bounds)
+        task = self._reading_task(bounds) if publisher is not None else None
         settings = SETTINGS if task is not None else {**SETTINGS, **self.source.settings}
         with (
             self.spark.session(jars=() if task is not None else self._jars()) as session,
             sql_settings(session, settings),
             self._watch.over(session),
         ):
-            frame = self._read_by_spark(session, bounds) if task is None else self._read_by_tasks(session, task)
+            frame = self._read_by_spark(session, bounds, publisher) if task is None else self._read_by_tasks(session, task)
             try:
                 results = collect(frame, self.window)
             except SparkJobFailed as error:
                 if error.__cause__ is not None and (explained := self.source.explain(error.__cause__)) is not None:
                     raise explained from error
                 raise
-        return [marker_from_json(decode_facts(result)["marker"]) for result in results]
+        return [decode_facts(result) for result in results]
 
     def _reading_task(self, bounds: Sequence[Mapping[str, Any]]) -> ReadAndPublishTask | None:
         """What tasks do if they read by themselves, None where Spark has to; the only place that decides."""
@@ -103,15 +119,18 @@ class PublishJob:
         # One row a task: which split it shall read.
         return session.range(0, len(self.left), 1, len(self.left)).mapInArrow(cast(Any, task), "result string")
 
-    def _read_by_spark(self, session: SparkSession, bounds: Sequence[Mapping[str, Any]]) -> DataFrame:
+    def _read_by_spark(
+        self, session: SparkSession, bounds: Sequence[Mapping[str, Any]], publisher: Publisher | None
+    ) -> DataFrame:
         from airflow_kafka_spark.sinks.kafka import struct_encoders
+        from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
         from airflow_kafka_spark.sinks.kafka_worker import PublishTask
 
         records = self.sink.records(self.source.frame(session, bounds))
         if not self.spark.is_connect and (found := records.rdd.getNumPartitions()) != len(bounds):
             raise SparkJobFailed(str(self.window), f"the source gave {found} partitions for {len(bounds)} splits")
         encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer if self.sink.key else None)
-        task = PublishTask(replace(self.publisher, encoders=encoders), self.left)
+        task = PublishTask(publisher, self.left, Fitting(encoders))
         return records.mapInArrow(cast(Any, task), "result string")
 
     def _jars(self) -> tuple[str, ...]:
@@ -128,4 +147,4 @@ class PublishJob:
     def _progress(self, tasks: int, seconds: float) -> str:
         rate = tasks / seconds if seconds else 0.0
         to_go = f", about {(len(self.left) - tasks) / rate:,.0f} s to go" if rate else ""
-        return f"Window {self.window}: {tasks} of {len(self.left)} splits published after {seconds:.0f} s{to_go}"
+        return f"Window {self.window}: {tasks} of {len(self.left)} splits {self._doing} after {seconds:.0f} s{to_go}"

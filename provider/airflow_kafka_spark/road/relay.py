@@ -49,6 +49,12 @@ class Change:
         """Whether records stay as they are: then no SQL runs at all."""
         return self.filter is None and self.columns is None and not self.key
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a new key or value may hold what its format has no place for."""
+        value, key = self.value if self.columns is not None else None, self.key_format if self.key else None
+        return any(format is not None and format.encodes_in_tasks for format in (value, key))
+
     def results(
         self,
         numbers: DataFrame,
@@ -69,16 +75,18 @@ class Change:
 
         from airflow_kafka_spark.road.relay_worker import CopyTask, ReadTask, RelayTask
         from airflow_kafka_spark.sinks.kafka import struct_encoders
+        from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
 
         read = ReadTask(splits, self.layout, config, **options)
-        if self.is_none or publisher is None:
+        if self.is_none or (publisher is None and not self.may_refuse):
             # What is bad turns out when it is decoded: to count it, no SQL has to run.
             return numbers.mapInArrow(cast(Any, CopyTask(read, publisher)), "result string")
         rows = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         records = changed(rows, self)
         written = self.value if self.columns is not None else None
-        publisher = replace(publisher, encoders=struct_encoders(records, written, self.key_format if self.key else None))
-        return records.mapInArrow(cast(Any, RelayTask(splits, publisher)), "result string")
+        fitting = Fitting(struct_encoders(records, written, self.key_format if self.key else None))
+        task = RelayTask(splits, publisher, fitting=fitting, tolerance=options.get("tolerance"))
+        return records.mapInArrow(cast(Any, task), "result string")
 
 
 @dataclass
@@ -162,9 +170,12 @@ def changed(rows: DataFrame, change: Change) -> DataFrame:
     from pyspark.sql import functions as F
 
     from airflow_kafka_spark.road.relay_worker import END, HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE
+    from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
 
     is_record = F.col(END).isNull()
+    originals = [name for name in rows.columns if name in (OFFSET, *ORIGINAL.values())]
     carried = [name for name in rows.columns if name in (END, HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE)]
+    carried += originals
     where = "filter"
     try:
         if change.filter is not None:
@@ -193,4 +204,4 @@ def changed(rows: DataFrame, change: Change) -> DataFrame:
         records.append(F.col(HEADERS).alias("headers"))
     if PARTITION in carried:
         records.append(F.col(PARTITION).alias("partition"))
-    return rows.select(*records, F.col(END))
+    return rows.select(*records, *originals, F.col(END))

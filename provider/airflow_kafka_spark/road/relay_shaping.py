@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, ValidationError
@@ -74,13 +74,14 @@ class Reshaping:
         from airflow_kafka_spark.road.relay_shaping_worker import Sorting
         from airflow_kafka_spark.road.relay_worker import RelayTask
         from airflow_kafka_spark.sinks.kafka import struct_encoders
+        from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
 
         touched = self._touched(numbers.sparkSession)
         read = self.shaping.reading(splits, config, **options)
         rows = self._records(numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema)), touched)
-        sorting = Sorting(self.shaping.null_values, options.get("tolerance"), self.routing if "topic" in touched else None)
-        if publisher is not None:
-            publisher = replace(publisher, encoders=struct_encoders(rows, self.value, self.key))
+        routing = self.routing if "topic" in touched else None
+        fitting = Fitting(struct_encoders(rows, self.value, self.key))
+        sorting = Sorting(self.shaping.null_values, options.get("tolerance"), routing, fitting)
         return rows.mapInArrow(cast(Any, RelayTask(splits, publisher, sorting)), "result string")
 
     def _touched(self, session: SparkSession) -> frozenset[str]:

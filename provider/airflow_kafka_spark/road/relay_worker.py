@@ -7,7 +7,6 @@ pass, carries the account of what was read from one to the other, and with it th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
+from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
 from airflow_kafka_spark.road.task import add
 from airflow_kafka_spark.sinks.dead_letters_worker import Letters
+from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
 from airflow_kafka_spark.sinks.kafka_incoming_worker import END, Incoming
-from airflow_kafka_spark.windows.codec import encode_error, encode_result, result_to_json
+from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import BadRecord, Split, SplitResult
 
 if TYPE_CHECKING:
@@ -113,10 +114,12 @@ class CopyTask:
     publisher: Publisher | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from airflow_kafka_spark.sinks.kafka_worker import told
+
         for batch in batches:
             for at in batch.column(0).to_pylist():
                 split = self.read.splits[at]
-                yield outcome(self.publisher, split, Incoming(map(as_records, self.read.rows(split))))
+                yield told(self.publisher, split.index, Incoming(map(as_records, self.read.rows(split))))
 
 
 @dataclass(frozen=True)
@@ -126,48 +129,50 @@ class RelayTask:
     :param splits: those that are left to publish.
     :param publisher: publishes them; None: they are only counted.
     :param sorting: where transforms were on the way, what tells their records from bad ones.
+    :param fitting: where none were, what makes bytes of keys and values that arrive as rows.
+    :param tolerance: and what becomes of records that cannot be written.
     """
 
     splits: tuple[Split, ...]
     publisher: Publisher | None
     sorting: Sorting | None = None
+    fitting: Fitting = field(default_factory=lambda: Fitting({}))
+    tolerance: Tolerance | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from airflow_kafka_spark.sinks.kafka_worker import partition_id
+        from airflow_kafka_spark.sinks.kafka_worker import partition_id, told
 
         split = self.splits[partition_id()]
-        incoming = Filtered(batches, from_spark=True) if self.sorting is None else self.sorting.of(split, batches)
-        yield outcome(self.publisher, split, incoming)
+        if self.sorting is not None:
+            incoming = self.sorting.of(split, batches)
+        else:
+            incoming = Filtered(batches, from_spark=True, split=split, fitting=self.fitting, tolerance=self.tolerance)
+        yield told(self.publisher, split.index, incoming)
 
 
 @dataclass
 class Filtered(Incoming):
-    """Records behind a filter: those that are missing at the end were left out by it, and are counted."""
+    """Records behind a filter: those that are missing at the end were left out by it, and are counted.
+
+    :param split: which split they are.
+    :param fitting: makes bytes of keys and values that arrive as rows.
+    :param tolerance: what becomes of those that cannot be written.
+    """
+
+    split: Split = field(kw_only=True)
+    fitting: Fitting = field(kw_only=True)
+    tolerance: Tolerance | None = field(default=None, kw_only=True)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        passed = 0
+        passed, bad = 0, Bad(self.split, self.tolerance)
         for batch in super().__iter__():
             passed += batch.num_rows
-            yield batch
+            rows = bad.fitting(batch, self.fitting)
+            if rows.num_rows and not bad.ends_it:
+                yield sent(rows)
         if self.result is None:
             raise RowsCutOff
-        self.result = replace(self.result, filtered=self.result.handed_over - passed)
-
-
-def outcome(publisher: Publisher | None, split: Split, incoming: Incoming) -> pa.RecordBatch:
-    """Publish a split, or only count it, and what the driver is told of it."""
-    from airflow_kafka_spark.sinks.kafka_worker import told
-
-    if publisher is not None:
-        return told(publisher, split.index, incoming)
-    try:
-        for _ in incoming:
-            pass
-        assert incoming.result is not None
-        result = json.dumps({"counted": result_to_json(incoming.result)})
-    except KafkaSparkError as error:
-        result = encode_error(error)
-    return pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
+        self.result = bad.account(replace(self.result, filtered=self.result.handed_over - passed))
 
 
 def as_records(rows: pa.RecordBatch) -> pa.RecordBatch:

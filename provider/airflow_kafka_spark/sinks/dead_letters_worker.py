@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted
 from airflow_kafka_spark.sinks.headers_worker import HEADERS, extended
 from airflow_kafka_spark.windows.dead_letters import Runs, runs_of
-from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.model import OUTPUT, TopicPartition
 
 SCHEMA = pa.schema(
     [
@@ -61,7 +61,7 @@ class Letters:
         if self.size > self.limit:
             if "to" in self.schema.names:
                 raise TooManyRouted(batch.column("to")[0].as_py(), self.limit)
-            raise TooManyDeadLetters(batch.column("topic")[0].as_py(), self.limit)
+            raise TooManyDeadLetters(batch.column("topic")[0].as_py() or "", self.limit)
         self._batches.append(batch)
 
     def to_bytes(self) -> bytes:
@@ -127,22 +127,27 @@ class Envelope:
         """The records that are sent: key, value, headers and timestamp as they were, and the context behind the headers."""
         return _records(letters, self._context if self.with_context else None)
 
+    def place(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The headers that say where a letter's record was read.
+
+        :param row: the columns of many letters.
+        :return: for each header an array, or one value for all letters.
+        """
+        return {PREFIX + name: row[name] for name in ("topic", "partition", "offset")}
+
     def _context(self, row: Mapping[str, Any]) -> dict[str, Any]:
         stages = row["stage"].dictionary_encode()
-        classes = [self.classes.get(stage, "") for stage in stages.dictionary.to_pylist()]
+        known = stages.dictionary.to_pylist()
         facts = {
-            "topic": row["topic"],
-            "partition": row["partition"],
-            "offset": row["offset"],
             "connector.name": self.connector,
             "task.id": 0,
-            "stage": row["stage"],
-            "class.name": pa.array(classes, pa.string()).take(stages.indices),
+            "stage": pa.array([stage.removesuffix(OUTPUT) for stage in known], pa.string()).take(stages.indices),
+            "class.name": pa.array([self.classes.get(stage, "") for stage in known], pa.string()).take(stages.indices),
             "exception.class.name": EXCEPTION,
             "exception.message": row["reason"],
             "exception.stacktrace": pc.binary_join_element_wise(f"{EXCEPTION}:", row["reason"], " "),
         }
-        return {PREFIX + name: value for name, value in facts.items()}
+        return self.place(row) | {PREFIX + name: value for name, value in facts.items()}
 
 
 def routed_records(routed: pa.Table, pipeline: str) -> pa.RecordBatch:

@@ -164,6 +164,11 @@ class KafkaSink:
 
         return (self.key_format or (String() if len(self.key) == 1 else Json())).to_write(self.topic, "key")
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a row may hold what its format has no place for."""
+        return self.value_writer.encodes_in_tasks or (bool(self.key) and self.key_writer.encodes_in_tasks)
+
     def ensure_topic(self, hook: KafkaHook) -> None:
         """Create the topic if that is wanted and needed."""
         if self.topic and self.auto_create:

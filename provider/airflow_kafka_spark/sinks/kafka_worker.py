@@ -5,7 +5,7 @@ Fence, look, write, and in no other order:
 1. **fence**: ``init_transactions()`` on the split's own transactional id. Whoever published this split before is done, or
    refused.
 2. **look** for the split's marker in the ledger. If it is there, so are the records.
-3. **write**: one transaction of all records, of the dead letters and the consumed offsets where they were read from Kafka, and,
+3. **write**: one transaction of all records, of the dead letters, of the consumed offsets where they were read from Kafka, and,
    last, the marker.
 """
 
@@ -30,11 +30,11 @@ from airflow_kafka_spark.errors import (
     SparkJobFailed,
     TransactionTimedOut,
 )
-from airflow_kafka_spark.formats.base import StructEncoder
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.kafka_transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
 from airflow_kafka_spark.hooks.ledger_topic import PROMPT, LedgerPlace, read_to
 from airflow_kafka_spark.sinks.dead_letters_worker import Envelope, from_bytes
+from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting, Rows
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming, Rejected
 from airflow_kafka_spark.sinks.kafka_send_worker import Sender
 from airflow_kafka_spark.windows.codec import encode_error, marker_to_json, result_to_json
@@ -75,7 +75,7 @@ class Consumed:
 class Burial:
     """What becomes of bad records that are tolerated: they go along in the transaction of their split.
 
-    :param topic: where they go, each as it was read; None: they are only counted.
+    :param topic: where they go, each as it was read, or shown where it was never a record; None: they are only counted.
     :param partitions: how many that topic has.
     :param envelope: what is written on them.
     :param counted: how many each split holds, where they were counted beforehand: a split with more is not published.
@@ -100,7 +100,6 @@ class Publisher:
     :param transaction_timeout: seconds after which the broker aborts a transaction that nobody ends.
     :param consumed: where splits were read from Kafka, what they consume.
     :param burial: what becomes of bad records; None: a split that holds one is not published.
-    :param encoders: of keys and values that arrive as rows.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -112,7 +111,6 @@ class Publisher:
     transaction_timeout: float
     consumed: Consumed | None = None
     burial: Burial | None = None
-    encoders: Mapping[str, StructEncoder] = field(default_factory=dict)
 
     def publish(self, split: int, incoming: Incoming) -> Marker:
         """Publish a split, or find that it is published.
@@ -174,7 +172,7 @@ class Publisher:
         sender = Sender(producer, self.topic, dict(self.partitions), turn=split, patience=self.transaction_timeout)
         try:
             for batch in incoming:
-                sender.send(self._encoded(batch))
+                sender.send(batch)
                 faults.reached("publish.mid")
             dead = self._bury(producer, incoming.result) if incoming.result is not None else ()
             landed = sender.flush()
@@ -189,12 +187,6 @@ class Publisher:
             raise
         faults.reached("publish.committed")
         return marker
-
-    def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        for part, encoder in self.encoders.items():
-            at = batch.schema.get_field_index(part)
-            batch = batch.set_column(at, part, encoder.encode_struct(batch.column(at)))
-        return batch
 
     def _bury(self, producer: Producer, result: SplitResult) -> tuple[Landed, ...]:
         """Send a split's dead letters in its own transaction: they are there exactly when its other records are."""
@@ -277,21 +269,37 @@ class Publisher:
 class PublishTask:
     """The function that Spark maps over the partitions of a source (``mapInArrow``): partition ``i`` is split ``splits[i]``.
 
-    :param publisher: publishes them.
+    :param publisher: publishes them; None: they are only counted.
     :param splits: the indexes of the splits that are left to publish.
+    :param fitting: makes records of what arrives as rows.
     """
 
-    publisher: Publisher
+    publisher: Publisher | None
     splits: tuple[int, ...]
+    fitting: Fitting
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield told(self.publisher, self.splits[partition_id()], Incoming(batches, from_spark=True))
+        split = self.splits[partition_id()]
+        burial = self.publisher.burial if self.publisher is not None else None
+        keep = burial is not None and burial.topic is not None
+        rows = Rows(batches, from_spark=True, split=split, fitting=self.fitting, keep=keep, tolerant=burial is not None)
+        yield told(self.publisher, split, rows)
 
 
-def told(publisher: Publisher, split: int, incoming: Incoming) -> pa.RecordBatch:
-    """Publish a split, and what the driver is told of it: its marker, its bad records, or the error that ended it."""
+def told(publisher: Publisher | None, split: int, incoming: Incoming) -> pa.RecordBatch:
+    """Publish a split, or only count it, and what the driver is told of it: its marker, its bad records, or the error that ended
+    it.
+
+    :param publisher: None: it is only counted.
+    """
     try:
-        result = json.dumps({"marker": marker_to_json(publisher.publish(split, incoming))})
+        if publisher is None:
+            for _ in incoming:
+                pass
+            assert incoming.result is not None
+            result = json.dumps({"counted": result_to_json(incoming.result)})
+        else:
+            result = json.dumps({"marker": marker_to_json(publisher.publish(split, incoming))})
     except Rejected as rejected:
         result = json.dumps({"rejected": result_to_json(rejected.result)})
     except KafkaSparkError as error:

@@ -258,12 +258,17 @@ VALUE_CONVERTER, KEY_CONVERTER, TRANSFORMATION = "VALUE_CONVERTER", "KEY_CONVERT
 """Stages at which a record turns out to be bad, in Connect's words."""
 TASK_PUT = "TASK_PUT"
 """The same for one that the sink refuses."""
+OUTPUT = "/output"
+"""Behind a converter's stage: of a record between two topics it is not the format that it was read in which it does not fit, but
+the one that it is written in."""
 
 
 @dataclass(frozen=True)
 class BadRecord:
     """A record that could not be decoded, or that the sink rejected.
 
+    :param topic: empty for a row of a source that does not fit its format: then ``partition`` is its split, and ``offset`` its
+        place there, from 1.
     :param stage: where on its way.
     """
 
@@ -274,7 +279,8 @@ class BadRecord:
     stage: str = VALUE_CONVERTER
 
     def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}@{self.offset}: {self.reason}"
+        place = f"{self.topic}-{self.partition}@{self.offset}" if self.topic else f"row {self.offset} of split {self.partition}"
+        return f"{place}: {self.reason}"
 
 
 @dataclass(frozen=True)

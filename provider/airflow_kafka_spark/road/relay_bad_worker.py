@@ -1,0 +1,92 @@
+"""Records that turn out to be bad behind Spark's SQL, between two topics: told by what was carried along of them. Runs in Spark's
+tasks.
+
+Imports neither Airflow nor pyspark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
+from airflow_kafka_spark.road.task import SAMPLES
+from airflow_kafka_spark.sinks.dead_letters_worker import Letters, joined
+from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting, without
+from airflow_kafka_spark.sources.kafka_worker import Records
+from airflow_kafka_spark.windows.model import OUTPUT, BadRecord, Split, SplitResult
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.road.tolerance import Tolerance
+
+RECORD = ("key", "value", "topic", "timestamp", "headers", "partition")
+"""What a record that is sent may have."""
+
+
+@dataclass
+class Bad:
+    """The bad records of one split: how many, the first few, and, where they are wanted, all of them as dead letters.
+
+    :param split: which split.
+    :param tolerance: what becomes of them; None: with one of them the split is not published.
+    """
+
+    split: Split
+    tolerance: Tolerance | None
+    count: int = 0
+    _samples: list[BadRecord] = field(default_factory=list)
+    _letters: Letters = field(default_factory=Letters)
+
+    @property
+    def ends_it(self) -> bool:
+        """Whether nothing of the split is published: the rest is only counted."""
+        return self.count > 0 and self.tolerance is None
+
+    def fitting(self, rows: pa.RecordBatch, fitting: Fitting) -> pa.RecordBatch:
+        """Rows as records in binary, without those that do not fit the format that they are written in: these are added."""
+        records, misfits = fitting.of(rows)
+        if misfits:
+            why = [(stage + OUTPUT, f"cannot be written: {reason}") for stage, reason in misfits.values()]
+            self.add(rows.take(pa.array(misfits, pa.int64())), why)
+        return without(records, misfits)
+
+    def add(self, rows: pa.RecordBatch, why: Sequence[tuple[str, str]]) -> None:
+        """
+        :param rows: what was made of them, and carried along.
+        :param why: stage and reason of each.
+        """
+        topic, partition = self.split.range.topic_partition
+        offsets = rows.column(rows.schema.get_field_index(OFFSET)).to_pylist()
+        bad = [BadRecord(topic, partition, at, reason, stage) for at, (stage, reason) in zip(offsets, why, strict=True)]
+        self.count += len(bad)
+        self._samples += bad[: SAMPLES - len(self._samples)]
+        if self.tolerance is not None and self.tolerance.keep:
+            self.tolerance.bury(self._originals(rows), range(len(bad)), bad, self._letters)
+
+    def account(self, read: SplitResult) -> SplitResult:
+        """The account of the split.
+
+        :param read: what is known without them.
+        """
+        return replace(
+            read,
+            rejected=read.rejected + self.count,
+            samples=(*read.samples, *self._samples)[:SAMPLES],
+            letters=joined(read.letters, self._letters.to_bytes()),
+        )
+
+    def _originals(self, rows: pa.RecordBatch) -> Records:
+        """The records as they were read."""
+        stamps = rows.column(ORIGINAL["timestamp"]).cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+        lists = {part: rows.column(ORIGINAL[part]).to_pylist() for part in ("key", "value", "headers")}
+        pairs = [None if one is None else [(h["key"], h["value"]) for h in one] for one in lists["headers"]]
+        place = self.split.range
+        return Records(place.topic, place.partition, rows.column(OFFSET), stamps, 0, lists["key"], lists["value"], pairs)
+
+
+def sent(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows without what is not sent of them."""
+    return rows.select([name for name in rows.schema.names if name in RECORD])

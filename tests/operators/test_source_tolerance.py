@@ -1,0 +1,155 @@
+"""From a table: rows that do not fit the schema become dead letters in the transaction of the others, or fail the window."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from airflow_kafka_spark.errors import RowsRejected, TooManyBadRecords
+from airflow_kafka_spark.formats import JsonSchema, Protobuf
+from tests.support.dead_letters import letters, told
+from tests.support.oracle import committed_records, same_multiset
+from tests.support.registry import EmbeddedRegistry
+from tests.support.shop import SPLIT, Shop, shop
+from tests.support.unfit import KEY, VALUE, avro, check_sorted_out, plain, spoil
+
+CONN = "schema_registry_default"
+ALL = {"source": {"split_records": 5000}}
+"""One split, so that nothing of the window is visible when it fails."""
+
+
+@pytest.fixture
+def orders(kafka, postgres, unique, tmp_path):
+    with shop(kafka, postgres, unique, tmp_path, value=avro(VALUE), key_format=avro(KEY)) as made:
+        yield made
+
+
+def dead_of(orders: Shop) -> str:
+    return f"dead-{orders.topic}"
+
+
+def tolerant(orders: Shop, **more) -> dict:
+    return {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead_of(orders), **more}
+
+
+def published(orders: Shop) -> int:
+    return len(committed_records(orders.kafka.connection_extra(), orders.topic))
+
+
+def test_three_bad_rows_of_a_thousand_are_dead_letters_and_the_others_records_of_the_registrys_schema(
+    orders: Shop, registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SCHEMA_REGISTRY_DEFAULT", registry.connection())
+    formats = {"value": avro(VALUE, registry=CONN), "key_format": avro(KEY, registry=CONN)}
+    reading = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
+    value, key = (
+        lambda found, part=part: reading(found, SerializationContext(orders.topic, part))
+        for part in (MessageField.VALUE, MessageField.KEY)
+    )
+    orders.sell(1000)
+    bad = spoil(orders, null=17, large=500, key=999)
+    report = orders.run("run1", **formats, **tolerant(orders))
+    assert check_sorted_out(orders, dead_of(orders), bad, value, key) == (997, 3)
+    assert [report[f"records_{name}"] for name in ("read", "written", "rejected")] == [1000, 997, 3]
+    assert [(part["topic"], part["records"]) for part in report["dead_letters"]] == [(dead_of(orders), 3)]
+    assert sum(part["records"] for part in report["published"]) == 997
+    assert {part["topic"] for part in report["published"]} == {orders.topic}
+    assert orders.run("run1", **formats, **tolerant(orders)) == report, "a cleared task does nothing; the ledger has the report"
+    facts = {}
+    for _, letter, _, headers in letters(orders.kafka.connection_extra(), dead_of(orders)):
+        facts[json.loads(letter)["id"]] = {**told(headers), **{name: (found or b"").decode() for name, found in headers}}
+    null = facts[17]
+    assert (null["stage"], null["connector.name"], null["task.id"]) == ("VALUE_CONVERTER", orders.name, "0")
+    assert null["class.name"] == "airflow_kafka_spark.formats.avro.Avro"
+    assert null["exception.class.name"] == "airflow_kafka_spark.errors.BadRecords"
+    assert null["exception.message"] == "column `customer`: found null, expected string"
+    assert null["__kafka_spark.errors.window"] == f"{orders.name}#1" and not {"topic", "offset"} & null.keys()
+    assert null["__kafka_spark.errors.split"] == "0" and 0 < int(null["__kafka_spark.errors.row"]) <= SPLIT
+    assert null["__kafka_spark.errors.source"].endswith(orders.table)
+    assert "found 1234567.89, expected decimal(6,2)" in facts[500]["exception.message"]
+    late = facts[(1 << 40) + 999]
+    assert late["stage"] == "KEY_CONVERTER" and late["exception.message"].startswith("key: column `id`: found 109951")
+
+
+def test_without_tolerance_the_window_fails_with_the_reasons_and_is_finished_once_rows_are_mended_or_tolerated(
+    orders: Shop,
+) -> None:
+    orders.sell(1000)
+    bad = spoil(orders, null=17, large=500, key=999)
+    with pytest.raises(RowsRejected) as raised:
+        orders.run("run1", **ALL)
+    # A split is read in whatever order the database gives it.
+    told_all = re.sub(r"row \d+", "row N", str(raised.value))
+    assert raised.value.count == 3 and f"3 rows of window {orders.name}#1 cannot become records" in told_all
+    assert "row N of split 0: column `customer`: found null, expected string" in told_all
+    assert "row N of split 0: column `amount`: found 1234567.89, expected decimal(6,2)" in told_all
+    assert "row N of split 0: key: column `id`: found 109951" in told_all
+    assert published(orders) == 0
+    report = orders.run("run1", **ALL, **tolerant(orders))
+    assert (report["window"], report["attempts"]) == ("0000000001", 2)
+    assert check_sorted_out(orders, dead_of(orders), bad, plain(VALUE), plain(KEY)) == (997, 3)
+
+
+def test_with_more_bad_rows_than_allowed_nothing_is_visible(orders: Shop) -> None:
+    orders.sell(1000)
+    bad = spoil(orders, null=17, large=500, key=999)
+    for most in (2, 0.0025):
+        with pytest.raises(TooManyBadRecords, match="3 of the 1,000 records") as raised:
+            orders.run("run1", **tolerant(orders, max_errors=most))
+        assert [sample.partition for sample in raised.value.samples] == [0, 2, 4]
+    assert published(orders) == 0 and letters(orders.kafka.connection_extra(), dead_of(orders)) == []
+    report = orders.run("run1", **tolerant(orders, max_errors=0.003))
+    assert report["records_rejected"] == 3
+    assert check_sorted_out(orders, dead_of(orders), bad, plain(VALUE), plain(KEY)) == (997, 3)
+
+
+PROTOBUF = """
+syntax = "proto3";
+message Order { int64 id = 1; string customer = 2; uint32 cents = 3; }
+"""
+JSON = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "customer": {"type": "string"},
+        "cents": {"type": "integer", "connect.type": "int32"},
+    },
+    "required": ["id", "customer", "cents"],
+}
+
+
+@pytest.mark.parametrize("format", [Protobuf(schema=PROTOBUF), JsonSchema(schema=JSON)], ids=["protobuf", "json"])
+def test_other_formats_and_skipping(orders: Shop, format) -> None:
+    """A table with a number that is too large, and a null; keys are texts, so they are there for every letter."""
+    with orders.postgres.connect(autocommit=True) as connection:
+        connection.execute(f"ALTER TABLE \"{orders.table}\" ADD cents bigint NOT NULL DEFAULT 5, ADD origin text DEFAULT 'web'")
+    orders.sell(100)
+    with orders.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'UPDATE "{orders.table}" SET cents = {1 << 40} WHERE id = 7')
+        connection.execute(f'UPDATE "{orders.table}" SET customer = NULL WHERE id = 8')
+    columns = {"value_columns": ["id", "customer", "cents"], "headers": {"origin": "origin"}, "timestamp": "placed_at"}
+    options = {"value": format, "key_format": None, **columns}
+    report = orders.run("run1", **options, **tolerant(orders))
+    assert [report[f"records_{name}"] for name in ("read", "written", "rejected")] == [100, 98, 2]
+    keys = [key for _, _, key, _ in committed_records(orders.kafka.connection_extra(), orders.topic)]
+    assert same_multiset((b"%d" % n for n in range(100) if n not in (7, 8)), keys) == 98
+    found = []
+    for key, value, stamp, headers in letters(orders.kafka.connection_extra(), dead_of(orders)):
+        assert headers[0] == ("origin", b"web") and stamp == 1_750_000_000_000 + int(key or b"") * 1000
+        assert told(headers)["class.name"].endswith(type(format).__name__)
+        found.append((key, json.dumps(json.loads(value or b""))))
+    expected = [
+        (b"7", '{"id": 7, "customer": "customer 7", "cents": 1099511627776}'),
+        (b"8", '{"id": 8, "customer": null, "cents": 5}'),
+    ]
+    assert same_multiset(expected, found) == 2
+    with orders.postgres.connect(autocommit=True) as connection:
+        connection.execute(f"INSERT INTO \"{orders.table}\" VALUES (200, NULL, 1, now(), 1), (201, 'x', 1, now(), 1)")
+    skipped = orders.run("run2", **options, errors_tolerance="all", errors_skip=True)
+    assert (skipped["records_written"], skipped["records_rejected"], skipped.get("dead_letters")) == (1, 1, None)
+    assert len(letters(orders.kafka.connection_extra(), dead_of(orders))) == 2
