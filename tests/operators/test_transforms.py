@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+
 import pyarrow.dataset as ds
 import pytest
 from confluent_kafka import Producer
@@ -82,6 +85,38 @@ def test_a_record_that_cannot_be_transformed_fails_the_window_or_becomes_a_dead_
             assert told(headers)["exception.message"].startswith("Cast: ")
         else:
             assert headers[0][0] == "trace", "headers are carried along"
+
+
+def test_what_is_transformed_in_arrow_comes_out_as_what_spark_transforms(files: Pipeline, caplog):
+    """The same topic twice: with a chain that is known in Arrow, and with a function behind it, which only Spark can call."""
+    caplog.set_level(logging.INFO, "airflow_kafka_spark.road.shaping")
+    undecodable = produce_mixed(files, 300, 10)
+    away = f"away-{files.topic}"
+    transforms = [
+        ReplaceField(exclude="placed_at", renames="customer:buyer"),
+        InsertField(offset_field="at", partition_field="of", topic_field="origin", timestamp_field="when"),
+        Filter(predicate=Condition("id % 7 = 3 AND origin LIKE 'orders%'")),
+        Sql(
+            columns={"id": "id", "text": "if(id > 280, buyer, '12')", "at": "at", "of": "of", "origin": "origin", "when": "when"}
+        ),
+        Cast(spec="text:int32,of:string"),
+        Filter(predicate=Condition("id > 270 AND text IS NOT NULL"), to=away),
+    ]
+    names = ("id", "text", "at", "of", "origin", "when")
+    runs = []
+    for turn, chain in enumerate([transforms, [*transforms, lambda frame: frame]]):
+        dead = f"dead{turn}-{files.topic}"
+        flow = replace(files, name=f"{files.name}-{turn}", place=f"{files.place}-{turn}", reports=[])
+        options = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead, "transforms": chain}
+        report = flow.run("run1", **options)
+        there = [(k, v, t, told(h)["exception.message"]) for k, v, t, h in letters(files.kafka.connection_extra(), dead)]
+        counts = {name: report[f"records_{name}"] for name in ("read", "written", "rejected", "filtered", "routed")}
+        runs.append((found(flow, *names), there, counts))
+    assert same_multiset(runs[0][0], runs[1][0]) > 200
+    assert same_multiset(runs[0][1], runs[1][1]) > undecodable > 0
+    assert runs[0][2] == runs[1][2] and runs[0][2]["filtered"] > 30 and runs[0][2]["routed"] > 5
+    (told_once,) = [record.getMessage() for record in caplog.records if record.name.endswith("road.shaping")]
+    assert told_once.startswith(f"Window {files.name}-1#1: Spark's SQL transforms its records")
 
 
 def test_tombstones_delete_behind_transforms_and_may_be_left_out(table: Pipeline):

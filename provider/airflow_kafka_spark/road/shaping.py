@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, ValidationError
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.shaping_worker import RecordTask
     from airflow_kafka_spark.sinks.base import SplitWriter
     from airflow_kafka_spark.transforms import Transform
+    from airflow_kafka_spark.road.arrow.program_worker import Program
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,8 @@ class Shaping:
 
 @dataclass(kw_only=True)
 class ShapingJob(SinkJob):
-    """Tasks read, Spark's SQL transforms, tasks write. :meth:`run` also raises ValidationError: a transform does not fit.
+    """Tasks read, transform and write, in Arrow, where that gives what Spark's SQL would; else that stands between reading and
+    writing. :meth:`run` also raises ValidationError: a transform does not fit.
 
     :param shaping: how records become rows.
     :param schema: the rows' columns, as the sink was told.
@@ -148,7 +153,7 @@ class ShapingJob(SinkJob):
     def _frame(self, session: SparkSession, writer: SplitWriter) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from airflow_kafka_spark.road.shaping_worker import WriteTask
+        from airflow_kafka_spark.road.shaping_worker import ShapingTask, WriteTask
 
         read = self.shaping.reading(
             self.splits,
@@ -160,6 +165,23 @@ class ShapingJob(SinkJob):
         )
         # One row a task: which split it shall read.
         numbers = session.range(0, len(self.splits), 1, len(self.splits))
-        records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         write = WriteTask(self.splits, self.schema, writer, self.shaping.null_values, self.tolerance)
+        program = self._program(session, read)
+        if program is not None:
+            task = ShapingTask(replace(read, wanted=program.columns), program, write)
+            return numbers.mapInArrow(cast(Any, task), "result string")
+        records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         return self.shaping.shaped(records).mapInArrow(cast(Any, write), "result string")
+
+    def _program(self, session: SparkSession, read: RecordTask) -> Program | None:
+        """What the transforms are in Arrow; None where Spark has to compute them."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+
+        nothing = session.createDataFrame([], from_arrow_schema(read.schema))
+        try:
+            return program_of(self.shaping.shaped(nothing), read.schema)
+        except Unknown as reason:
+            log.info("Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there", self.window, reason)
+            return None

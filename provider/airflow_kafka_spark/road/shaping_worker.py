@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import SplitWriter
     from airflow_kafka_spark.sources.kafka_worker import Records
+    from airflow_kafka_spark.road.arrow.program_worker import Program
 
 OFFSET, ERROR, ABSENT = "__kafka_offset", "__kafka_error", "__kafka_absent"
 """Columns that are carried past all transforms: where a record was read, why it could not be transformed, and, behind the last
@@ -65,6 +66,7 @@ class RecordTask:
     :param patience: seconds without progress after which the broker is given up.
     :param tolerance: what becomes of records that cannot be decoded.
     :param routed: records that earlier attempts at the window have sent elsewhere: whatever they look like now, there they stay.
+    :param wanted: the columns that somebody looks at, the others may be null; None: all.
     """
 
     splits: tuple[Split, ...]
@@ -78,6 +80,7 @@ class RecordTask:
     patience: float = 300.0
     tolerance: Tolerance | None = None
     routed: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
+    wanted: frozenset[str] | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -104,7 +107,9 @@ class RecordTask:
         from airflow_kafka_spark.sources.kafka_worker import Reader
 
         keep = self.tolerance is not None and self.tolerance.keep
-        reader = Reader(self.config, split.range, self.skip_lost, True, self.patience, True, with_messages=keep)
+        headers = self._wants("headers", ORIGINAL["headers"])
+        keys = self.key is not None or self._wants("key", ORIGINAL["key"])
+        reader = Reader(self.config, split.range, self.skip_lost, headers, self.patience, keys, with_messages=keep)
         result, letters = SplitResult(split.index), Letters()
         try:
             for records in reader:
@@ -118,6 +123,12 @@ class RecordTask:
         except KafkaSparkError as error:
             end = encode_error(error)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=self.schema)
+
+    def _wants(self, *names: str) -> bool:
+        return self.wanted is None or not self.wanted.isdisjoint(names)
+
+    def _metadata(self, column: str, name: str, records: Records) -> pa.Array:
+        return metadata_of(name, records) if self._wants(column) else pa.nulls(len(records), metadata_type(name))
 
     def _away(self, records: Records) -> frozenset[int]:
         """Where among records those are that were sent elsewhere before."""
@@ -136,10 +147,10 @@ class RecordTask:
             keys = _struct_array(decoded.batch, [key is None for key in records.keys or ()])
         arrays = [
             keys,
-            _struct_array(values.batch, gone(records, values) or [False] * len(records)),
-            *(metadata_of(name, records) for name in ("topic", "partition", "offset", "timestamp", "headers")),
+            _struct_array(values.batch, gone(records, values)),
+            *(self._metadata(name, name, records) for name in ("topic", "partition", "offset", "timestamp", "headers")),
             records.offsets,
-            *(metadata_of(name, records) for name in self.originals),
+            *(self._metadata(ORIGINAL[name], name, records) for name in self.originals),
             pa.nulls(len(records), pa.string()),
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -175,12 +186,15 @@ class WriteTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from airflow_kafka_spark.sinks.kafka_worker import partition_id
 
-        split, incoming = self.splits[partition_id()], Incoming(batches, from_spark=True)
+        yield self.told(self.splits[partition_id()], Incoming(batches, from_spark=True))
+
+    def told(self, split: Split, incoming: Incoming) -> pa.RecordBatch:
+        """Write a split's records, and tell how it went."""
         try:
             told = encode_result(self._move(split, incoming))
         except KafkaSparkError as error:
             told = encode_error(error)
-        yield pa.RecordBatch.from_arrays([pa.array([told], pa.string())], ["result"])
+        return pa.RecordBatch.from_arrays([pa.array([told], pa.string())], ["result"])
 
     def _move(self, split: Split, incoming: Incoming) -> SplitResult:
         letters, routes, bad = Letters(), Letters(schema=ROUTED), _Bad()
@@ -244,6 +258,26 @@ class WriteTask:
             rows, offsets = rows.filter(fine), offsets.filter(fine)
             tombstones = tombstones.filter(fine) if tombstones is not None else None
         return Rows(rows, offsets, tombstones), ignored, found
+
+
+@dataclass(frozen=True)
+class ShapingTask:
+    """The function that Spark maps over the numbers of splits, where a program does what the transforms say: one step for Spark.
+
+    :param read: reads and decodes a split, and does not fail, since it tells an error in its last row.
+    :param program: makes rows of records.
+    :param write: hands them to the sink's writer.
+    """
+
+    read: RecordTask
+    program: Program
+    write: WriteTask
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for at in batch.column(0).to_pylist():
+                split = self.read.splits[at]
+                yield self.write.told(split, Incoming(map(self.program, self.read.rows(split))))
 
 
 @dataclass
@@ -318,7 +352,7 @@ def _struct(schema: pa.Schema) -> pa.StructType:
     return pa.struct([f.with_nullable(True) for f in schema])
 
 
-def _struct_array(batch: pa.RecordBatch, missing: Sequence[bool]) -> pa.StructArray:
+def _struct_array(batch: pa.RecordBatch, missing: Sequence[bool] | None) -> pa.StructArray:
     """A column of structs: null where one is missing."""
-    mask = pa.array(missing, pa.bool_())
+    mask = pa.array(missing, pa.bool_()) if missing is not None else None
     return pa.StructArray.from_arrays(batch.columns, fields=list(_struct(batch.schema)), mask=mask)

@@ -1,0 +1,295 @@
+"""From an expression, as Spark's analyzer leaves it, to nodes of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_kafka_spark.road.arrow.building import Builder, Unknown
+from airflow_kafka_spark.road.arrow.functions_worker import is_common
+from airflow_kafka_spark.road.arrow.types import INSTANT, LONG, TEXT, cast_of, is_plain, type_of, value_of, whole_literal
+
+EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
+
+_BOOLEAN = pa.bool_()
+_LAST_MILLISECOND = 253402300800000
+_CALLS = {"And": "both", "Or": "either", "Not": "negated"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a level; its node is made when somebody asks."""
+
+    name: str
+    made: Callable[[], int]
+
+    @cached_property
+    def node(self) -> int:
+        return self.made()
+
+
+Known = Mapping[int, Column]
+"""The columns of a level by the numbers that the analyzer has given them."""
+
+
+def number_of(column: Mapping[str, Any]) -> int:
+    return int(column["exprId"]["id"])
+
+
+def short(tree: Mapping[str, Any]) -> str:
+    return str(tree["class"]).rpartition(".")[2]
+
+
+class Expression:
+    """An expression, as a list of its parts: each followed by its children.
+
+    :param known: the columns that it may name.
+    :param shown: Spark's own object, which tells what its text leaves out.
+    """
+
+    def __init__(self, builder: Builder, known: Known, trees: Sequence[Mapping[str, Any]], shown: Callable[[], Any]) -> None:
+        self._builder = builder
+        self._known = known
+        self._trees = trees
+        self._shown = shown
+        self._in_range: set[int] = set()
+
+    def node(self) -> int:
+        return self._node(0)
+
+    def _children(self, at: int) -> list[int]:
+        found, child = [], at + 1
+        for _ in range(self._trees[at]["num-children"]):
+            found.append(child)
+            child = self._end(child)
+        return found
+
+    def _end(self, at: int) -> int:
+        """Where the next one begins."""
+        open_children = 1
+        while open_children:
+            open_children += self._trees[at]["num-children"] - 1
+            at += 1
+        return at
+
+    def _node(self, at: int) -> int:
+        tree = self._trees[at]
+        name = str(tree["class"]).removeprefix(EXPRESSIONS)
+        special = getattr(self, f"_{name}", None)
+        if special is not None:
+            return int(special(at, tree))
+        if name in _CALLS:
+            return self._call(_CALLS[name], at)
+        raise Unknown(name)
+
+    def _node_if_known(self, at: int) -> int:
+        # Few of a struct's fields may be needed.
+        try:
+            return self._node(at)
+        except Unknown as reason:
+            return self._builder.unknown(str(reason))
+
+    def _call(self, function: str, at: int) -> int:
+        return self._builder.call(function, _BOOLEAN, *map(self._node, self._children(at)))
+
+    # Named as Spark names them: `_node` finds them by name.
+
+    def _Alias(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._node(at + 1)
+
+    def _AttributeReference(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._known[number_of(tree)].node
+
+    def _Literal(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        kind = type_of(tree["dataType"])
+        return self._builder.literal(value_of(tree["value"], kind), kind)
+
+    def _GetStructField(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.field(self._node(at + 1), tree["ordinal"])
+
+    def _CreateNamedStruct(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        children = self._children(at)
+        names = [self._trees[child]["value"] for child in children[::2]]
+        return self._builder.struct(names, [self._node_if_known(child) for child in children[1::2]])
+
+    def _IsNull(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.is_null(self._node(at + 1))
+
+    def _IsNotNull(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.call("negated", _BOOLEAN, self._IsNull(at, tree))
+
+    def _CaseWhen(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        children = self._children(at)
+        for condition in children[: len(children) - len(children) % 2 : 2]:
+            self._note_range(condition)
+        made = [self._node(child) for child in children]
+        last = made.pop() if len(made) % 2 else self._builder.literal(None, self._builder.type_of(made[1]))
+        return self._builder.case(list(zip(made[::2], made[1::2], strict=True)), last)
+
+    def _If(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        condition, value, otherwise = map(self._node, self._children(at))
+        return self._builder.case([(condition, value)], otherwise)
+
+    def _Coalesce(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.coalesced([self._node(child) for child in self._children(at)])
+
+    def _Concat(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        made = [self._node(child) for child in self._children(at)]
+        if any(self._builder.type_of(value) != TEXT for value in made):
+            raise Unknown("Concat of something else than texts")
+        return self._builder.call("concat", TEXT, *made)
+
+    def _Substring(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        text, start, count = map(self._node, self._children(at))
+        if self._builder.type_of(text) != TEXT or self._constant(start) != 1 or not isinstance(self._constant(count), int):
+            raise Unknown("Substring but of a text's beginning")
+        return self._builder.call("beginning", TEXT, text, count)
+
+    def _In(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        made = [self._node(child) for child in self._children(at)]
+        return self._builder.call("one_of", _BOOLEAN, *self._comparable(made))
+
+    def _Like(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._of_text(at, "is_like", lambda pattern: "\\" not in pattern)
+
+    def _RLike(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        # A topic's name has no line ends, of which Java and RE2 think differently.
+        topic = self._builder.is_column(self._node(at + 1), "topic")
+        return self._of_text(at, "matches", lambda pattern: is_common(pattern.replace(".", "") if topic else pattern))
+
+    def _Contains(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._of_text(at, "contains")
+
+    def _StartsWith(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._of_text(at, "starts_with")
+
+    def _EndsWith(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._of_text(at, "ends_with")
+
+    def _of_text(self, at: int, function: str, fits: Callable[[str], bool] = lambda _: True) -> int:
+        text, part = map(self._node, self._children(at))
+        said = self._constant(part)
+        if {self._builder.type_of(text), self._builder.type_of(part)} != {TEXT} or said is None or not fits(said):
+            raise Unknown(f"{short(self._trees[at])} {said!r}")
+        return self._builder.call(function, _BOOLEAN, text, part)
+
+    def _IsNaN(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.call("is_nan", _BOOLEAN, self._node(at + 1))
+
+    def _Abs(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        value = self._node(at + 1)
+        kind = self._builder.type_of(value)
+        if not (pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+            raise Unknown(f"Abs of {kind}")  # The lowest whole number has none: Spark fails.
+        return self._builder.call("magnitude", kind, value)
+
+    def _IntegralDivide(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._by_number(at, "divided")
+
+    def _TryMultiply(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._node(at + 1)  # what Spark puts in its place
+
+    def _Multiply(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        if not self._tries(at):
+            raise Unknown("Multiply")
+        return self._by_number(at, "multiplied")
+
+    def _Remainder(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._by_number(at, "remainder")
+
+    def _by_number(self, at: int, function: str) -> int:
+        value, by = map(self._node, self._children(at))
+        kind, number = self._builder.type_of(value), self._constant(by)
+        if not pa.types.is_integer(kind) or self._builder.type_of(by) != kind or not isinstance(number, int) or number < 1:
+            raise Unknown(f"{short(self._trees[at])} but of whole numbers by a positive one")
+        return self._builder.call(function, kind, value, by)
+
+    def _UnixDate(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.call("number_of", pa.int32(), self._node(at + 1))
+
+    def _UnixMillis(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.call("milliseconds_of", LONG, self._node(at + 1))
+
+    def _UnixMicros(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.call("number_of", LONG, self._node(at + 1))
+
+    def _MicrosToTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.call("moment_of", INSTANT, self._node(at + 1))
+
+    def _MillisToTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        value = self._node(at + 1)
+        if value not in self._in_range:
+            raise Unknown("MillisToTimestamp of numbers that may be out of range")  # Spark fails there.
+        return self._builder.call("moment_of_milliseconds", INSTANT, value)
+
+    def _note_range(self, at: int) -> None:
+        """``abs(cast(x as double)) < limit``: where that holds, ``x`` milliseconds are a moment."""
+        names = [short(tree) for tree in self._trees[at : at + 3]]
+        if names != ["LessThan", "Abs", "Cast"]:
+            return
+        limit = self._constant(self._node(self._children(at)[1]))
+        if isinstance(limit, (int, float)) and limit <= _LAST_MILLISECOND:
+            self._in_range.add(self._node(at + 3))
+
+    def _compared(self, at: int, function: str) -> int:
+        made = [self._node(child) for child in self._children(at)]
+        return self._builder.call(function, _BOOLEAN, *self._comparable(made))
+
+    def _EqualTo(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        left, right = self._children(at)
+        if short(self._trees[left]) == "Lower" and self._trees[right].get("value") == "true":
+            return self._builder.call("is_true_text", _BOOLEAN, self._node(left + 1))
+        return self._compared(at, "equal")
+
+    def _EqualNullSafe(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._compared(at, "equal_or_both_null")
+
+    def _LessThan(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._compared(at, "less")
+
+    def _LessThanOrEqual(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._compared(at, "less_or_equal")
+
+    def _GreaterThan(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._compared(at, "greater")
+
+    def _GreaterThanOrEqual(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        # What keeps Spark from moving a filter (transforms/base.py): true for every row.
+        if self._trees[at + 1]["class"] == f"{EXPRESSIONS}MonotonicallyIncreasingID":
+            last = self._children(at)[1]
+            if self._constant(self._node(last)) == 0:
+                return self._builder.literal(True, _BOOLEAN)
+        return self._compared(at, "greater_or_equal")
+
+    def _Cast(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        value, wanted = self._node(at + 1), type_of(tree["dataType"])
+        had = self._builder.type_of(value)
+        if had == wanted:
+            return value
+        if self._builder.is_null(value) == self._builder.literal(True, _BOOLEAN):
+            return self._builder.literal(None, wanted)
+        if (number := whole_literal(self._constant(value), wanted)) is not None:
+            return self._builder.literal(number, wanted)
+        function = cast_of(had, wanted, lambda: self._tries(at))
+        if function is None:
+            raise Unknown(f"Cast of {had} to {wanted}")
+        return self._builder.call(function, wanted, value)
+
+    # --- what they need ---
+
+    def _tries(self, at: int) -> bool:
+        """Whether what does not fit is null, rather than an error; only Spark's object tells."""
+        return str(self._shown().apply(at).evalMode().toString()) == "TRY"
+
+    def _constant(self, node: int) -> Any:
+        return self._builder.constant(node)
+
+    def _comparable(self, made: list[int]) -> list[int]:
+        kinds = {self._builder.type_of(value) for value in made}
+        if len(kinds) > 1 or not all(map(is_plain, kinds)):
+            raise Unknown(f"a comparison of {', '.join(sorted(map(str, kinds)))}")
+        return made

@@ -1,0 +1,164 @@
+"""A program over record batches: columns, computed where they are needed and as far as they are.
+
+Runs in Spark's tasks: imports neither Airflow nor pyspark. A struct is never built between two transforms: a program knows its
+fields, and builds only those structs that leave it. A condition that is the same for a whole batch, as nearly all are ("no error
+so far"), chooses a branch, and the other one is not computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_kafka_spark.road.arrow.functions_worker import FUNCTIONS
+
+Value = Any
+"""A ``pyarrow.Array``, or a ``pyarrow.Scalar``: what all rows of it hold."""
+
+COLUMN, LITERAL, FIELD, STRUCT, CASE, KEPT, CALL = "column", "literal", "field", "struct", "case", "kept", "call"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step. What ``args`` and ``data`` are, by ``kind``:
+
+    - ``column``: ``data`` names a column of the batch.
+    - ``literal``: ``data`` is the value.
+    - ``field``: the field number ``data`` of a struct.
+    - ``struct``: of the values of its fields, and last whether it is null.
+    - ``case``: condition, value, condition, value ..., and last the value where no condition is true.
+    - ``kept``: what the filter number ``data`` has kept of something that comes before it.
+    - ``call``: the function ``data`` of :data:`~airflow_kafka_spark.road.arrow.functions_worker.FUNCTIONS`.
+
+    :param type: of the value.
+    """
+
+    kind: str
+    type: pa.DataType
+    args: tuple[int, ...] = ()
+    data: Any = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """What becomes of a batch.
+
+    :param nodes: each after those that it is made of.
+    :param outputs: the columns that come out, and the node of each.
+    :param filters: the nodes that say, one filter after the other, which rows stay: where it is true.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[tuple[str, int], ...]
+    filters: tuple[int, ...] = ()
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that it looks at."""
+        return frozenset(node.data for node in self.nodes if node.kind == COLUMN)
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return _Run(self, batch).batch()
+
+
+class _Run:
+    """A program at work on one batch."""
+
+    def __init__(self, program: Program, batch: pa.RecordBatch) -> None:
+        self._program = program
+        self._given = batch
+        self._values: dict[int, Value] = {}
+        self._kept: dict[int, pa.Array | None] = {}
+        self._counts: dict[int, int] = {0: batch.num_rows}
+
+    def batch(self) -> pa.RecordBatch:
+        count = self._count(len(self._program.filters))
+        names = [name for name, _ in self._program.outputs]
+        arrays = [self._column(node, count) for _, node in self._program.outputs]
+        return pa.RecordBatch.from_arrays(arrays, names)
+
+    def _column(self, node: int, count: int) -> pa.Array:
+        value = self._value(node)
+        return pa.repeat(value, count) if isinstance(value, pa.Scalar) else value
+
+    def _value(self, at: int) -> Value:
+        found = self._values.get(at)
+        if found is None:
+            found = self._values[at] = self._computed(self._program.nodes[at])
+        return found
+
+    def _computed(self, node: Node) -> Value:
+        if node.kind == CASE:
+            return self._case(node)
+        if node.kind == COLUMN:
+            return self._given.column(self._given.schema.get_field_index(node.data))
+        if node.kind == LITERAL:
+            return pa.scalar(node.data, node.type)
+        if node.kind == FIELD:
+            return pc.struct_field(self._value(node.args[0]), [node.data])
+        if node.kind == KEPT:
+            value = self._value(node.args[0])
+            mask = None if isinstance(value, pa.Scalar) else self._mask(node.data)
+            return value if mask is None else value.filter(mask)
+        if node.kind == STRUCT:
+            return self._struct(node)
+        return FUNCTIONS[node.data](node.type, *map(self._value, node.args))
+
+    def _case(self, node: Node) -> Value:
+        *pairs, last = node.args
+        open_branches: list[tuple[pa.Array, int]] = []
+        for condition, value in zip(pairs[::2], pairs[1::2], strict=True):
+            holds = self._value(condition)
+            if isinstance(holds, pa.Scalar):
+                if holds.as_py():
+                    last = value
+                    break
+                continue
+            trues = holds.true_count
+            if trues == len(holds):
+                last = value
+                break
+            if trues:
+                open_branches.append((holds, value))
+        otherwise = self._value(last)
+        # From the last branch to the first, which counts where several are true. A condition that is null is not true.
+        return reduce(lambda rest, branch: self._either(branch[0], branch[1], rest), reversed(open_branches), otherwise)
+
+    def _either(self, holds: pa.Array, value: int, otherwise: Value) -> Value:
+        return pc.if_else(holds.fill_null(False) if holds.null_count else holds, self._value(value), otherwise)
+
+    def _struct(self, node: Node) -> Value:
+        *fields, null = (self._value(arg) for arg in node.args)
+        lengths = {len(value) for value in (*fields, null) if isinstance(value, pa.Array)}
+        if not lengths:
+            values = dict(zip((f.name for f in node.type), (f.as_py() for f in fields), strict=True))
+            return pa.scalar(None if null.as_py() else values, node.type)
+        (count,) = lengths
+        arrays = [pa.repeat(value, count) if isinstance(value, pa.Scalar) else value for value in fields]
+        if isinstance(null, pa.Scalar):
+            null = pa.repeat(null, count) if null.as_py() else None
+        return pa.StructArray.from_arrays(arrays, fields=list(node.type), mask=null)
+
+    # --- filters ---
+
+    def _mask(self, number: int) -> pa.Array | None:
+        """The rows that a filter keeps, of those that come to it; None where it keeps all."""
+        if number not in self._kept:
+            holds = self._value(self._program.filters[number])
+            if isinstance(holds, pa.Scalar):
+                mask = None if holds.as_py() else pa.repeat(pa.scalar(False), self._count(number))
+            else:
+                mask = None if holds.true_count == len(holds) else holds
+            self._kept[number] = mask
+        return self._kept[number]
+
+    def _count(self, filters: int) -> int:
+        """How many rows there are behind so many filters."""
+        if filters not in self._counts:
+            mask = self._mask(filters - 1)
+            self._counts[filters] = self._count(filters - 1) if mask is None else mask.true_count
+        return self._counts[filters]

@@ -1,0 +1,201 @@
+"""What runs in Arrow gives what Spark gives, value by value and type by type."""
+
+from __future__ import annotations
+
+import random
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_kafka_spark.transforms import Cast, Condition, Filter, InsertField, MaskField, ReplaceField, chain
+from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+from tests.transforms import test_chain, test_connect_examples
+
+CASES = {case.name: case for case in (*test_chain.CASES, *test_connect_examples.CASES)}
+NAN, INFINITE = float("nan"), float("inf")
+BASE = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+INTEGERS = [None, 0, 1, -1, 7, 127, -128, 128, 32767, -32769, 2**31 - 1, -(2**31), 2**31, 2**53 + 1, 2**63 - 1, -(2**63)]
+SMALL_FLOATS = [None, 0.0, -0.0, 1.0, -0.5, 0.999, 1.5, -127.9, 128.0]
+FLOATS = [*SMALL_FLOATS, 2147483647.5, -2147483648.9, 9.3e18, 2.0**63, -(2.0**63), NAN, INFINITE, -INFINITE]
+TEXTS = [
+    *(None, "", " ", "a", "A", "true", "TRUE", "tRuE", "ＴＲＵＥ", "false", "1", "-1", "+1", " 12 ", "\t3\n", "\x7f4", "\u00a05"),
+    *("0x1", "1.5", "1e3", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "-9223372036854775809"),
+    *("00012", "١٢", "a%b", "a_b", "ab", "größe", "😀x", "x\ny", "orders-eu", "orders", "order", "K", "\u212a", "abc\n"),
+    *("--1", "+", "-", "1 2", "x" * 150, "2147483648", "128", "-129"),
+]
+DATES = [None, date(1970, 1, 1), date(1969, 12, 31), date(2024, 2, 29), date(1, 1, 1), date(9999, 12, 31)]
+MOMENTS = [None, BASE, *(BASE + timedelta(microseconds=n) for n in (-1, 1999, -1500001))]
+DECIMALS = [None, *map(Decimal, ("0.00", "1.00", "-1.00", "0.99", "-0.01", "12345678.90", "-99999999.99"))]
+
+SCHEMA = (
+    "i8 tinyint, i16 smallint, i32 int, i64 bigint, f32 float, f64 double, d decimal(10,2), t string, u string, b boolean, "
+    "day date, at timestamp, s struct<a:int,b:struct<c:string,d:bigint>>"
+)
+COMPARED = [
+    *("i32, i64", "i8, 1", "f64, f32", "f64, 1.0D", "d, 1.00BD", "t, u", "t, 'a'", "b, true", "i64, f64", "d, i32", "day, day"),
+    "at, at",
+]
+EXPRESSIONS = [
+    *(pair.replace(",", f" {op}") for op in ("=", "<", "<=", ">", ">=", "<=>", "!=") for pair in COMPARED),
+    *("i32 IN (1, 7, 127)", "i32 IN (1, null)", "t IN ('a', 'ab')", "NOT (i32 > 0)", "i32 > 0 AND f64 < 1.0D"),
+    *("i32 > 0 OR f64 < 1.0D", "b AND i32 > 0", "b OR i32 > 0", "i32 IS NULL", "t IS NOT NULL", "s IS NULL", "s.b IS NULL"),
+    *("s.b.c", "s.a", "CASE WHEN i32 > 0 THEN t WHEN i32 < 0 THEN u END", "CASE WHEN b THEN 1 WHEN i32 > 0 THEN 2 ELSE 3 END"),
+    *("if(b, i32, i8)", "coalesce(t, u, 'none')", "coalesce(s.b, named_struct('c', t, 'd', i64))", "if(b, s, null)"),
+    *("named_struct('x', s, 'y', i32)", "struct(i32, struct(t, null))", "concat(t, '|', u)", "substring(t, 1, 100)"),
+    *("substring(t, 1, 1)", "lower(t) = 'true'", "t LIKE 'a%'", "t LIKE 'a_b'", "t LIKE '%'", "t RLIKE 'a[bc]'"),
+    *(r"t RLIKE r'\A[+-]?[0-9]+\z'", "startswith(t, 'or')", "endswith(t, 'e')", "contains(t, 'd')", "isnan(f64)", "isnan(f32)"),
+    *(
+        "abs(f64)",
+        "abs(d)",
+        "abs(cast(i64 as double)) >= 1",
+        "i64 div 1000L",
+        "i64 % 7",
+        "i8 % 7Y",
+        "i32 % 1000",
+        "try_multiply(i64, 1000L)",
+        "unix_date(day)",
+    ),
+    *("unix_millis(at)", "unix_micros(at)", "cast(day as timestamp)", "timestamp_micros(i32)", "cast(t as binary)"),
+    "CASE WHEN abs(cast(i64 as double)) < 253402300800000 THEN timestamp_millis(i64) END",
+    *("cast(i64 as string)", "cast(b as string)", "cast(i8 as bigint)", "cast(i64 as double)", "cast(i64 as float)"),
+    *(
+        "cast(f32 as double)",
+        "cast(i32 as decimal(12,2))",
+        "cast(d as decimal(20,4))",
+        "cast(null as string)",
+        "cast(1 as bigint)",
+    ),
+    *(
+        f"try_cast({name} as {kind})"
+        for name in ("i8", "i64", "f32", "f64", "t")
+        for kind in ("tinyint", "smallint", "int", "bigint")
+    ),
+]
+UNKNOWN = [
+    *("rand()", "upper(t)", "cast(i64 as int)", "cast(t as int)", "try_cast(t as double)", "i64 + 1", "cast(f64 as string)"),
+    *("t RLIKE '.*'", r"t RLIKE r'\s'", "t RLIKE '(?i)a'", r"t LIKE r'a\%'", "date_format(at, 'yyyy')", "timestamp_millis(i64)"),
+    *("abs(i32)", "i64 % i32", "i64 % 0", "i64 div -1", "size(array(i32))"),
+]
+
+
+@pytest.fixture(scope="module")
+def edges(spark) -> DataFrame:
+    """Rows in which every edge of a type stands beside many of the others."""
+    chance = random.Random(7)
+
+    def fitting(bits: int) -> Any:
+        return chance.choice([n for n in INTEGERS if n is None or -(2 ** (bits - 1)) <= n < 2 ** (bits - 1)])
+
+    structs = [None, (None, None), (1, ("c", 2)), (fitting(32), (chance.choice(TEXTS), None))]
+    rows = []
+    for n in range(400):
+        numbers = fitting(8), fitting(16), fitting(32), INTEGERS[n % len(INTEGERS)], chance.choice(SMALL_FLOATS)
+        others = FLOATS[n % len(FLOATS)], DECIMALS[n % len(DECIMALS)], TEXTS[n % len(TEXTS)], chance.choice(TEXTS)
+        moments = chance.choice([None, True, False]), chance.choice(DATES), chance.choice(MOMENTS)
+        rows.append((*numbers, *others, *moments, chance.choice(structs)))
+    return spark.createDataFrame(rows, SCHEMA).coalesce(1).cache()
+
+
+def in_arrow(spark: SparkSession, given: pa.Table, schema: Any, made: Any) -> pa.Table:
+    """What a program makes of rows.
+
+    :param made: what Spark makes of a frame.
+    """
+    program = program_of(made(spark.createDataFrame([], schema)), given.schema)
+    return pa.Table.from_batches([program(batch) for batch in given.combine_chunks().to_batches()])
+
+
+def assert_same(found: pa.Table, wanted: pa.Table) -> None:
+    assert found.column_names == wanted.column_names
+    assert found.num_rows == wanted.num_rows > 0
+    for name in wanted.column_names:
+        assert found.schema.field(name).type == wanted.schema.field(name).type, name
+        pairs = zip(found[name].to_pylist(), wanted[name].to_pylist(), strict=True)
+        assert not [(n, ours, theirs) for n, (ours, theirs) in enumerate(pairs) if repr(ours) != repr(theirs)][:5], name
+
+
+@pytest.mark.timeout(600)
+def test_every_expression_known_here_gives_what_spark_gives(spark, edges) -> None:
+    def made(frame: DataFrame) -> DataFrame:
+        return frame.select(*(F.expr(text).alias(text) for text in EXPRESSIONS))
+
+    assert_same(in_arrow(spark, edges.toArrow(), edges.schema, made), made(edges).toArrow())
+
+
+@pytest.mark.parametrize("text", UNKNOWN)
+def test_what_is_not_known_here_is_left_to_spark(spark, edges, text) -> None:
+    with pytest.raises(Unknown):
+        program_of(spark.createDataFrame([], edges.schema).select(F.expr(text)), edges.limit(0).toArrow().schema)
+
+
+def test_what_nobody_needs_may_be_unknown(spark, edges) -> None:
+    def made(frame: DataFrame) -> DataFrame:
+        return frame.select(F.struct("i32", F.upper("t").alias("up")).alias("pair"), F.rand().alias("chance")).select("pair.i32")
+
+    assert_same(in_arrow(spark, edges.toArrow(), edges.schema, made), made(edges).toArrow())
+
+
+@pytest.mark.parametrize("condition", ["i32 > 0", "b", "i32 IS NULL OR i32 IS NOT NULL", "t = 'a' AND b"])
+def test_a_filter_keeps_what_spark_keeps(spark, edges, condition) -> None:
+    def made(frame: DataFrame) -> DataFrame:
+        one = frame.where(condition).select("i32", "t", "s", F.expr("coalesce(s.a, i32)").alias("x"), "f64")
+        return one.where("f64 IS NOT NULL").select("*", F.expr("s.b.c").alias("c"), F.lit("all").alias("same"))
+
+    assert_same(in_arrow(spark, edges.toArrow(), edges.schema, made), made(edges).toArrow())
+
+
+def test_a_filter_that_keeps_nothing_leaves_empty_columns(spark, edges) -> None:
+    given = edges.toArrow()
+    found = in_arrow(
+        spark, given, edges.schema, lambda frame: frame.where("i32 < 0 AND i32 > 0").select("s", F.lit(1).alias("one"))
+    )
+    assert (given.num_rows > 0, found.num_rows, found.column_names) == (True, 0, ["s", "one"])
+
+
+@pytest.fixture(scope="module")
+def ran(spark) -> dict[str, tuple[pa.Table, pa.Table]]:
+    """What Arrow and Spark make of the cases that run in Arrow."""
+    found = {}
+    for name, case in CASES.items():
+        frame = case.frame(spark)
+        try:
+            made = in_arrow(spark, frame.toArrow(), frame.schema, lambda given, case=case: chain(given, case.transforms))
+        except Unknown:
+            continue
+        found[name] = made, chain(frame, case.transforms).toArrow()
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_the_cases_of_all_transforms_that_run_in_arrow_come_out_alike(ran) -> None:
+    assert len(ran) > 35
+    for found, wanted in ran.values():
+        if wanted.num_rows:
+            assert_same(found, wanted)
+        else:
+            assert found.num_rows == 0
+
+
+RECORDS = (
+    "key binary, value struct<id:bigint,t:string>, topic string, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key:string,value:binary>>"
+)
+
+
+def test_a_program_grows_with_the_length_of_its_chain_and_not_faster(spark) -> None:
+    """Every transform names what the one before has made many times over."""
+    small = Filter(predicate=Condition("id < 0"))
+    insert = InsertField(static_field="x", static_value="y")
+    five = [Cast(spec="id:int64"), MaskField(fields="t"), insert, ReplaceField(exclude="x"), small]
+
+    def size(times: int) -> int:
+        frame = spark.createDataFrame([], RECORDS)
+        return len(program_of(chain(frame, five * times), frame.toArrow().schema).nodes)
+
+    assert 20 < size(1) < size(4) < 5 * size(1)
