@@ -15,7 +15,7 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-PATIENCE = 60_000
+PATIENCE = 180_000
 """Milliseconds that a page is waited for."""
 
 Open = Callable[..., "Visit"]

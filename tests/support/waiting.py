@@ -10,7 +10,7 @@ from airflow_kafka_spark.testing._processes import wait_until
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], seconds: float = 40.0) -> T:
+def eventually(look: Callable[[], T], seconds: float = 180.0) -> T:
     """What ``look`` finds once it finds something; it is asked again until then."""
     found: list[T] = []
 

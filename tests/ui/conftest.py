@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka
+from airflow_kafka_spark.testing._processes import wait_until
 from tests.support.pipelines import SPARK
 from tests.ui.past import AWKWARD, Past
 
@@ -138,6 +139,18 @@ class Site:
         answer = self.login("editor").post(f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": None})
         assert answer.status == 200, answer.body
         return str(answer.json["dag_run_id"])
+
+    def wait(self, dag_id: str, run_id: str, wanted: str = "success") -> None:
+        """Until a run has ended, in this state."""
+        state = ""
+
+        def ended() -> bool:
+            nonlocal state
+            state = self.login("admin").get(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}").json.get("state", state)
+            return state in ("success", "failed")
+
+        wait_until(ended, 600, every=0.3)
+        assert state == wanted, self.airflow.account(dag_id, run_id)
 
 
 @pytest.fixture(scope="package")

@@ -8,13 +8,12 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.testing._processes import wait_until
 from airflow_kafka_spark.ui.links import pipeline_url
 from tests.support.browser import browser
 from tests.support.waiting import eventually
 from tests.ui.past import LEDGER
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 
 DAG, TOPIC = "hours", "ui-hours"
 PIPELINE = f"{DAG}.load"
@@ -56,7 +55,7 @@ def hours(site, lake):
     runs = {}
     for number in (1, 0):
         runs[number] = _run(site, number)
-        assert _state(site, runs[number]) == "success"
+        site.wait(DAG, runs[number])
     return runs
 
 
@@ -66,19 +65,6 @@ def _run(site, number):
     answer = site.login("editor").post(f"/api/v2/dags/{DAG}/dagRuns", body)
     assert answer.status == 200, answer.body
     return answer.json["dag_run_id"]
-
-
-def _state(site, run_id):
-    """In which it ends."""
-    state = ""
-
-    def ended():
-        nonlocal state
-        state = site.login("admin").get(f"/api/v2/dags/{DAG}/dagRuns/{run_id}").json["state"]
-        return state in ("success", "failed")
-
-    assert wait_until(ended, 180, every=0.3)
-    return state
 
 
 def _page(site):
@@ -114,8 +100,8 @@ def test_an_interval_is_replayed_from_its_page(site, hours, lake):
         visit.see("[data-step=confirm]").click()
         visit.see("[data-plan=done]")
         assert visit.troubles == []
-    assert eventually(lambda: [w["replay"] for w in _page(site)["windows"]] == [0, 1], 180)
-    assert _state(site, hours[0]) == "success"
+    assert eventually(lambda: [w["replay"] for w in _page(site)["windows"]] == [0, 1], 600)
+    site.wait(DAG, hours[0])
     import pyarrow.dataset as ds
 
     found = ds.dataset(str(lake / "hours"), format="parquet", partitioning="hive").to_table(columns=["id"])["id"].to_pylist()

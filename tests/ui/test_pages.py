@@ -21,7 +21,7 @@ from tests.support.browser import Visit, browser
 from tests.support.pipelines import order
 from tests.ui.past import AWKWARD, LEDGER
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 
 IMAGES = os.environ.get("AIRFLOW_KAFKA_SPARK_IMAGES")
 """A directory: the pictures of the documentation are taken there."""
@@ -54,7 +54,7 @@ class Gated(KafkaToSinkOperator):
             said.append(word)
             return word in ("go", "fail")
 
-        if not wait_until(is_open, 240, every=0.1) or said[-1] == "fail":
+        if not wait_until(is_open, 1200, every=0.1) or said[-1] == "fail":
             raise RuntimeError("the gate stays shut")
         return super().move(window, ledger)
 
@@ -84,18 +84,6 @@ class Gate:
         for number, value in enumerate([*map(order, range(good)), *bad]):
             producer.produce(TOPIC, value, b"key-%d" % number, partition=number % 3)
         assert producer.flush(30) == 0
-
-    def wait(self, run_id: str) -> str:
-        """The state in which a run has ended."""
-        state = ""
-
-        def ended() -> bool:
-            nonlocal state
-            state = self.site.login("admin").get(f"/api/v2/dags/{DAG}/dagRuns/{run_id}").json["state"]
-            return state in ("success", "failed")
-
-        assert wait_until(ended, 180, every=0.3)
-        return state
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +193,7 @@ def test_the_list_is_searched_filtered_and_sorted_and_the_address_keeps_it(peopl
         found = visit.page.eval_on_selector_all("tr [data-lag]", "found => found.map(e => Number(e.dataset.lag))")
         return len(found) > 3 and found == sorted(found, reverse=True)
 
-    assert wait_until(falling, 30, every=0.2)
+    assert wait_until(falling, 120, every=0.2)
     visit.see("[data-count=UNKNOWN]").click()
     visit.page.wait_for_function(
         "() => [...document.querySelectorAll('[data-status]')].every(e => e.dataset.status === 'UNKNOWN')"
@@ -238,7 +226,7 @@ def test_a_window_runs_and_its_progress_moves(people, gate):
     assert "750 of 1,000 records, 75 %" in visit.see("[data-running='1']").inner_text()
     assert visit.see("[role=progressbar]").get_attribute("aria-valuenow") == "75"
     gate.say("go")
-    assert gate.wait(first) == "success"
+    gate.site.wait(DAG, first)
     visit.gone("[data-running]")
     visit.see("dd [data-lag='0']")
     visit.page.get_by_role("tab", name="Windows").click()
@@ -254,7 +242,7 @@ def test_a_failed_window_is_finished_by_the_next_run_and_the_lag_falls_to_zero(p
     visit = people("editor")
     gate.produce(30)
     gate.say("fail")
-    assert gate.wait(gate.site.trigger(DAG)) == "failed"
+    gate.site.wait(DAG, gate.site.trigger(DAG), "failed")
     visit.go(PAGE)
     activity(visit, GATED, "failed")
     assert "window 2 is open" in row(visit, GATED).inner_text()
@@ -269,7 +257,7 @@ def test_a_failed_window_is_finished_by_the_next_run_and_the_lag_falls_to_zero(p
     assert "would be skipped" in visit.see("[data-plan=dry]").inner_text()
     visit.page.get_by_role("button", name="Cancel").click()
     gate.say("go")
-    assert gate.wait(gate.site.trigger(DAG)) == "success"
+    gate.site.wait(DAG, gate.site.trigger(DAG))
     visit.go(PAGE)
     activity(visit, GATED, "idle")
     row(visit, GATED).locator("[data-lag='0']").wait_for()
@@ -461,12 +449,12 @@ def test_below_a_path_of_its_host_every_address_has_the_path_once(opened, site, 
         def up() -> bool:
             assert server.poll() is None, log.read_text()[-2000:]
             try:
-                with urllib.request.urlopen(f"{base}/api/v2/monitor/health", timeout=5) as answer:
+                with urllib.request.urlopen(f"{base}/api/v2/monitor/health", timeout=60) as answer:
                     return bool(answer.status == 200)
             except OSError:
                 return False
 
-        assert wait_until(up, 90, every=0.3), log.read_text()[-2000:]
+        assert wait_until(up, 300, every=0.3), log.read_text()[-2000:]
         cookies = [{"name": "_token", "value": site.login("editor").token, "url": base}]
         visit = opened(base, cookies=cookies)
         asked: list[str] = []
@@ -484,7 +472,7 @@ def test_below_a_path_of_its_host_every_address_has_the_path_once(opened, site, 
     finally:
         os.killpg(server.pid, 15)
         try:
-            server.wait(20)
+            server.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(server.pid, 9)
             server.wait()

@@ -47,7 +47,7 @@ function WindowDetails({ w, row, onAction }) {
   const dead = (w.dead_letters || []).reduce((sum, part) => sum + (part.records || 0), 0);
   return h(
     "div",
-    { className: "aks-stack", style: { gap: 10 }, "data-window": w.number },
+    { className: "aks-stack", style: { gap: 10 }, "data-window": windowId(w) },
     h(Facts, {
       facts: [
         ["Name", w.name],
