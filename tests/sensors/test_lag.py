@@ -53,8 +53,8 @@ def test_it_waits_until_a_live_group_has_caught_up(kafka, topic, context, deferr
 def test_it_waits_until_a_batch_is_worth_starting(kafka, topic, context, deferrable):
     produce(kafka, topic, 2)
     later = threading.Timer(2, lambda: produce(kafka, topic, 8, 1))
-    later.start()
     began = time.monotonic()
+    later.start()
     value = run(sensor(topic, at_most_records=None, at_least_records=10, deferrable=deferrable), context())
     later.join()
     assert time.monotonic() - began > 1.5
@@ -67,7 +67,7 @@ def test_it_waits_until_the_oldest_record_has_waited_long_enough(kafka, topic, c
     options = {"at_most_records": None, "at_least_records": 100, "at_least_seconds": 3}
     value = run(sensor(topic, deferrable=deferrable, **options), context())
     assert time.time() - stamp / 1000 >= 3
-    assert 3 <= value["seconds"] < 30
+    assert 3 <= value["seconds"] < 300
 
 
 @both
@@ -144,7 +144,7 @@ def test_brokers_that_are_down_for_good_are_a_clear_failure(topic, context, monk
     began = time.monotonic()
     with pytest.raises(KafkaUnavailable, match="kafka_default"):
         run(sensor(topic, retry_timeout=3, deferrable=deferrable), context())
-    assert 3 < time.monotonic() - began < 60
+    assert 3 < time.monotonic() - began < 300
     with pytest.raises(AirflowSkipException):
         run(sensor(topic, retry_timeout=0, never_fail=True, deferrable=deferrable), context())
 
@@ -167,7 +167,7 @@ def test_a_broker_that_is_down_and_comes_back_is_waited_for(unique, context, mon
         kafka.kill()
         later = threading.Timer(8, kafka.restart)
         later.start()
-        options = {"at_most_records": None, "at_least_records": 1, "retry_timeout": 120, "deferrable": deferrable}
+        options = {"at_most_records": None, "at_least_records": 1, "retry_timeout": 500, "deferrable": deferrable}
         assert run(sensor(topic, **options), context())["records"] == 3
         later.join()
 

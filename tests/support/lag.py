@@ -85,7 +85,7 @@ def delete_group(kafka: EmbeddedKafka, group: str) -> None:
     admin.delete_consumer_groups([group], request_timeout=30)[group].result(60)
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 180.0) -> Any:
     """What a condition gives once it holds.
 
     :raises AssertionError: it never does.
@@ -113,8 +113,9 @@ def consuming(kafka: EmbeddedKafka, group: str, topic: str, *, pause: float = 0.
             while not stop.is_set():
                 message = consumer.poll(0.1)
                 if message is not None and not message.error():
-                    consumer.commit(message, asynchronous=False)
+                    # Before: who sees the commit finds it here.
                     read.append(message.offset())
+                    consumer.commit(message, asynchronous=False)
                     stop.wait(pause)
         finally:
             consumer.close()

@@ -18,7 +18,7 @@ def again(trigger: Any) -> Any:
     return made
 
 
-async def first(trigger: Any, seconds: float = 120.0) -> Any:
+async def first(trigger: Any, seconds: float = 600.0) -> Any:
     """The payload of its first event, or None when it ends without one."""
     events = trigger.run()
     try:
@@ -28,7 +28,7 @@ async def first(trigger: Any, seconds: float = 120.0) -> Any:
         await events.aclose()
 
 
-def fire(trigger: Any, seconds: float = 120.0) -> Any:
+def fire(trigger: Any, seconds: float = 600.0) -> Any:
     """:func:`first`, from a test that is not asynchronous."""
     return asyncio.run(first(again(trigger), seconds))
 

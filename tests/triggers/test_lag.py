@@ -35,7 +35,7 @@ def test_what_it_fires_with_tells_the_lag_of_every_partition(kafka, topic):
     commit(kafka, topic, topic, 1, 1)
     value = fire(backlog(topic, once=True))["value"]
     assert (value["records"], value["records_in_one_partition"], value["status"]) == (6, 4, "STOP")
-    assert 60 <= value["seconds"] < 70
+    assert 60 <= value["seconds"] < 360
     assert value["partitions"][f"{topic}-1"].items() >= {"committed": 1, "end": 5, "records": 4, "status": "OK"}.items()
     assert value["partitions"][f"{topic}-0"]["status"] == "STOP"
 
@@ -108,7 +108,7 @@ async def events_of(trigger, steps, store=None):
         for action, expected in steps:
             before = len(events)
             await asyncio.to_thread(action)
-            seen, deadline = len(looks), time.monotonic() + 60
+            seen, deadline = len(looks), time.monotonic() + 240
             while len(looks) < seen + 4 or len(events) < before + expected:
                 assert not task.done(), task.exception()
                 assert time.monotonic() < deadline, f"{len(events) - before} events, not {expected}"
