@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_kafka_spark.transforms import Cast, Condition, Filter, InsertField, MaskField, ReplaceField, chain
 from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+from airflow_kafka_spark.transforms import Cast, Condition, Filter, InsertField, MaskField, ReplaceField, chain
 from tests.transforms import test_chain, test_connect_examples
 
 CASES = {case.name: case for case in (*test_chain.CASES, *test_connect_examples.CASES)}

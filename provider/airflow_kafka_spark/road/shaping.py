@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.road.arrow.program_worker import Program
     from airflow_kafka_spark.road.shaping_worker import RecordTask
     from airflow_kafka_spark.sinks.base import SplitWriter
     from airflow_kafka_spark.transforms import Transform
-    from airflow_kafka_spark.road.arrow.program_worker import Program
 
 log = logging.getLogger(__name__)
 

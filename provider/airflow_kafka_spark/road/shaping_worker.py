@@ -37,10 +37,10 @@ from airflow_kafka_spark.windows.model import (
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.formats.base import Decoder
+    from airflow_kafka_spark.road.arrow.program_worker import Program
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import SplitWriter
     from airflow_kafka_spark.sources.kafka_worker import Records
-    from airflow_kafka_spark.road.arrow.program_worker import Program
 
 OFFSET, ERROR, ABSENT = "__kafka_offset", "__kafka_error", "__kafka_absent"
 """Columns that are carried past all transforms: where a record was read, why it could not be transformed, and, behind the last
