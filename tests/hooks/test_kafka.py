@@ -77,7 +77,7 @@ def member(kafka, group, topic):
     consumer = Consumer(kafka.connection_extra(group_id=group, client_id="stranger"))
     assigned = []
     consumer.subscribe([topic], on_assign=lambda _, partitions: assigned.extend(partitions))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not assigned and time.monotonic() < deadline:
         consumer.poll(0.1)
     assert assigned
@@ -89,7 +89,7 @@ def member(kafka, group, topic):
 
 def settled(hook, partition):
     """The bounds of a partition whose last transaction was ended: a broker answers before it has written the markers."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (bounds := hook.offsets([partition])[partition]).held_back and time.monotonic() < deadline:
         pass
     return bounds
@@ -287,7 +287,7 @@ def test_committed_offsets_with_their_texts_and_none_where_there_are_none(hook, 
 def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
     group = name("g")
     partition = TopicPartition(topic, 0)
-    with KafkaHook(timeout=1.5) as hasty, KafkaHook(timeout=20) as patient, transaction(kafka) as producer:
+    with KafkaHook(timeout=3) as hasty, KafkaHook(timeout=60) as patient, transaction(kafka) as producer:
         patient.alter_committed(group, {partition: 1})
         consumer = Consumer(kafka.connection_extra(group_id=group))
         producer.send_offsets_to_transaction([KafkaTopicPartition(topic, 0, 9)], consumer.consumer_group_metadata(), 20)
@@ -296,7 +296,7 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(patient.committed, group, [partition])
             producer.commit_transaction(20)
-            assert answer.result(20) == {partition: CommittedOffset(9)}
+            assert answer.result(60) == {partition: CommittedOffset(9)}
         consumer.close()
 
 
@@ -435,7 +435,7 @@ def test_no_call_returns_anything_when_no_broker_can_be_reached(monkeypatch, cap
         return time.monotonic() - started
 
     with ThreadPoolExecutor(len(EVERY_CALL)) as pool:
-        assert max(pool.map(failure, EVERY_CALL)) < 10
+        assert max(pool.map(failure, EVERY_CALL)) < 25
     hook.close()
     assert "rdkafka" not in "".join(capfd.readouterr())
 
@@ -444,7 +444,7 @@ def test_an_unknown_host_is_an_error_within_seconds(monkeypatch):
     started = time.monotonic()
     with pytest.raises(KafkaUnavailable, match=r"Failed to resolve 'no-such-host\.invalid:9092'"):
         use(monkeypatch, "dns", **{"bootstrap.servers": "no-such-host.invalid:9092"}).cluster_id()
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 25
 
 
 @pytest.mark.parametrize(
@@ -559,7 +559,7 @@ def test_a_broker_that_hangs_is_an_error_after_the_timeout(fragile, monkeypatch)
             started = time.monotonic()
             with pytest.raises(KafkaUnavailable):
                 hook.offsets(["t"])
-            assert 1.5 < time.monotonic() - started < 10
+            assert 1.5 < time.monotonic() - started < 25
             with pytest.raises(KafkaUnavailable):
                 hook.list_topics()
         finally:
@@ -570,12 +570,12 @@ def test_a_broker_that_hangs_is_an_error_after_the_timeout(fragile, monkeypatch)
 @pytest.mark.faults
 def test_a_hook_that_was_connected_waits_for_a_broker_that_restarts(fragile, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_FRAGILE", fragile.connection_json())
-    with KafkaHook("fragile", timeout=60) as hook, ThreadPoolExecutor(1) as pool:
+    with KafkaHook("fragile", timeout=200) as hook, ThreadPoolExecutor(1) as pool:
         assert hook.offsets(["t"]) == each("t", PartitionOffsets(0, 0, 0))
         fragile.kill()
         answer = pool.submit(hook.offsets, ["t"])
         fragile.restart()
-        assert answer.result(60) == each("t", PartitionOffsets(0, 0, 0))
+        assert answer.result(200) == each("t", PartitionOffsets(0, 0, 0))
 
 
 @pytest.mark.faults

@@ -169,7 +169,7 @@ def refused(hook, capfd):
     started = time.monotonic()
     with pytest.raises(ConnectionInvalid) as caught:
         hook.offsets(["t"])
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 25
     assert caught.value.conn_id == hook.conn_id
     assert not caught.value.retryable
     captured = "".join(capfd.readouterr())

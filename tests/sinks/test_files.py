@@ -628,7 +628,7 @@ def test_a_place_without_the_right_to_write_is_refused(tmp_path):
     for path in (tmp_path / "new", tmp_path):
         command, env = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         given = pickle.dumps((FilesSink(str(path)), SHAPE))
-        found = subprocess.run(command, input=given, capture_output=True, timeout=60, env=env, check=True)
+        found = subprocess.run(command, input=given, capture_output=True, timeout=300, env=env, check=True)
         assert f"{tmp_path} cannot be written by user 65534" in found.stdout.decode()
 
 
@@ -687,7 +687,7 @@ def test_exports_load_neither_arrow_nor_a_driver():
         assert not loaded, loaded
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=300)
 
 
 def test_the_defaults_of_compression():

@@ -417,7 +417,7 @@ def test_a_table_somebody_else_has_locked_is_a_clear_error_after_the_lock_timeou
         begun = time.monotonic()
         with pytest.raises(SinkUnavailable, match="0.5 s: another session holds a lock") as caught:
             apply(sink, job)
-        assert time.monotonic() - begun < 20 and caught.value.retryable
+        assert time.monotonic() - begun < 60 and caught.value.retryable
     assert apply(sink, job).written == 10
     check(place, lines(0, 20))
 
@@ -527,7 +527,7 @@ def changes(place: Place, table: str) -> tuple[int, int, int]:
         "(SELECT oid FROM pg_class WHERE relname = %s AND relnamespace = %s::regnamespace)"
     )
     with psycopg.connect(place.server.dsn, autocommit=True) as fresh:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 90
         while fresh.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'airflow-kafka-spark%'"
         ).fetchone()[0]:
@@ -542,7 +542,7 @@ def test_an_overlapped_merge_shows_nothing_before_the_commit_and_goes_with_it(pl
     job = orders.job(lines(0, 1000), lines(1000, 5))
     with sink.begin(job.window, job.splits, job.shape) as writer:
         first = write_split(travelled(writer.split_writer()), job.splits[0], job.rows[0])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not writer.transaction.merged:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -573,7 +573,7 @@ def test_nothing_is_left_in_the_server_after_a_window(place: Place):
     for way, options in WAYS.items():
         write(place.sink(f"t {way}", auto_create=True, **options), pipeline(name=way), lines(0, 10))
         assert [name for name in place.tables() if "stage" in name] == []
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 90
         while place.one("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'airflow-kafka-spark%'"):
             assert time.monotonic() < deadline, way
     assert isinstance(place.sink(), PostgresSink)

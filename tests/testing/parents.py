@@ -35,7 +35,7 @@ def nothing_is_left_of(code: str, least: int) -> None:
             assert len(told["pids"]) >= least and not any(map(gone, told["pids"]))
             assert Path(told["directory"]).is_dir()
             parent.send_signal(signal.SIGKILL)
-            assert processes.wait_until(lambda: all(map(gone, told["pids"])), 20)
+            assert processes.wait_until(lambda: all(map(gone, told["pids"])), 120)
             assert not gone(told["fork"])
             assert not Path(told["directory"]).exists()
         finally:

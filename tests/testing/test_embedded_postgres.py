@@ -125,7 +125,7 @@ def test_the_server_ends_when_its_keeper_is_killed() -> None:
     keeper, *servers = processes_of(postgres)
     directory, segment = postgres.log.parent, (postgres.log.parent / "pgdata" / "postmaster.pid").read_text().split()[-2]
     os.kill(keeper, signal.SIGKILL)
-    assert processes.wait_until(lambda: all(map(gone, servers)), 20)
+    assert processes.wait_until(lambda: all(map(gone, servers)), 120)
     postgres.stop()
     assert not directory.exists() and segment not in shared_memory()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Kafka itself brings only the interface of its logging.
 _LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
 JVM_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
 
 
 class EmbeddedKafka(Embedded):

@@ -22,7 +22,7 @@ from airflow_kafka_spark.testing._embedded import Embedded
 if TYPE_CHECKING:
     import psycopg
 
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
 
 
 class EmbeddedPostgres(Embedded):
