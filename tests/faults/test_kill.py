@@ -17,6 +17,8 @@ CASES = [
     *(("postgres", point) for point in ("split.flushed", "sink.staged", "sink.in_transaction", "sink.committed")),
     *(("postgres-split", point) for point in ("split.mid", "split.flushed", "sink.in_transaction")),
 ]
+# Here the JVM dies along with the process; elsewhere an engine is used again (tests/support/engine.py).
+WITH_JVM = [("files", "split.flushed"), ("files", "close.in_transaction"), ("postgres", "sink.in_transaction")]
 
 
 def flushed(point: str) -> bool:
@@ -31,7 +33,7 @@ def test_killed_then_retried_and_cleared_every_record_is_there_exactly_once(flow
     flow.run("run0")
     before = flow.committed()
     flow.produce(1100)
-    victim = flow.victim("run1", fault=point)
+    victim = flow.victim("run1", fault=point, jvm=(kind, point) in WITH_JVM)
     code = victim.wait()
     assert victim.fired, victim.tail()
     assert code == (1 if point in IN_A_TASK else -9), victim.tail()

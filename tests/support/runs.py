@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from airflow_kafka_spark import faults
+from tests.support import engine, workers
 from tests.support.zygote import Forked
 
 ROOT = Path(__file__).parents[2]
@@ -60,14 +61,20 @@ class Victim:
     :param options: its arguments, picklable.
     :param fault: ``<point>`` or ``<point>:stop``; None runs through.
     :param once: where the fault notes that it fired.
+    :param jvm: whether its Spark is a JVM that dies with it, not an engine that is there already (``tests.support.engine``).
     :param facts: those of :func:`context`.
     """
 
-    def __init__(self, make: Any, options: dict[str, Any], run_id: str, *, fault: str | None, once: Path, **facts: Any) -> None:
+    def __init__(
+        self, make: Any, options: dict[str, Any], run_id: str, *, fault: str | None, once: Path, jvm: bool = True, **facts: Any
+    ) -> None:
         self.once = once
+        self._engine = None if jvm else engine.lend()
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "AIRFLOW__CORE__UNIT_TEST_MODE": "True"}
         if fault:
             env |= {faults.FAULT: fault, faults.ONCE: str(once)}
+        if self._engine is not None:
+            env[engine.FOUND_BY] = str(self._engine.address)
         payload = pickle.dumps((make, options, run_id, facts)).hex()
         self.log = once.with_suffix(".log")
         self.process = Forked(payload, env, self.log)
@@ -78,14 +85,16 @@ class Victim:
 
     def wait(self, seconds: float = 240) -> int:
         """Until the process has ended, by itself or by the fault; its return code."""
-        return self.process.wait(seconds)
+        code = self.process.wait(seconds)
+        self._part()
+        return code
 
     def wait_stopped(self, seconds: float = 240) -> None:
         """Until it, or a worker of it, has stopped itself."""
         import time
 
         deadline = time.monotonic() + seconds
-        while not (self.fired and any(_state(pid) in "Tt" for pid in self._session())):
+        while not (self.fired and any(workers.state(pid) in "Tt" for pid in self._session())):
             assert self.process.poll() is None, f"it ended instead of stopping:\n{self.tail()}"
             assert time.monotonic() < deadline, f"it did not stop:\n{self.tail()}"
             time.sleep(0.02)
@@ -101,6 +110,7 @@ class Victim:
         """Kill whatever of it is left."""
         self._signal(signal.SIGKILL)
         self.process.wait(30)
+        self._part()
 
     def result(self) -> dict[str, Any]:
         """The report of an attempt that ran through."""
@@ -111,15 +121,21 @@ class Victim:
     def tail(self) -> str:
         return self.log.read_text()[-3000:]
 
+    def _part(self) -> None:
+        if self._engine is not None:
+            self._engine.give_back()
+            self._engine = None
+
     def _signal(self, number: int) -> None:
-        for pid in self._session():
+        spared = {self._engine.pid} if self._engine is not None and number == signal.SIGKILL else set()
+        for pid in self._session() - spared:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _session(self) -> list[int]:
-        """All of its processes: Spark's Python workers have a process group of their own, but the session of the task."""
-        pids = (int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal())
-        return [pid for pid in pids if _session_of(pid) == self.process.pid]
+    def _session(self) -> set[int]:
+        """All of its processes: Python workers have a process group of their own, but the session of their JVM."""
+        lent = set() if self._engine is None else workers.session(self._engine.pid)
+        return workers.session(self.process.pid) | lent
 
 
 @dataclass(kw_only=True)
@@ -149,27 +165,24 @@ class Attempts(ABC):
         """
         return run(self.make, {**self.arguments, **options}, run_id, **facts or {})
 
-    def victim(self, run_id: str = "run1", *, fault: str | None, facts: dict[str, Any] | None = None, **options: Any) -> Victim:
-        """One task attempt in a process of its own, which dies or stops at ``fault``."""
+    def victim(
+        self,
+        run_id: str = "run1",
+        *,
+        fault: str | None,
+        facts: dict[str, Any] | None = None,
+        jvm: bool = False,
+        **options: Any,
+    ) -> Victim:
+        """One task attempt in a process of its own, which dies or stops at ``fault``.
+
+        :param jvm: as for :class:`Victim`.
+        """
         once = self.directory / f"fault-{len(self._victims)}"
         arguments = {**self.arguments, **options}
-        self._victims.append(Victim(self.make, arguments, run_id, fault=fault, once=once, **facts or {}))
+        self._victims.append(Victim(self.make, arguments, run_id, fault=fault, once=once, jvm=jvm, **facts or {}))
         return self._victims[-1]
 
     def end_victims(self) -> None:
         for victim in self._victims:
             victim.end()
-
-
-def _session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except (ProcessLookupError, PermissionError):
-        return -1
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "?"

@@ -41,7 +41,7 @@ def wait_stopped(once: Path, above: int | None = None, seconds: float = 120) -> 
 
     def there() -> bool:
         if once.exists():
-            found[:] = [pid for pid in _all() if _state(pid) in "Tt" and (above or os.getpid()) in ancestors(pid)]
+            found[:] = [pid for pid in _all() if state(pid) in "Tt" and (above or os.getpid()) in ancestors(pid)]
         return bool(found)
 
     assert wait_until(there, seconds), f"no worker stopped; its fault fired: {once.exists()}"
@@ -69,6 +69,11 @@ def ancestors(pid: int) -> list[int]:
     return found
 
 
+def session(leader: int) -> set[int]:
+    """All processes of the session that this one leads, itself among them."""
+    return {pid for pid in _all() if _session(pid) == leader}
+
+
 def _all() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
@@ -80,8 +85,16 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _state(pid: int) -> str:
+def state(pid: int) -> str:
+    """As in ``ps``: ``T`` is stopped."""
     return (_stat(pid) or ["?"])[0]
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return -1
 
 
 def _parent(pid: int) -> int:

@@ -1,0 +1,125 @@
+"""A JVM with Spark in it that outlives the task attempts of a test: starting one takes longer than all else that an attempt does.
+
+An attempt that dies leaves it behind. What would have ended with a JVM of its own, the Python workers and in them every task, is
+ended as soon as the attempt is gone (:meth:`Engine.give_back`). An attempt that is frozen, a machine that hangs, freezes it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.support.workers import session
+
+FOUND_BY = "TEST_ENGINE"
+"""The environment variable that tells an attempt where to ask for its engine."""
+
+_engines: list[Engine] = []
+
+
+class Engine:
+    """A JVM that runs the Spark of one attempt at a time; it ends with this process."""
+
+    def __init__(self) -> None:
+        import pyspark
+
+        from airflow_kafka_spark.hooks.spark import SparkHook
+
+        self.lent = False
+        self.directory = Path(tempfile.mkdtemp(prefix="engine-", dir=os.environ["AIRFLOW_HOME"]))
+        self.address = self.directory / "address"
+        (self.directory / "environment").write_text(json.dumps(dict(os.environ)))
+        hook = SparkHook()
+        settings = [part for name, value in hook.settings().items() for part in ("--conf", f"{name}={value}")]
+        submit = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+        with open(self.directory / "log", "w") as log:
+            # It ends when its standard input does.
+            self._process = subprocess.Popen(
+                [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", hook.master, *settings, *submit],
+                env={**os.environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self.address)},
+                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        """Its process, and the session of its workers."""
+        return self._process.pid
+
+    @property
+    def usable(self) -> bool:
+        return not self.lent and self._process.poll() is None
+
+    def give_back(self) -> None:
+        """End what its attempt has left in it."""
+        for pid in session(self.pid) - {self.pid}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+        self.lent = False
+
+
+def lend() -> Engine:
+    """An engine for one attempt, a new one where all are lent."""
+    engine = next((engine for engine in _engines if engine.usable), None)
+    if engine is None:
+        engine = Engine()
+        _engines.append(engine)
+    engine.lent = True
+    return engine
+
+
+def take() -> None:
+    """In the attempt's process: its Spark will be that of the engine; one of its own where the engine's has other settings."""
+    from airflow_kafka_spark.hooks.spark import SparkHook
+
+    address, start = Path(os.environ[FOUND_BY]), SparkHook._start
+
+    def enter(hook: SparkHook, jars: tuple[str, ...]) -> Any:
+        if not hook.is_connect:
+            _enter(address, hook.settings(), jars)
+        return start(hook, jars)
+
+    SparkHook._start = enter  # type: ignore[method-assign]
+
+
+def _enter(address: Path, settings: dict[str, str], jars: tuple[str, ...]) -> None:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.serializers import UTF8Deserializer, read_int
+
+    deadline = time.monotonic() + 120
+    while not address.exists():
+        assert time.monotonic() < deadline, "the engine does not start"
+        time.sleep(0.02)
+    with address.open("rb") as told:
+        os.environ |= {"PYSPARK_GATEWAY_PORT": str(read_int(told)), "PYSPARK_GATEWAY_SECRET": UTF8Deserializer().loads(told)}
+    SparkContext._ensure_initialized()
+    gateway, jvm = SparkContext._gateway, SparkContext._jvm
+    assert gateway is not None and jvm is not None
+    running = getattr(getattr(jvm, "org.apache.spark.SparkContext$"), "MODULE$").getActive()
+    conf = SparkConf(_jconf=running.get().conf()) if running.isDefined() else SparkConf(_jvm=jvm)
+    there = {Path(jar).name for jar in (conf.get("spark.jars") or "").split(",")}
+    # Spark puts its own Java options before those that were given.
+    same = all((conf.get(name) or "").endswith(value) for name, value in settings.items() if not name.startswith("spark.sql."))
+    if not same or not there >= {Path(jar).name for jar in jars}:
+        gateway.close()
+        SparkContext._gateway = SparkContext._jvm = None
+        del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
+        return
+    context = None
+    if running.isDefined():
+        context = jvm.JavaSparkContext.fromSparkContext(running.get())
+        context.sc().cancelAllJobs()
+        jvm.SparkSession.clearDefaultSession()
+    here = SparkContext(conf=conf, gateway=gateway, jsc=context)
+    # Python workers for this attempt alone: in its environment, not in the one in which the engine was started.
+    began = json.loads(address.with_name("environment").read_text())
+    here.environment |= {name: value for name, value in os.environ.items() if began.get(name) != value}
