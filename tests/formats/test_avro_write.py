@@ -275,6 +275,18 @@ def test_all_rows_that_do_not_fit_are_told_and_the_others_are_written() -> None:
     assert [at for at, _ in encoder.encode_struct(some.slice(2)).bad] == [1]
 
 
+def test_of_a_large_batch_only_the_parts_with_rows_that_do_not_fit_are_written_one_by_one() -> None:
+    encoder = Watched(parse(json.dumps(field("int"))), parse_ddl("x bigint"))
+    wrong, there = {3, 1500, 2999}, [n % 7 != 1 for n in range(3000)]
+    values = pa.array([1 << 40 if n in wrong else n for n in range(3000)], pa.int64())
+    found = encoder.encode_struct(pa.StructArray.from_arrays([values], ["x"], mask=pa.array([not here for here in there])))
+    assert {at for at, _ in found.bad} == {n for n in wrong if there[n]} and found.bad == tuple(sorted(found.bad))
+    assert 0 < encoder.asked <= len(wrong)
+    (fine,) = encode(field("int"), batch("x bigint", {"x": 2000}))
+    assert found.values[2000].as_py() == fine
+    assert found.values.is_valid().to_pylist() == [here and n not in wrong for n, here in enumerate(there)]
+
+
 @pytest.mark.parametrize("type_", ["string", {"type": "enum", "name": "E", "symbols": ["fine"]}])
 def test_a_text_that_is_not_utf8_is_one_bad_row_among_others(type_: Any) -> None:
     texts = pa.Array.from_buffers(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ from airflow_kafka_spark.formats.ddl import Column
 from airflow_kafka_spark.formats.dividing_worker import Doubt
 from airflow_kafka_spark.formats.json_values import BadValue
 from airflow_kafka_spark.formats.row_values_worker import all_of, not_utf8
+
+FEW = 512
+"""So many rows are looked at together once more where a batch is in doubt: with fewer the looking costs more than it spares."""
 
 
 class AvroEncoder(Encoder):
@@ -62,15 +65,24 @@ class AvroEncoder(Encoder):
             there[there] = column.is_valid().to_numpy(zero_copy_only=False)
             columns = {name: column.drop_null()}
         places = np.flatnonzero(there)
-        try:
-            found = Encoded(joined([self._header, *self._pieces(columns)], len(places)))
-        except Doubt:
-            found = self.encode_by_reference(columns, places.tolist())
+        parts = list(self._divided(columns, places))
+        found = parts[0] if len(parts) == 1 else _together(parts)
         if len(places) == len(there):
             return found
         there, values = there.copy(), found.values.drop_null() if found.bad else found.values
         there[[at for at, _ in found.bad]] = False
         return Encoded(spread(values, there, nulls=True), found.bad)
+
+    def _divided(self, columns: Mapping[str, pa.Array], places: np.ndarray) -> Iterator[Encoded]:
+        """All of them at once; on doubt in parts, so that a row that does not fit slows down only a few others."""
+        try:
+            yield Encoded(joined([self._header, *self._pieces(columns)], len(places)))
+        except Doubt:
+            if len(places) <= FEW:
+                yield self.encode_by_reference(columns, places.tolist())
+                return
+            for at in range(0, len(places), FEW):
+                yield from self._divided({name: c.slice(at, FEW) for name, c in columns.items()}, places[at : at + FEW])
 
     def encode_by_reference(self, columns: Mapping[str, pa.Array], places: Sequence[int]) -> Encoded:
         """The same one by one; tells which rows do not fit, and why.
@@ -93,3 +105,7 @@ class AvroEncoder(Encoder):
                 made.append(None)
                 bad.append((place, not_utf8(e)))
         return Encoded(pa.array(made, pa.binary()), tuple(bad))
+
+
+def _together(parts: Sequence[Encoded]) -> Encoded:
+    return Encoded(pa.concat_arrays([part.values for part in parts]), tuple(bad for part in parts for bad in part.bad))

@@ -83,8 +83,9 @@ class KafkaToKafkaOperator(TolerantOperator):
     :param transaction_timeout: seconds that one partition may take, at most the brokers' ``transaction.max.timeout.ms``;
         default 300.
     :param allow_new_partitions: go on with a window whose target was given more partitions meanwhile: keys then move.
-    :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded or transformed, keeps its partition from
-        being published, and fails the window; ``all``: the other records are published.
+    :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded or transformed, or that does not fit the
+        schema it is written in, keeps its partition from being published, and fails the window; ``all``: the others are
+        published.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
         exactly once: in the transaction of its partition's other records. Created with one partition, before anything is
         published, when it is missing. Templated.

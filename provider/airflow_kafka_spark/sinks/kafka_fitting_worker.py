@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from airflow_kafka_spark.formats.base import StructEncoder
 from airflow_kafka_spark.formats.shown_write_worker import shown
-from airflow_kafka_spark.sinks.dead_letters_worker import HEADERS, SCHEMA, Envelope, Letters
+from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA, Envelope, Letters
+from airflow_kafka_spark.sinks.headers_worker import HEADERS
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, BadRecord, SplitResult
 
