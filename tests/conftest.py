@@ -22,14 +22,17 @@ from typing import Any
 import pytest
 
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from tests.support import archive
 from tests.support.registry import EmbeddedRegistry
 
 _RUN = uuid.uuid4().hex[:6]
 _counter = itertools.count(1)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Every Spark of this run knows Kafka and the databases: which test starts the process's one JVM is a matter of chance."""
+    # Worth it where many JVMs follow: where test processes run side by side.
+    archive.use(make=bool(config.getoption("numprocesses", default=None)))
     from airflow_kafka_spark.errors import KafkaSparkError
     from airflow_kafka_spark.hooks import jars
     from airflow_kafka_spark.sources.jdbc_postgres import DRIVER
