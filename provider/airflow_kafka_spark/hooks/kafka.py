@@ -133,6 +133,8 @@ class KafkaHook(KafkaBaseHook):
 
     def close(self) -> None:
         """Let go of the client; the next call makes a new one."""
+        if "_calls" in self.__dict__:
+            self._calls.discard_client()
         for name in ("_calls", "config"):
             self.__dict__.pop(name, None)
 

@@ -16,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
+from airflow_kafka_spark.hooks.kafka_keeper import keep
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -209,11 +210,14 @@ class KafkaCalls:
     def client(self) -> AdminClient:
         if self._client is None:
             self._client = self._make_client(self.events)
+            self._let_go = keep(self._client, self)
         return self._client
 
     def discard_client(self) -> None:
         """Let go of the client with all that is still open in it; the next call makes a new one."""
-        self._client = None
+        if self._client is not None:
+            self._client = None
+            self._let_go()
 
     def connect(self) -> str:
         """The cluster's id, asked for now.
