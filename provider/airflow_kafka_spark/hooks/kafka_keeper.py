@@ -1,8 +1,8 @@
 """Where a client of librdkafka ends: always on a thread of our own.
 
 librdkafka aborts the process when a client is destroyed on the client's own background thread. Answers of an ``AdminClient``
-arrive there, so Python may come to collect garbage there: with a client in it that hangs in a cycle, or in a traceback that nobody
-keeps any more, that would be the end of a whole triggerer.
+arrive there, so Python may come to collect garbage there: with a client in it that hangs in a cycle, or in a traceback that
+nobody keeps any more, that would be the end of a whole triggerer.
 """
 
 from __future__ import annotations
