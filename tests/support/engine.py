@@ -26,24 +26,24 @@ _engines: list[Engine] = []
 
 
 class Engine:
-    """A JVM that runs the Spark of one attempt at a time; it ends with this process."""
+    """A JVM that runs the Spark of one attempt at a time; it ends with this process.
 
-    def __init__(self) -> None:
+    :param settings: the options of ``spark-submit``.
+    """
+
+    def __init__(self, settings: list[str]) -> None:
         import pyspark
 
-        from airflow_kafka_spark.hooks.spark import SparkHook
-
+        self.settings = settings
         self.lent = False
-        self.directory = Path(tempfile.mkdtemp(prefix="engine-", dir=os.environ["AIRFLOW_HOME"]))
-        self.address = self.directory / "address"
-        (self.directory / "environment").write_text(json.dumps(dict(os.environ)))
-        hook = SparkHook()
-        settings = [part for name, value in hook.settings().items() for part in ("--conf", f"{name}={value}")]
+        directory = Path(tempfile.mkdtemp(prefix="engine-", dir=os.environ["AIRFLOW_HOME"]))
+        self.address = directory / "address"
+        (directory / "environment").write_text(json.dumps(dict(os.environ)))
         submit = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
-        with open(self.directory / "log", "w") as log:
+        with open(directory / "log", "w") as log:
             # It ends when its standard input does.
             self._process = subprocess.Popen(
-                [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", hook.master, *settings, *submit],
+                [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), *settings, *submit],
                 env={**os.environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self.address)},
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -67,11 +67,18 @@ class Engine:
         self.lent = False
 
 
-def lend() -> Engine:
-    """An engine for one attempt, a new one where all are lent."""
-    engine = next((engine for engine in _engines if engine.usable), None)
+def lend() -> Engine | None:
+    """An engine for one attempt over the default connection, a new one where all are lent; None for one over Spark Connect."""
+    from airflow_kafka_spark.hooks.spark import SparkHook
+
+    hook = SparkHook()
+    if hook.is_connect:
+        return None
+    settings = ["--master", hook.master]
+    settings += [part for name, value in hook.settings().items() for part in ("--conf", f"{name}={value}")]
+    engine = next((engine for engine in _engines if engine.usable and engine.settings == settings), None)
     if engine is None:
-        engine = Engine()
+        engine = Engine(settings)
         _engines.append(engine)
     engine.lent = True
     return engine
@@ -85,7 +92,7 @@ def take() -> None:
 
     def enter(hook: SparkHook, jars: tuple[str, ...]) -> Any:
         if not hook.is_connect:
-            _enter(address, hook.settings(), jars)
+            _enter(address, {"spark.master": hook.master, **hook.settings()}, jars)
         return start(hook, jars)
 
     SparkHook._start = enter  # type: ignore[method-assign]

@@ -9,6 +9,8 @@ import pickle
 import signal
 import sys
 
+from tests.support import engine
+
 
 def main(payload: str) -> None:
     """Build the operator and execute it.
@@ -16,7 +18,6 @@ def main(payload: str) -> None:
     :param payload: ``(make, options, run_id, facts)``, pickled, in hex.
     """
     make, options, run_id, facts = pickle.loads(bytes.fromhex(payload))
-    from tests.support import engine
     from tests.support.runs import context
 
     if engine.FOUND_BY in os.environ:
