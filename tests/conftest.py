@@ -37,6 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     from airflow_kafka_spark.hooks import jars
     from airflow_kafka_spark.sources.jdbc_postgres import DRIVER
 
+    # Hundreds of processes import the same modules: where Python shall leave no bytecode beside them, it is kept elsewhere.
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(jars.cache_directory() / "bytecode")
     with contextlib.suppress(KafkaSparkError):  # without Java, or a network: the tests that need it say so
         found = [
             jar for package in (jars.spark_kafka_connector(), DRIVER) for jar in jars.resolve([package], exclude_bundled=True)
