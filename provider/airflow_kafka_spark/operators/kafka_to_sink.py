@@ -338,7 +338,7 @@ class KafkaToSinkOperator(TolerantOperator):
     def _shape(self, pipeline: str) -> Shape:
         from airflow_kafka_spark.sinks.base import Shape
 
-        schema = self._schema(len(self._transforms), dropping(self._transforms), self.null_values)
+        schema = self._schema(dropping(self._transforms), self.null_values)
         # Where other sinks have a part in it, what this one refuses has to be known before they take theirs.
         asked = self.errors.tolerates or bool(self._captures)
         return Shape(pipeline, schema, has_tombstones=self.null_values == "delete", tolerates=asked)
@@ -348,25 +348,26 @@ class KafkaToSinkOperator(TolerantOperator):
         from airflow_kafka_spark.sinks.base import Shape
 
         chain = capture.chain(dropping(self._transforms[: capture.index]))
-        schema = self._schema(capture.index, chain, capture.null_values)
+        schema = self._schema(chain, capture.null_values)
         return Shape(pipeline, schema, has_tombstones=capture.null_values == "delete", tolerates=True)
 
-    def _schema(self, at: int, transforms: tuple[Transform, ...], null_values: NullValues) -> pa.Schema:
-        """The columns behind so many transforms: found out once, since Spark has to be asked."""
-        if not self.transforms:
-            return self.layout().schema
-        if at not in self._schemas:
-            self._schemas[at] = self._shaping(transforms, null_values).schema(self.spark)
-        return self._schemas[at]
-
-    @cached_property
-    def _schemas(self) -> dict[int, pa.Schema]:
-        return {}
+    def _schema(self, transforms: tuple[Transform, ...], null_values: NullValues) -> pa.Schema:
+        """The columns behind transforms."""
+        return self._shaping(transforms, null_values).plan(self.spark).schema if self.transforms else self.layout().schema
 
     def _shaping(self, transforms: tuple[Transform, ...], null_values: NullValues) -> Shaping:
+        """The same one for the same chain: what a chain means is asked once, since that takes Spark a moment."""
         from airflow_kafka_spark.road.shaping import Shaping
 
-        return Shaping(*self.formats, transforms, self.metadata, null_values)
+        made = Shaping(*self.formats, transforms, self.metadata, null_values)
+        known = next((shaping for shaping in self._shapings if shaping == made), None)
+        if known is None:
+            self._shapings.append(made)
+        return known or made
+
+    @cached_property
+    def _shapings(self) -> list[Shaping]:
+        return []
 
     @property
     def _transforms(self) -> tuple[Transform, ...]:

@@ -30,6 +30,27 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What Spark says of a chain of transforms, before anything is read.
+
+    :param schema: the rows' columns.
+    :param program: what the chain is in Arrow, with all that may be carried past it; None where Spark has to compute it.
+    :param unknown: what of it is not known in Arrow.
+    """
+
+    schema: pa.Schema
+    program: Program | None = None
+    unknown: str = ""
+
+    def program_for(self, read: RecordTask) -> Program | None:
+        """The program, with what this task carries."""
+        from airflow_kafka_spark.road.shaping_worker import ORIGINAL
+
+        missing = set(ORIGINAL.values()).difference(read.schema.names)
+        return self.program and self.program.without(missing)
+
+
+@dataclass(frozen=True)
 class Shaping:
     """How records become rows where transforms are on the way.
 
@@ -49,6 +70,7 @@ class Shaping:
     transforms: tuple[Transform, ...]
     metadata: tuple[tuple[str, str], ...]
     null_values: NullValues
+    _plans: list[Plan] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def routes(self) -> tuple[str, ...]:
@@ -113,22 +135,31 @@ class Shaping:
             columns[column] = F.col(ORIGINAL[name] if name in ("key", "value", "timestampType") else name)
         return columns
 
-    def schema(self, spark: SparkHook) -> pa.Schema:
-        """The rows' columns. Asks Spark, which reads nothing for it.
+    def plan(self, spark: SparkHook) -> Plan:
+        """What the chain is. Asks Spark, once, which reads nothing for it.
 
         :raises ValidationError: a transform does not fit what comes to it.
         """
+        if not self._plans:
+            with spark.session() as session, sql_settings(session, SETTINGS):
+                self._plans.append(self._plan(session))
+        return self._plans[0]
+
+    def _plan(self, session: SparkSession) -> Plan:
         import pyarrow as pa
         from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-        from airflow_kafka_spark.road.shaping_worker import ABSENT
+        from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+        from airflow_kafka_spark.road.shaping_worker import ABSENT, ORIGINAL
 
-        with spark.session() as session, sql_settings(session, SETTINGS):
-            nothing = session.createDataFrame([], from_arrow_schema(self.reading((), {}).schema))
-            made = self.shaped(nothing).schema
-        names = made.names[: made.names.index(ABSENT)]
-        schema = to_arrow_schema(made)
-        return pa.schema([schema.field(name) for name in names])
+        read = replace(self.reading((), {}), originals=tuple(ORIGINAL))
+        made = self.shaped(session.createDataFrame([], from_arrow_schema(read.schema)))
+        names, types = made.columns[: made.columns.index(ABSENT)], to_arrow_schema(made.schema)
+        schema = pa.schema([types.field(name) for name in names])
+        try:
+            return Plan(schema, program_of(made, read.schema))
+        except Unknown as reason:
+            return Plan(schema, unknown=str(reason))
 
 
 @dataclass(kw_only=True)
@@ -166,22 +197,12 @@ class ShapingJob(SinkJob):
         # One row a task: which split it shall read.
         numbers = session.range(0, len(self.splits), 1, len(self.splits))
         write = WriteTask(self.splits, self.schema, writer, self.shaping.null_values, self.tolerance)
-        program = self._program(session, read)
+        plan = self.shaping.plan(self.spark)
+        program = plan.program_for(read)
         if program is not None:
             task = ShapingTask(replace(read, wanted=program.columns), program, write)
             return numbers.mapInArrow(cast(Any, task), "result string")
+        told = "Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there"
+        log.info(told, self.window, plan.unknown)
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         return self.shaping.shaped(records).mapInArrow(cast(Any, write), "result string")
-
-    def _program(self, session: SparkSession, read: RecordTask) -> Program | None:
-        """What the transforms are in Arrow; None where Spark has to compute them."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
-
-        nothing = session.createDataFrame([], from_arrow_schema(read.schema))
-        try:
-            return program_of(self.shaping.shaped(nothing), read.schema)
-        except Unknown as reason:
-            log.info("Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there", self.window, reason)
-            return None

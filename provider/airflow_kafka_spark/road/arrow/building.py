@@ -164,23 +164,11 @@ class Builder:
 
         :raises Unknown: something has no node.
         """
-        wanted: set[int] = set()
-        asked = [*(at for _, at in outputs), *self._filters]
-        while asked:
-            at = asked.pop()
-            if at not in wanted:
-                wanted.add(at)
-                asked += self._nodes[at].args
-        for node in (self._nodes[at] for at in wanted):
+        program = Program(tuple(self._nodes), tuple(outputs), tuple(self._filters)).without(())
+        for node in program.nodes:
             if node.kind == _UNKNOWN:
                 raise Unknown(node.data)
-        order = sorted(wanted)
-        number = {at: index for index, at in enumerate(order)}
-        nodes = tuple(
-            Node(node.kind, node.type, tuple(number[arg] for arg in node.args), node.data)
-            for node in (self._nodes[at] for at in order)
-        )
-        return Program(nodes, tuple((name, number[at]) for name, at in outputs), tuple(number[at] for at in self._filters))
+        return program
 
     def _add(self, node: Node) -> int:
         # Python takes 1, 1.0 and True for the same.

@@ -7,7 +7,8 @@ so far"), chooses a branch, and the other one is not computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -60,6 +61,20 @@ class Program:
     def columns(self) -> frozenset[str]:
         """The columns that it looks at."""
         return frozenset(node.data for node in self.nodes if node.kind == COLUMN)
+
+    def without(self, names: Collection[str]) -> Program:
+        """The same without some outputs, and without what only they take."""
+        outputs = [(name, at) for name, at in self.outputs if name not in names]
+        wanted, asked = set[int](), [*(at for _, at in outputs), *self.filters]
+        while asked:
+            at = asked.pop()
+            if at not in wanted:
+                wanted.add(at)
+                asked += self.nodes[at].args
+        number = {at: index for index, at in enumerate(sorted(wanted))}
+        nodes = [replace(self.nodes[at], args=tuple(number[arg] for arg in self.nodes[at].args)) for at in number]
+        filters = tuple(number[at] for at in self.filters)
+        return Program(tuple(nodes), tuple((name, number[at]) for name, at in outputs), filters)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return _Run(self, batch).batch()
