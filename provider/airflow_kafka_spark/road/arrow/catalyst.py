@@ -32,6 +32,18 @@ def program_of(frame: DataFrame, schema: pa.Schema) -> Program:
     :param schema: of the batches: that frame's columns.
     :raises Unknown: some of it is not known here; or the session is one of Spark Connect, which shows no plan.
     """
+    try:
+        program = _program_of(frame, schema)
+        program.rehearse(schema)
+    except Unknown:
+        raise
+    except Exception as error:
+        # A plan of another form than those that were seen, or a type for which Arrow has no function. Spark knows what to do.
+        raise Unknown(f"plan like this one ({type(error).__name__}: {str(error).partition(chr(10))[0]})") from error
+    return program
+
+
+def _program_of(frame: DataFrame, schema: pa.Schema) -> Program:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     plan = _plan(frame)

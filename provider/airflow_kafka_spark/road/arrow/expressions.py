@@ -113,7 +113,9 @@ class Expression:
 
     def _CreateNamedStruct(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         children = self._children(at)
-        names = [self._trees[child]["value"] for child in children[::2]]
+        if any(short(self._trees[child]) != "Literal" for child in children[::2]):
+            raise Unknown("CreateNamedStruct with names that are computed")
+        names = [str(self._trees[child]["value"]) for child in children[::2]]
         return self._builder.struct(names, [self._node_if_known(child) for child in children[1::2]])
 
     def _IsNull(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -145,7 +147,8 @@ class Expression:
 
     def _Substring(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         text, start, count = map(self._node, self._children(at))
-        if self._builder.type_of(text) != TEXT or self._constant(start) != 1 or not isinstance(self._constant(count), int):
+        length = self._constant(count)
+        if self._builder.type_of(text) != TEXT or self._constant(start) != 1 or not isinstance(length, int) or length < 0:
             raise Unknown("Substring but of a text's beginning")
         return self._builder.call("beginning", TEXT, text, count)
 
@@ -154,7 +157,9 @@ class Expression:
         return self._builder.call("one_of", _BOOLEAN, *self._comparable(made))
 
     def _Like(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._of_text(at, "is_like", lambda pattern: "\\" not in pattern)
+        # The plan's text does not tell what escapes.
+        escape = str(self._shown().apply(at).escapeChar())
+        return self._of_text(at, "is_like", lambda pattern: escape not in pattern and "\\" not in pattern)
 
     def _RLike(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         # A topic's name has no line ends, of which Java and RE2 think differently.

@@ -69,6 +69,9 @@ def equal_or_both_null(kind: pa.DataType, left: Value, right: Value) -> Value:
 
 
 def one_of(kind: pa.DataType, value: Value, *among: Value) -> Value:
+    if not pa.types.is_floating(value.type) and all(isinstance(other, pa.Scalar) and other.is_valid for other in among):
+        known = pc.is_in(value, value_set=pa.array([other.as_py() for other in among], value.type))
+        return pc.if_else(pc.is_null(value), pa.scalar(None, kind), known)
     found: Value = pa.scalar(False)
     for other in among:
         found = pc.or_kleene(found, equal(kind, value, other))

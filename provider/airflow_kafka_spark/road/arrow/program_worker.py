@@ -79,11 +79,21 @@ class Program:
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return _Run(self, batch).batch()
 
+    def rehearse(self, schema: pa.Schema) -> None:
+        """Run it over nulls, all branches of it.
+
+        :param schema: of the batches.
+        :raises pyarrow.ArrowException: there is no such function for a type.
+        """
+        nulls = [pa.nulls(2, f.type) for f in schema]
+        _Run(self, pa.RecordBatch.from_arrays(nulls, schema.names), all_branches=True).batch()
+
 
 class _Run:
     """A program at work on one batch."""
 
-    def __init__(self, program: Program, batch: pa.RecordBatch) -> None:
+    def __init__(self, program: Program, batch: pa.RecordBatch, *, all_branches: bool = False) -> None:
+        self._all_branches = all_branches
         self._program = program
         self._given = batch
         self._values: dict[int, Value] = {}
@@ -128,6 +138,9 @@ class _Run:
         open_branches: list[tuple[pa.Array, int]] = []
         for condition, value in zip(pairs[::2], pairs[1::2], strict=True):
             holds = self._value(condition)
+            if self._all_branches:
+                open_branches.append((holds, value))
+                continue
             if isinstance(holds, pa.Scalar):
                 if holds.as_py():
                     last = value
@@ -144,7 +157,7 @@ class _Run:
         return reduce(lambda rest, branch: self._either(branch[0], branch[1], rest), reversed(open_branches), otherwise)
 
     def _either(self, holds: pa.Array, value: int, otherwise: Value) -> Value:
-        return pc.if_else(holds.fill_null(False) if holds.null_count else holds, self._value(value), otherwise)
+        return pc.if_else(pc.fill_null(holds, False), self._value(value), otherwise)
 
     def _struct(self, node: Node) -> Value:
         *fields, null = (self._value(arg) for arg in node.args)
