@@ -20,7 +20,7 @@ from airflow_kafka_spark.operators.publishing import (
     topic_uris,
     writer_classes,
 )
-from airflow_kafka_spark.operators.tolerant import TolerantOperator
+from airflow_kafka_spark.operators.transforming import TransformingOperator
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.windows.instants import now_ms
@@ -42,7 +42,7 @@ MAX_RECORDS = 10_000_000
 OWN_COLUMNS = "__kafka_"
 
 
-class KafkaToKafkaOperator(TolerantOperator):
+class KafkaToKafkaOperator(TransformingOperator):
     """Filter, transform, repartition or copy the next window of one or several topics to another topic, exactly once.
 
     One Spark task a partition reads its range, and publishes what becomes of it in ONE Kafka transaction together with the

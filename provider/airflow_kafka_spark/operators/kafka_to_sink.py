@@ -24,7 +24,7 @@ from airflow_kafka_spark.operators.capturing import (
     remaining,
 )
 from airflow_kafka_spark.operators.tolerance import refuse_forgotten, topic_problems
-from airflow_kafka_spark.operators.tolerant import TolerantOperator
+from airflow_kafka_spark.operators.transforming import TransformingOperator
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.instants import now_ms
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms import Transform
 
 
-class KafkaToSinkOperator(TolerantOperator):
+class KafkaToSinkOperator(TransformingOperator):
     """Move the next window of one or several topics into a sink, exactly once.
 
     The window reaches from where the pipeline stands to the last stable offsets found now (``read_committed``), per partition;

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, RowsRejected, SourceRejected
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.operators.base import Run, WindowOperator, asset_uris
+from airflow_kafka_spark.operators.base import Run, asset_uris
 from airflow_kafka_spark.operators.publishing import (
     accounts,
     burying,
@@ -20,7 +20,8 @@ from airflow_kafka_spark.operators.publishing import (
     topic_uris,
     writer_classes,
 )
-from airflow_kafka_spark.operators.tolerance import SHOWN, ErrorOptions
+from airflow_kafka_spark.operators.tolerance import SHOWN
+from airflow_kafka_spark.operators.tolerant import TolerantOperator
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
 from airflow_kafka_spark.windows.model import Applied, SourcePlan, Target, TopicPartition, Window, first_bad
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.kafka_worker import Publisher
 
 
-class SourceToKafkaOperator(WindowOperator):
+class SourceToKafkaOperator(TolerantOperator):
     """Publish the next window of a table or of files to Kafka, exactly once.
 
     The source's end is frozen and cut into splits, both written to the ledger before any work. Spark reads one split per task,
@@ -99,12 +100,6 @@ class SourceToKafkaOperator(WindowOperator):
         transaction_timeout: float = 300.0,
         allow_new_partitions: bool = False,
         read_with: ReadWith = "auto",
-        errors_tolerance: Literal["none", "all"] = "none",
-        errors_deadletterqueue_topic_name: str | None = None,
-        errors_deadletterqueue_topic_replication_factor: int = -1,
-        errors_deadletterqueue_context_headers_enable: bool = True,
-        errors_skip: bool = False,
-        max_errors: int | float | None = None,
         kafka_conn_id: str = "kafka_default",
         **kwargs: Any,
     ) -> None:
@@ -130,25 +125,7 @@ class SourceToKafkaOperator(WindowOperator):
         super().__init__(sink=sink, kafka_conn_id=kafka_conn_id, **kwargs)
         self.source = source
         self.read_with = read_with
-        self.errors_tolerance = errors_tolerance
-        self.errors_deadletterqueue_topic_name = errors_deadletterqueue_topic_name
-        self.errors_deadletterqueue_topic_replication_factor = errors_deadletterqueue_topic_replication_factor
-        self.errors_deadletterqueue_context_headers_enable = errors_deadletterqueue_context_headers_enable
-        self.errors_skip = errors_skip
-        self.max_errors = max_errors
         self.add_assets(asset_uris(source, RowSource), topic_uris(kafka_conn_id, self.sink))
-
-    @property
-    def errors(self) -> ErrorOptions:
-        """What becomes of bad rows."""
-        return ErrorOptions(
-            self.errors_tolerance,
-            self.errors_deadletterqueue_topic_name or None,
-            self.errors_deadletterqueue_topic_replication_factor,
-            self.errors_deadletterqueue_context_headers_enable,
-            self.errors_skip,
-            self.max_errors,
-        )
 
     # --- 1. validate ---
 
