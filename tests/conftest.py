@@ -56,7 +56,7 @@ _TOGETHER = {
     "test_scheduler.py", "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py",
     "test_json_spark.py", "test_spark_connect.py", "test_connect_examples.py", "test_chain.py",
     "test_schema_registry.py", "test_watcher.py", "test_wire_formats.py", "test_visible.py",
-    "test_connections.py", "test_avro_write.py", "test_source_tolerance.py",
+    "test_connections.py", "test_avro_write.py", "test_source_tolerance.py", "test_arrow.py",
 }  # fmt: skip
 _ONE_SITE = {"test_api.py", "test_pages.py", "test_page_intervals.py"}
 
