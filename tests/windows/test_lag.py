@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -181,6 +182,16 @@ def test_a_consumer_that_lives_and_stays_where_it_is_is_stalled():
     assert judge(history[-2:]).status is Status.OK, "two looks prove nothing"
     moved = [*history[:-1], seen(0, 8, 9, 3 * HOUR, active=True)]
     assert judge(moved).status is Status.OK
+
+
+def test_a_sign_of_life_that_does_not_tell_the_offset_is_neither_a_move_nor_a_way_back():
+    told = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(ENOUGH, -1, -1)]
+    life = Observation(told[1].time + 1, None, active=True, tells=False)
+    assert judge([*told[:2], life, *told[2:]]).status is judge(told).status is Status.STALL
+    # Two that tell are not enough for a stall, with the others they are.
+    assert judge([told[0], life, replace(life, time=life.time + 1), told[-1]]).status is Status.STALL
+    quiet = [replace(one, active=False) for one in told]
+    assert judge([*quiet[:2], life, *quiet[2:]]).status is judge(quiet).status
 
 
 def test_windows_that_do_not_take_a_record_which_is_waiting_are_a_stall():

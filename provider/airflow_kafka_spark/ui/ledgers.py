@@ -81,7 +81,9 @@ class _Pulse:
         found = []
         for seen in past:
             before = seen.time < since and (stood is None or (seen.committed or 0) <= stood)
-            found.append(seen if before else replace(seen, time=min(max(seen.time, since), now - 0.001), committed=None))
+            found.append(
+                seen if before else replace(seen, time=min(max(seen.time, since), now - 0.001), committed=None, tells=False)
+            )
         return found
 
 

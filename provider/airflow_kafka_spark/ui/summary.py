@@ -137,6 +137,6 @@ def _past(complete: Sequence[Entry], ids: Mapping[str, str], *, in_order: bool) 
             # Offsets of a topic that was deleted and created again mean other records.
             same = entry.window.topic_ids.get(tp.topic, "") in ("", ids.get(tp.topic, ""))
             if same and entry.window.number >= moved:
-                seen = Observation(completed_at(entry), end if tells else None, active=True)
+                seen = Observation(completed_at(entry), end if tells else None, active=True, tells=tells)
                 past.setdefault(tp, []).append(seen)
     return past

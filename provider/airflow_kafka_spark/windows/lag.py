@@ -197,6 +197,7 @@ class Observation:
     :param records: its lag, None where that is not known any more.
     :param seconds: age of the first unread record then, None where that is not known.
     :param active: a sign of life other than an offset that moves: a window was completed, the group had members.
+    :param tells: whether its offset is known; else it is a sign of life, and nothing more.
     """
 
     time: float
@@ -204,6 +205,7 @@ class Observation:
     records: int | None = None
     seconds: float | None = None
     active: bool = False
+    tells: bool = True
 
 
 @dataclass(frozen=True)
@@ -256,8 +258,13 @@ def _went_back(recent: Sequence[Observation]) -> tuple[int, int] | None:
 
 def _signs(history: Sequence[Observation]) -> list[float]:
     """When the consumer was seen at work."""
-    first = [history[0].time] if history[0].active else []
-    return first + [after.time for before, after in pairwise(history) if after.active or after.committed != before.committed]
+    moved = [after.time for before, after in _told(history) if after.committed != before.committed]
+    return sorted({*moved, *(seen.time for seen in history if seen.active)})
+
+
+def _told(history: Sequence[Observation]) -> pairwise[tuple[Observation, Observation]]:
+    """What was seen, one after the other, of those that tell where the consumer stood."""
+    return pairwise(seen for seen in history if seen.tells)
 
 
 def _silent(history: Sequence[Observation], period: float | None) -> Verdict | None:
@@ -280,7 +287,7 @@ def _stalled(history: Sequence[Observation]) -> Verdict | None:
     now = history[-1]
     since = now.time - now.seconds if now.seconds is not None else history[0].time
     waiting = [seen for seen in history if seen.time >= since]
-    moved = any(seen.committed != now.committed for seen in waiting)
+    moved = any(seen.tells and seen.committed != now.committed for seen in waiting)
     if moved or sum(seen.active for seen in waiting) < ENOUGH:
         return None
     return Verdict(Status.STALL, f"the consumer is at work, but stays at offset {now.committed}")
@@ -290,7 +297,7 @@ def _growing(recent: Sequence[Observation], period: float | None) -> Verdict | N
     if period is None:
         lags = [seen.records for seen in recent if seen.records is not None]
     else:
-        commits = [after for before, after in pairwise(recent) if after.committed != before.committed]
+        commits = [after for before, after in _told(recent) if after.committed != before.committed]
         lags = [seen.records for seen in commits if seen.records is not None]
     # Who was caught up in between has begun anew.
     lags = lags[max((n + 1 for n, lag in enumerate(lags) if lag == 0), default=0) :]
