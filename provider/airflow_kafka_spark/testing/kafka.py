@@ -20,7 +20,7 @@ from airflow_kafka_spark.testing._kafka_nodes import Broker
 from airflow_kafka_spark.testing.security import KafkaSecurity
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, NewTopic
 
 # Kafka itself brings only the interface of its logging.
 _LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
@@ -143,9 +143,21 @@ class EmbeddedKafka(Embedded):
             replication_factor=replication or self._count,
             config={key: str(value) for key, value in (config or {}).items()},
         )
-        self._admin().create_topics([topic], operation_timeout=30)[name].result(30)
+        processes.wait_until(lambda: self._created(topic), 60)
         if not processes.wait_until(lambda: self._led(name, partitions), 30):
             raise ServerFailed("Kafka", f"the topic {name} was created, but has no leaders after 30 s")
+
+    def _created(self, topic: NewTopic) -> bool:
+        from confluent_kafka import KafkaException
+
+        try:
+            self._admin().create_topics([topic], operation_timeout=30)[topic.topic].result(30)
+        except KafkaException as error:
+            # A broker that was paused, or has just come up, is not taken for alive at once.
+            if "currently fenced" in error.args[0].str():
+                return False
+            raise
+        return True
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and wait until the brokers do not know it any more.
