@@ -93,6 +93,7 @@ EXPRESSIONS = [
 UNKNOWN = [
     *("rand()", "upper(t)", "cast(i64 as int)", "cast(t as int)", "try_cast(t as double)", "i64 + 1", "cast(f64 as string)"),
     *("t RLIKE '.*'", r"t RLIKE r'\s'", "t RLIKE '(?i)a'", r"t LIKE r'a\%'", "date_format(at, 'yyyy')", "timestamp_millis(i64)"),
+    "CASE WHEN abs(cast(i64 as double)) < 253402300800000 THEN null ELSE timestamp_millis(i64) END",
     *("substring(t, 1, -1)", "t LIKE 'a/%' ESCAPE '/'", "named_struct(concat('a', 'b'), i32)"),
     *("abs(i32)", "i64 % i32", "i64 % 0", "i64 div -1", "size(array(i32))"),
 ]

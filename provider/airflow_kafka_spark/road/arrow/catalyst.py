@@ -52,12 +52,11 @@ def _program_of(frame: DataFrame, schema: pa.Schema) -> Program:
     if len(told) > _LARGEST:
         raise Unknown(f"a plan of {len(told)} characters")
     levels = json.loads(told)
-    if any(
-        level["num-children"] != (1 if above else 0) for above, level in zip(range(len(levels) - 1, -1, -1), levels, strict=True)
-    ):
+    *upper, leaf = levels
+    if any(level["num-children"] != 1 for level in upper) or leaf["num-children"]:
         raise Unknown("a plan that is no chain")
     builder = Builder()
-    known = _leaf(builder, levels[-1], schema)
+    known = _leaf(builder, leaf, schema)
     for at in range(len(levels) - 2, -1, -1):
         known = _level(builder, levels[at], known, lambda at=at: plan.apply(at))  # type: ignore[misc]
     types = to_arrow_schema(frame.schema)

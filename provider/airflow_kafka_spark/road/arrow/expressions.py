@@ -17,7 +17,26 @@ EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
 
 _BOOLEAN = pa.bool_()
 _LAST_MILLISECOND = 253402300800000
-_CALLS = {"And": "both", "Or": "either", "Not": "negated"}
+_PASSED_ON = ("Alias", "TryMultiply")  # what Spark puts in the latter's place is its child
+_LOGIC = {"And": "both", "Or": "either", "Not": "negated"}
+_COMPARISONS = {
+    "EqualTo": "equal",
+    "EqualNullSafe": "equal_or_both_null",
+    "LessThan": "less",
+    "LessThanOrEqual": "less_or_equal",
+    "GreaterThan": "greater",
+    "GreaterThanOrEqual": "greater_or_equal",
+    "In": "one_of",
+}
+_OF_TEXT = {"Contains": "contains", "StartsWith": "starts_with", "EndsWith": "ends_with"}
+_BY_NUMBER = {"IntegralDivide": "divided", "Remainder": "remainder"}
+_OF_ONE = {
+    "IsNaN": ("is_nan", _BOOLEAN),
+    "UnixDate": ("number_of", pa.int32()),
+    "UnixMillis": ("milliseconds_of", LONG),
+    "UnixMicros": ("number_of", LONG),
+    "MicrosToTimestamp": ("moment_of", INSTANT),
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +75,7 @@ class Expression:
         self._known = known
         self._trees = trees
         self._shown = shown
-        self._in_range: set[int] = set()
+        self._in_range: frozenset[int] = frozenset()
 
     def node(self) -> int:
         return self._node(0)
@@ -82,8 +101,22 @@ class Expression:
         special = getattr(self, f"_{name}", None)
         if special is not None:
             return int(special(at, tree))
-        if name in _CALLS:
-            return self._call(_CALLS[name], at)
+        return self._called(name, at)
+
+    def _called(self, name: str, at: int) -> int:
+        """What needs no more than a function of its children."""
+        if name in _PASSED_ON:
+            return self._node(at + 1)
+        if name in _LOGIC:
+            return self._builder.call(_LOGIC[name], _BOOLEAN, *map(self._node, self._children(at)))
+        if name in _COMPARISONS:
+            return self._compared(at, _COMPARISONS[name])
+        if name in _OF_TEXT:
+            return self._of_text(at, _OF_TEXT[name])
+        if name in _BY_NUMBER:
+            return self._by_number(at, _BY_NUMBER[name])
+        if name in _OF_ONE:
+            return self._builder.call(*_OF_ONE[name], self._node(at + 1))
         raise Unknown(name)
 
     def _node_if_known(self, at: int) -> int:
@@ -93,13 +126,7 @@ class Expression:
         except Unknown as reason:
             return self._builder.unknown(str(reason))
 
-    def _call(self, function: str, at: int) -> int:
-        return self._builder.call(function, _BOOLEAN, *map(self._node, self._children(at)))
-
     # Named as Spark names them: `_node` finds them by name.
-
-    def _Alias(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._node(at + 1)
 
     def _AttributeReference(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         return self._known[number_of(tree)].node
@@ -126,11 +153,20 @@ class Expression:
 
     def _CaseWhen(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         children = self._children(at)
-        for condition in children[: len(children) - len(children) % 2 : 2]:
-            self._note_range(condition)
-        made = [self._node(child) for child in children]
-        last = made.pop() if len(made) % 2 else self._builder.literal(None, self._builder.type_of(made[1]))
-        return self._builder.case(list(zip(made[::2], made[1::2], strict=True)), last)
+        pairs = zip(children[::2], children[1::2], strict=False)
+        branches = [(self._node(condition), self._within(condition, value)) for condition, value in pairs]
+        if len(children) % 2:
+            return self._builder.case(branches, self._node(children[-1]))
+        return self._builder.case(branches, self._builder.literal(None, self._builder.type_of(branches[0][1])))
+
+    def _within(self, condition: int, value: int) -> int:
+        """A value where a condition holds."""
+        before = self._in_range
+        self._in_range = before | self._ranges(condition)
+        try:
+            return self._node(value)
+        finally:
+            self._in_range = before
 
     def _If(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         condition, value, otherwise = map(self._node, self._children(at))
@@ -152,10 +188,6 @@ class Expression:
             raise Unknown("Substring but of a text's beginning")
         return self._builder.call("beginning", TEXT, text, count)
 
-    def _In(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        made = [self._node(child) for child in self._children(at)]
-        return self._builder.call("one_of", _BOOLEAN, *self._comparable(made))
-
     def _Like(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         # The plan's text does not tell what escapes.
         escape = str(self._shown().apply(at).escapeChar())
@@ -166,24 +198,12 @@ class Expression:
         topic = self._builder.is_column(self._node(at + 1), "topic")
         return self._of_text(at, "matches", lambda pattern: is_common(pattern.replace(".", "") if topic else pattern))
 
-    def _Contains(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._of_text(at, "contains")
-
-    def _StartsWith(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._of_text(at, "starts_with")
-
-    def _EndsWith(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._of_text(at, "ends_with")
-
     def _of_text(self, at: int, function: str, fits: Callable[[str], bool] = lambda _: True) -> int:
         text, part = map(self._node, self._children(at))
         said = self._constant(part)
         if {self._builder.type_of(text), self._builder.type_of(part)} != {TEXT} or said is None or not fits(said):
             raise Unknown(f"{short(self._trees[at])} {said!r}")
         return self._builder.call(function, _BOOLEAN, text, part)
-
-    def _IsNaN(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._builder.call("is_nan", _BOOLEAN, self._node(at + 1))
 
     def _Abs(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         value = self._node(at + 1)
@@ -192,19 +212,10 @@ class Expression:
             raise Unknown(f"Abs of {kind}")  # The lowest whole number has none: Spark fails.
         return self._builder.call("magnitude", kind, value)
 
-    def _IntegralDivide(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._by_number(at, "divided")
-
-    def _TryMultiply(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._node(at + 1)  # what Spark puts in its place
-
     def _Multiply(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         if not self._tries(at):
             raise Unknown("Multiply")
         return self._by_number(at, "multiplied")
-
-    def _Remainder(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._by_number(at, "remainder")
 
     def _by_number(self, at: int, function: str) -> int:
         value, by = map(self._node, self._children(at))
@@ -213,54 +224,32 @@ class Expression:
             raise Unknown(f"{short(self._trees[at])} but of whole numbers by a positive one")
         return self._builder.call(function, kind, value, by)
 
-    def _UnixDate(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._builder.call("number_of", pa.int32(), self._node(at + 1))
-
-    def _UnixMillis(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._builder.call("milliseconds_of", LONG, self._node(at + 1))
-
-    def _UnixMicros(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._builder.call("number_of", LONG, self._node(at + 1))
-
-    def _MicrosToTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._builder.call("moment_of", INSTANT, self._node(at + 1))
-
     def _MillisToTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         value = self._node(at + 1)
         if value not in self._in_range:
             raise Unknown("MillisToTimestamp of numbers that may be out of range")  # Spark fails there.
         return self._builder.call("moment_of_milliseconds", INSTANT, value)
 
-    def _note_range(self, at: int) -> None:
+    def _ranges(self, condition: int) -> frozenset[int]:
         """``abs(cast(x as double)) < limit``: where that holds, ``x`` milliseconds are a moment."""
-        names = [short(tree) for tree in self._trees[at : at + 3]]
-        if names != ["LessThan", "Abs", "Cast"]:
-            return
-        limit = self._constant(self._node(self._children(at)[1]))
-        if isinstance(limit, (int, float)) and limit <= _LAST_MILLISECOND:
-            self._in_range.add(self._node(at + 3))
+        if [short(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
+            return frozenset()
+        limit = self._constant(self._node(self._children(condition)[1]))
+        fits = isinstance(limit, (int, float)) and limit <= _LAST_MILLISECOND
+        return frozenset([self._node(condition + 3)] if fits else [])
 
     def _compared(self, at: int, function: str) -> int:
         made = [self._node(child) for child in self._children(at)]
-        return self._builder.call(function, _BOOLEAN, *self._comparable(made))
+        kinds = {self._builder.type_of(value) for value in made}
+        if len(kinds) > 1 or not all(map(is_plain, kinds)):
+            raise Unknown(f"a comparison of {', '.join(sorted(map(str, kinds)))}")
+        return self._builder.call(function, _BOOLEAN, *made)
 
     def _EqualTo(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         left, right = self._children(at)
         if short(self._trees[left]) == "Lower" and self._trees[right].get("value") == "true":
             return self._builder.call("is_true_text", _BOOLEAN, self._node(left + 1))
         return self._compared(at, "equal")
-
-    def _EqualNullSafe(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._compared(at, "equal_or_both_null")
-
-    def _LessThan(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._compared(at, "less")
-
-    def _LessThanOrEqual(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._compared(at, "less_or_equal")
-
-    def _GreaterThan(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._compared(at, "greater")
 
     def _GreaterThanOrEqual(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         # What keeps Spark from moving a filter (transforms/base.py): true for every row.
@@ -292,9 +281,3 @@ class Expression:
 
     def _constant(self, node: int) -> Any:
         return self._builder.constant(node)
-
-    def _comparable(self, made: list[int]) -> list[int]:
-        kinds = {self._builder.type_of(value) for value in made}
-        if len(kinds) > 1 or not all(map(is_plain, kinds)):
-            raise Unknown(f"a comparison of {', '.join(sorted(map(str, kinds)))}")
-        return made

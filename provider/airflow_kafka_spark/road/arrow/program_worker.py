@@ -15,10 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.road.arrow.functions_worker import FUNCTIONS
-
-Value = Any
-"""A ``pyarrow.Array``, or a ``pyarrow.Scalar``: what all rows of it hold."""
+from airflow_kafka_spark.road.arrow.functions_worker import FUNCTIONS, Value
 
 COLUMN, LITERAL, FIELD, STRUCT, CASE, KEPT, CALL = "column", "literal", "field", "struct", "case", "kept", "call"
 
