@@ -9,7 +9,8 @@ import pytest
 
 from airflow_kafka_spark.testing import EmbeddedAirflow
 from airflow_kafka_spark.testing._processes import wait_until
-from tests.support.lag import commit, end_of, produce, wait_for
+from tests.support.lag import commit, end_of, produce
+from tests.support.waiting import eventually
 
 DAG = """
 from datetime import timedelta
@@ -70,12 +71,12 @@ def value(airflow, *what):
 def test_a_backlog_starts_a_dag_once_until_it_has_moved(airflow, kafka):
     produce(kafka, airflow.topic, 4)
     produce(kafka, airflow.topic, 3)
-    (run,) = wait_for(lambda: runs(airflow), PATIENCE)
+    (run,) = eventually(lambda: runs(airflow), PATIENCE)
     assert airflow.wait("loads", run["dag_run_id"]) == "success", airflow.account("loads", run["dag_run_id"])
     assert value(airflow, "loads", run["dag_run_id"], "load") in (5, 6, 7)
     produce(kafka, airflow.topic, 1)
     commit(kafka, "loader", airflow.topic, 2)
-    assert len(wait_for(lambda: len(found := runs(airflow)) > 1 and found, PATIENCE)) == 2
+    assert len(eventually(lambda: len(found := runs(airflow)) > 1 and found, PATIENCE)) == 2
 
 
 @pytest.mark.airflow

@@ -18,7 +18,8 @@ from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.lag import Head, Status, worst
 from airflow_kafka_spark.windows.memory import interval_record
 from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
-from tests.support.lag import commit, consuming, delete_group, now_ms, produce, transact, transaction, wait_for
+from tests.support.lag import commit, consuming, delete_group, now_ms, produce, transact, transaction
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +109,7 @@ def test_records_in_an_open_transaction_are_not_lag_yet(kafka, hook, topic):
         state, _ = measured(hook, topic, topic)
         assert (state.records, state.held_back) == (0, 3)
         producer.commit_transaction(30)
-        wait_for(lambda: measured(hook, topic, topic)[0].records)
+        eventually(lambda: measured(hook, topic, topic)[0].records)
     assert measured(hook, topic, topic)[0].held_back == 0
 
 
@@ -122,7 +123,7 @@ def test_offsets_that_a_group_has_in_an_open_transaction_count_only_once_it_is_c
         assert measured(hook, topic, topic)[0].committed == 1
         assert time.monotonic() - began < hook.timeout, "it waited for the transaction"
         producer.commit_transaction(30)
-    wait_for(lambda: measured(hook, topic, topic)[0].committed == 5)
+    eventually(lambda: measured(hook, topic, topic)[0].committed == 5)
     member.close()
 
 
@@ -158,8 +159,8 @@ def test_a_live_group_catches_up_and_shows_that_it_lives(kafka, hook, topic):
     produce(kafka, topic, 20, age=5)
     meter = LagMeter((topic,), topic)
     with consuming(kafka, topic, topic, pause=0.02):
-        wait_for(lambda: meter.measure(hook)[0].active)
-        wait_for(lambda: meter.measure(hook)[0].records() == 0)
+        eventually(lambda: meter.measure(hook)[0].active)
+        eventually(lambda: meter.measure(hook)[0].records() == 0)
     assert worst(meter.measure(hook)[1]).status is Status.OK
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
@@ -14,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.model import TopicPartition
+from tests.support.waiting import eventually
 
 SECOND = 1000
 
@@ -55,7 +55,7 @@ def transact(kafka: EmbeddedKafka, hook: KafkaHook, topic: str, count: int, outc
     before = hook.offsets([topic])[TopicPartition(topic, partition)].high
     with transaction(kafka, topic, count, partition) as producer:
         getattr(producer, f"{outcome}_transaction")(30)
-    wait_for(lambda: hook.offsets([topic])[TopicPartition(topic, partition)].lso == before + count + 1)
+    eventually(lambda: hook.offsets([topic])[TopicPartition(topic, partition)].lso == before + count + 1)
 
 
 def commit(kafka: EmbeddedKafka, group: str, topic: str, offset: int, partition: int = 0) -> None:
@@ -83,18 +83,6 @@ def end_of(kafka: EmbeddedKafka, topic: str, partition: int = 0) -> int:
 def delete_group(kafka: EmbeddedKafka, group: str) -> None:
     admin = AdminClient(kafka.connection_extra())
     admin.delete_consumer_groups([group], request_timeout=30)[group].result(60)
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 180.0) -> Any:
-    """What a condition gives once it holds.
-
-    :raises AssertionError: it never does.
-    """
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.05)
-    return found
 
 
 @contextmanager

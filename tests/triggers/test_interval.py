@@ -8,8 +8,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from airflow_kafka_spark.triggers.interval import IntervalWatch, KafkaIntervalTrigger
-from tests.support.lag import produce, transaction, wait_for
+from tests.support.lag import produce, transaction
 from tests.support.triggers import again, fire
+from tests.support.waiting import eventually
 
 
 def ago(seconds):
@@ -62,7 +63,7 @@ def test_an_open_transaction_may_still_bring_records_into_the_interval(kafka, ho
         assert not sight.done
         assert "an open transaction keeps them back" in sight.line
         producer.commit_transaction(30)
-        wait_for(lambda: looking.look(hook).done)
+        eventually(lambda: looking.look(hook).done)
 
 
 def test_it_fires_when_the_grace_ends(kafka, topic):

@@ -72,16 +72,8 @@ class JsonSchema(Registered):
 
     # --- validate ----------------------------------------------------------------------------------------------------
 
-    def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options, the schemas, or the registry, which is asked if there is one."""
-        problems = self._option_problems(where)
-        if problems:
-            return problems
-        try:
-            assert self._fields is not None
-        except KafkaSparkError as e:
-            return [self._told(where, e)]
-        return []
+    def _check_readable(self) -> None:
+        assert self._fields is not None
 
     def _option_problems(self, where: str) -> list[Problem]:
         problems = self._registry_problems(where)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, ProtobufNotInstalled, SchemaUnusable
+from airflow_kafka_spark.errors import Problem, ProtobufNotInstalled, SchemaUnusable
 from airflow_kafka_spark.formats.base import Decoder
 from airflow_kafka_spark.formats.ddl import Column, SparkSchema, Struct, columns_of
 from airflow_kafka_spark.formats.registered import GIVEN, Document, Registered
@@ -66,17 +66,9 @@ class Protobuf(Registered):
 
     # --- validate ----------------------------------------------------------------------------------------------------
 
-    def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options, the schemas, or the registry, which is asked if there is one."""
-        problems = self._option_problems(where)
-        if problems:
-            return problems
-        try:
-            _check_packages()
-            assert self._layout is not None
-        except KafkaSparkError as e:
-            return [self._told(where, e)]
-        return []
+    def _check_readable(self) -> None:
+        _check_packages()
+        assert self._layout is not None
 
     def _option_problems(self, where: str) -> list[Problem]:
         problems = self._registry_problems(where)

@@ -100,16 +100,39 @@ class Registered(Format):
 
     # --- options -----------------------------------------------------------------------------------------------------
 
-    def _registry_problems(self, where: str) -> list[Problem]:
-        """What is wrong with the options, asking nobody."""
-        problems = []
+    def validate(self, where: str) -> list[Problem]:
+        """What is wrong with the options, the schemas, or the registry, which is asked if there is one."""
+        problems = self._option_problems(where)
+        if problems:
+            return problems
+        try:
+            self._check_readable()
+        except KafkaSparkError as e:
+            return [self._told(where, e)]
+        return []
+
+    @abstractmethod
+    def _option_problems(self, where: str) -> list[Problem]:
+        """What is wrong with the options to read, asking nobody."""
+
+    @abstractmethod
+    def _check_readable(self) -> None:
+        """:raises KafkaSparkError: schemas cannot be had, or not be read by."""
+
+    def _subject_problems(self, where: str, nameless: str) -> list[Problem]:
+        """:param nameless: what is told of subjects that are named after topics, where none is known."""
         if self.subject_name_strategy not in STRATEGIES:
             found = f"found {self.subject_name_strategy!r}; expected one of {', '.join(STRATEGIES)}"
-            problems.append(Problem(f"{where}.subject_name_strategy", found, "Write it as Confluent's serializers do"))
-        elif self.registry and not self._subjects_known:
+            return [Problem(f"{where}.subject_name_strategy", found, "Write it as Confluent's serializers do")]
+        if self.registry and not self._subjects_known:
             by_topic = self.subject_name_strategy == "TopicNameStrategy"
-            found = "no subject is known" if by_topic else "the name of the records is not known"
-            problems.append(Problem(f"{where}.subject", found, "Give `subject`" + ("" if by_topic else ", or say the name")))
+            found = nameless if by_topic else "the name of the records is not known"
+            return [Problem(f"{where}.subject", found, "Give `subject`" + ("" if by_topic else ", or say the name"))]
+        return []
+
+    def _registry_problems(self, where: str) -> list[Problem]:
+        """What is wrong with the options, asking nobody."""
+        problems = self._subject_problems(where, "no subject is known")
         if isinstance(self.reader_schema, bool) or not isinstance(self.reader_schema, (str, int)):
             found = f"found {self.reader_schema!r}; expected latest, a version or a schema's text"
             problems.append(Problem(f"{where}.reader_schema", found, "Leave it out to read with the latest version"))
@@ -258,14 +281,9 @@ class Registered(Format):
         if not self.registry and not self._has_own:
             action = "Give `registry`, or `schema` for values without a header, which nobody could read without knowing it"
             problems.append(Problem(where, "found neither `schema` nor `registry`", action))
-        if self.subject_name_strategy not in STRATEGIES:
-            what = f"found {self.subject_name_strategy!r}; expected one of {', '.join(STRATEGIES)}"
-            problems.append(Problem(f"{where}.subject_name_strategy", what, "Write it as Confluent's serializers do"))
-        elif self.registry and not self._subjects_known:
-            by_topic = self.subject_name_strategy == "TopicNameStrategy"
-            found = "no topic is known" if by_topic else "the name of the records is not known"
-            problems.append(Problem(f"{where}.subject", found, "Give `subject`" + ("" if by_topic else ", or say the name")))
-        elif self.registry and len(self.subjects) != 1:
+        subject = self._subject_problems(where, "no topic is known")
+        problems += subject
+        if not subject and self.registry and len(self.subjects) != 1:
             problems.append(Problem(f"{where}.subject", f"there are {len(self.subjects)}; expected one", "Give `subject`"))
         if self.use_latest_version and (self.auto_register_schemas or self._has_own):
             other = "schema" if self._has_own else "auto_register_schemas"

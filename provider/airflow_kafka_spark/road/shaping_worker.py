@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues, gone, metadata_of, metadata_type
-from airflow_kafka_spark.road.task import SAMPLES, Output, add
+from airflow_kafka_spark.road.task import Output, add
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.dead_letters_worker import HEADERS as HEADER_LIST
 from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, Letters, joined
@@ -26,6 +26,7 @@ from airflow_kafka_spark.sinks.kafka_incoming_worker import END, Incoming
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
+    SAMPLES,
     TASK_PUT,
     TRANSFORMATION,
     VALUE_CONVERTER,

@@ -16,7 +16,7 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.sinks.dead_letters_worker import Letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.latency import Times, fitting_width
-from airflow_kafka_spark.windows.model import BadRecord, Gap, Split, SplitResult
+from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, Gap, Split, SplitResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Rows, SplitWriter
     from airflow_kafka_spark.sources.kafka_worker import Records
-
-SAMPLES = 10
-"""Bad records that are shown, per window."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from airflow_kafka_spark.formats.shown_write_worker import shown
 from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA, Envelope, Letters
 from airflow_kafka_spark.sinks.headers_worker import HEADERS
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
-from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, BadRecord, SplitResult
+from airflow_kafka_spark.windows.model import KEY_CONVERTER, SAMPLES, VALUE_CONVERTER, BadRecord, SplitResult
 
-SAMPLES = 10
 ROW_PREFIX = "__kafka_spark.errors."
 
 Misfits = Mapping[int, tuple[str, str]]

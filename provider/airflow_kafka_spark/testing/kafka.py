@@ -143,7 +143,8 @@ class EmbeddedKafka(Embedded):
             replication_factor=replication or self._count,
             config={key: str(value) for key, value in (config or {}).items()},
         )
-        processes.wait_until(lambda: self._created(topic), 60)
+        if not processes.wait_until(lambda: self._created(topic), 60):
+            raise ServerFailed("Kafka", f"the topic {name} is not created: no broker was taken for alive for 60 s")
         if not processes.wait_until(lambda: self._led(name, partitions), 30):
             raise ServerFailed("Kafka", f"the topic {name} was created, but has no leaders after 30 s")
 

@@ -261,6 +261,8 @@ TASK_PUT = "TASK_PUT"
 OUTPUT = "/output"
 """Behind a converter's stage: of a record between two topics it is not the format that it was read in which it does not fit, but
 the one that it is written in."""
+SAMPLES = 10
+"""Bad records that are shown, per window."""
 
 
 @dataclass(frozen=True)
