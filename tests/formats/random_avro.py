@@ -14,6 +14,7 @@ LEAVES = ("boolean", "int", "long", "float", "double", "bytes", "string")
 LOGICAL = {
     "date": "int",
     "time-millis": "int",
+    "time-micros": "long",
     "timestamp-millis": "long",
     "timestamp-micros": "long",
     "local-timestamp-millis": "long",
@@ -115,8 +116,8 @@ class RandomAvro:
             return "123e4567-e89b-12d3-a456-426614174000"
         if name == "date":
             return self.r.choice([0, -1, -719_162, 2_932_896, 20_000])
-        if name == "time-millis":
-            return self.r.randint(0, 86_399_999)
+        if name.startswith("time-"):
+            return self.r.randint(0, 86_399_999 if name == "time-millis" else 86_399_999_999)
         unit = 1000 if name.endswith("millis") else 1_000_000
         return self.r.choice([0, -1, 1_790_000_000 * unit + 1, -62_135_596_800 * unit, 253_402_300_800 * unit - 1])
 

@@ -6,7 +6,7 @@ import json
 import pickle
 import struct
 from collections.abc import Callable
-from datetime import date, datetime, timezone
+from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -40,6 +40,7 @@ def decode(schema: Any, values: list[bytes | None], reader: Any = None) -> tuple
     return decoded.batch.to_pylist(), dict(decoded.bad)
 
 
+DEBEZIUM = "io.debezium.time."
 DECIMAL = logical("bytes", "decimal", precision=38, scale=10)
 MOST = Decimal(f"{'9' * 28}.{'9' * 10}")
 GOOD: dict[str, tuple[Any, Any, Any]] = {
@@ -75,6 +76,22 @@ GOOD: dict[str, tuple[Any, Any, Any]] = {
         "123e4567-e89b-12d3-a456-426614174000",
         "123e4567-e89b-12d3-a456-426614174000",
     ),
+    "time of day": (logical("int", "time-millis"), time(23, 59, 59, 999000), 86_399_999),
+    "fine time of day": (logical("long", "time-micros"), time(0, 0, 0, 1), 1),
+    "duration": ({"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"}, bytes(range(12)), bytes(range(12))),
+    "nanoseconds": (logical("long", "timestamp-nanos"), 7, 7),
+    "Debezium's date": ({"type": "int", "connect.name": f"{DEBEZIUM}Date"}, 1, date(1970, 1, 2)),
+    "Debezium's millis": (
+        {"type": "long", "connect.name": f"{DEBEZIUM}Timestamp"},
+        -1,
+        datetime(1969, 12, 31, 23, 59, 59, 999000),
+    ),
+    "Debezium's micros": (
+        ["null", {"type": "long", "connect.version": 1, "connect.name": f"{DEBEZIUM}MicroTimestamp"}],
+        1,
+        datetime(1970, 1, 1, 0, 0, 0, 1),
+    ),
+    "Debezium's nanos": ({"type": "long", "connect.name": f"{DEBEZIUM}NanoTimestamp"}, 1, 1),
     "null": (["null", "string"], None, None),
     "null behind": (["string", "null"], None, None),
     "array": ({"type": "array", "items": ["null", "int"]}, [1, None], [1, None]),
@@ -128,6 +145,12 @@ BAD: dict[str, tuple[Any, bytes, str]] = {
     "least of 16 bytes": (logical("bytes", "decimal", precision=38), b"\x20\x80" + bytes(15), "expected decimal(38,0)"),
     "date": (logical("int", "date"), b"\x80\x80\x80\x80\x08", "expected one in the years 1 to 9999"),
     "timestamp": (logical("long", "timestamp-millis"), b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f", "years 1 to 9999"),
+    "time before the day": (logical("int", "time-millis"), b"\x01", "found -1, expected a time of day: 0 to 86399999"),
+    "time after the day": (
+        logical("long", "time-micros"),
+        b"\x80\x80\xbb\xdd\x83\x05",
+        "found 86400000000, expected a time of day",
+    ),
     "inside": ({"type": "array", "items": ["null", "boolean"]}, b"\4\0\2\7\0", "column `x[1]`: found the byte 0x07"),
 }
 
@@ -205,9 +228,23 @@ def test_new_records_come_out_as_an_old_schema_has_them() -> None:
     assert decode(NEW, [new] * 2, narrow)[0] == [{"at": int(at.timestamp()) * 1_000_000, "state": "PAID"}] * 2
 
 
+def test_a_number_of_another_unit_stays_the_same_time() -> None:
+    millis, micros = ({"type": "long", "connect.name": f"{DEBEZIUM}{name}"} for name in ("Timestamp", "MicroTimestamp"))
+    at = datetime(1970, 1, 1, 0, 0, 0, 7000)
+    assert decode(field(millis), [b"\x0e"] * 2, field(micros))[0] == [{"x": at}] * 2
+    assert decode(field(millis), [b"\x0e"] * 2, field("long"))[0] == [{"x": 7}] * 2
+    times = field(logical("int", "time-millis")), field(logical("long", "time-micros"))
+    assert decode(times[0], [b"\x0e"] * 2, times[1])[0] == [{"x": 7000}] * 2
+
+
 @pytest.mark.parametrize(
     ("writer", "reader", "reason"),
     [
+        (
+            field(logical("int", "date")),
+            field(logical("long", "timestamp-micros")),
+            "column `x`: it was written as date, expected timestamp-micros",
+        ),
         (field("string"), field("long"), "column `x`: it was written as string, expected long"),
         (
             field("long"),
@@ -254,6 +291,12 @@ REFUSED: dict[str, tuple[str, str]] = {
     "no fields": ('{"type": "record", "name": "R", "fields": []}', "the record has no fields"),
     "large decimal": (json.dumps(field(logical("bytes", "decimal", precision=39))), "at most 38 digits"),
     "default": (json.dumps(field("int", default="a")), "the default of field `x` is none of its type"),
+    "default beyond": (json.dumps(field("int", default=1 << 31)), "the default of field `x` is none of its type"),
+    "default too large": (json.dumps(field("float", default=1e300)), "the default of field `x` is none of its type"),
+    "default no text": (json.dumps(field("string", default="\ud800")), "the default of field `x` is none of its type"),
+    "default no time": (json.dumps(field(logical("int", "time-millis"), default=-1)), "the default of field `x`"),
+    "aliases": (json.dumps({**field("int"), "aliases": "old"}), 'the aliases of `R` are "old"; expected a list of names'),
+    "aliases of a field": (json.dumps(field("int", aliases=[1])), "the aliases of `R.x` are [1]; expected a list"),
     "by case": (
         json.dumps({**field("int"), "fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}]}),
         "fields `a` and `A` differ only by case",

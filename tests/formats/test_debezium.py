@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_kafka_spark.formats import Debezium, Format, Json, JsonEnvelope
+from airflow_kafka_spark.formats import Avro, Debezium, Format, Json, JsonEnvelope
 from airflow_kafka_spark.formats.base import Decoded, Decoder
 from airflow_kafka_spark.formats.debezium_worker import DebeziumDecoder
 from tests.formats.contract import CHECKS, Case
+from tests.formats.random_avro import encoded
 
 UTC = dt.timezone.utc
 CUSTOMERS = "id int NOT NULL, first_name string NOT NULL, last_name string NOT NULL, email string NOT NULL"
@@ -140,6 +141,18 @@ def test_deletes_can_be_rewritten_to_rows(format: type[Json], write: Write) -> N
 
 
 @WAYS
+def test_the_tombstone_after_a_delete_event_can_be_the_delete_or_not(format: type[Json], write: Write) -> None:
+    values = (write(UPDATE), write(DELETE), None)
+    decoded = decode(Debezium(format(CUSTOMERS), "rewrite-with-tombstone"), *values)
+    assert decoded.batch.to_pylist()[1] == ANNE_MARIE | {"__deleted": "true"}
+    # The tombstone stays what it is.
+    assert (decoded.bad, decoded.deleted, decoded.left_out) == ((), None, ())
+    decoded = decode(Debezium(format(CUSTOMERS), "delete-to-tombstone"), *values)
+    assert decoded.deleted is not None and decoded.deleted.to_pylist() == [False, True, False]
+    assert (decoded.bad, decoded.left_out) == ((), (2,))
+
+
+@WAYS
 def test_fields_of_the_event_become_columns(format: type[Json], write: Write) -> None:
     fields = ("op", "ts_ms", "source.ts_ms", "table", "source.pos:position", "snapshot", "transaction.id", "gtid", "ts_ns")
     debezium = Debezium(format(CUSTOMERS), add_fields=fields)
@@ -209,6 +222,28 @@ def test_numbers_of_plain_events_mean_what_they_are_told_to() -> None:
     assert "column `after.at`: found 157766400000, expected timestamp" in reason
 
 
+def test_dates_and_times_of_isostring_end_in_z() -> None:
+    schema = "at timestamp, local timestamp_ntz, day date"
+    row = {"at": "2023-11-21T18:29:26Z", "local": "2023-11-21T18:29:26.5Z", "day": "2023-11-21Z"}
+    local = dt.datetime(2023, 11, 21, 18, 29, 26, 500000)
+    expected = {"at": local.replace(microsecond=0, tzinfo=UTC), "local": local, "day": local.date()}
+    bare = {"local": "2023-11-21T18:29:26.5", "day": "2023-11-21"}
+    values = [plain(event("c", after=r)) for r in (row, row | bare)]
+    assert decode(Debezium(Json(schema)), *values * 200).batch.to_pylist() == [expected] * 400
+    ((_, reason),) = decode(Debezium(Json(schema)), plain(event("c", after={"local": "2023-11-21T18:29:26+01:00"}))).bad
+    assert "no time zone" in reason
+
+
+def test_a_decimal_may_come_with_its_scale_and_a_time_in_nanoseconds() -> None:
+    debezium = Debezium(Json("n decimal(5,2), at timestamp_ntz"), timestamps="nanos", decimals="unscaled")
+    rows = ({"n": {"scale": 1, "value": "Dw=="}, "at": 1000}, {"n": "AJY=", "at": None}, {"n": None}, {"n": 1.5, "at": 1})
+    decoded = decode(debezium, *(plain(event("c", after=row)) for row in rows))
+    assert [row["n"] for row in decoded.batch.to_pylist()] == [D("1.50"), D("1.50"), None, None]
+    assert decoded.batch.to_pylist()[0]["at"] == dt.datetime(1970, 1, 1, 0, 0, 0, 1)
+    ((at, reason),) = decoded.bad
+    assert at == 3 and "whole microseconds" in reason
+
+
 def test_schemas_say_what_numbers_mean() -> None:
     after = {"type": "struct", "optional": True, "field": "after", "fields": [
         {"type": "int64", "name": "io.debezium.time.MicroTimestamp", "field": "at"},
@@ -248,6 +283,63 @@ def test_of_another_format_the_columns_are_those_of_the_events() -> None:
     assert "`before`" in problem.what
     (problem,) = Debezium(Events(), add_fields=("source.lsn",)).validate("value")
     assert "`source.lsn`" in problem.what
+
+
+def optional(type_: Any) -> dict[str, Any]:
+    return {"type": ["null", type_], "default": None}
+
+
+def connects(type_: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"type": type_, "connect.version": 1, "connect.name": name, **more}
+
+
+DECIMAL = {"logicalType": "decimal", "precision": 10, "scale": 2, "connect.parameters": {"scale": "2"}}
+AVRO_ROW = {"type": "record", "name": "Value", "connect.name": "s.shop.orders.Value", "fields": [
+    {"name": "id", "type": "long"},
+    {"name": "day", **optional(connects("int", "io.debezium.time.Date"))},
+    {"name": "at", **optional(connects("long", "io.debezium.time.MicroTimestamp"))},
+    {"name": "zoned", **optional(connects("string", "io.debezium.time.ZonedTimestamp"))},
+    {"name": "price", **optional(connects("bytes", "org.apache.kafka.connect.data.Decimal", **DECIMAL))},
+]}  # fmt: skip
+AVRO = {"type": "record", "name": "Envelope", "namespace": "s.shop.orders", "connect.name": "s.shop.orders.Envelope", "fields": [
+    {"name": "before", **optional(AVRO_ROW)},
+    {"name": "after", **optional("Value")},
+    {"name": "source", "type": {"type": "record", "name": "Source", "namespace": "io.debezium.connector.oracle", "fields": [
+        {"name": "ts_ms", "type": "long"}, {"name": "txId", **optional("string")}]}},
+    {"name": "transaction", **optional({"type": "record", "name": "block", "namespace": "event", "fields": [
+        {"name": "id", "type": "string"}, {"name": "total_order", "type": "long"}]})},
+    {"name": "op", "type": "string"},
+    {"name": "ts_ms", **optional("long")},
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["tombstone", "rewrite"])
+def test_events_in_avro_are_read_as_connects_converter_writes_them(mode: str) -> None:
+    at = dt.datetime(2023, 11, 14, 22, 13, 20, 1)
+    sent = {"id": 1, "day": 19675, "at": 1_700_000_000_000_001, "zoned": "2023-11-14T22:13:20Z", "price": D("1.50")}
+    row = sent | {"day": dt.date(2023, 11, 14), "at": at}
+    event = {"before": None, "after": None, "source": {"ts_ms": 5, "txId": "0a00"}, "transaction": None, "ts_ms": 7}
+    values = [
+        encoded(AVRO, event | {"op": "c", "after": sent, "transaction": {"id": "t", "total_order": 1}}),
+        encoded(AVRO, event | {"op": "d", "before": sent}),
+        None,
+        encoded(AVRO, event | {"op": "u", "after": dict.fromkeys(sent) | {"id": 2}}),
+    ]
+    added = ("op", "source.ts_ms", "txId", "transaction.total_order")
+    debezium = Debezium(Avro(json.dumps(AVRO)), mode, added)  # type: ignore[arg-type]
+    assert debezium.validate("value") == []
+    decoded = decode(debezium, *values * 100)
+    deleted, first = ({"__deleted": v} if mode == "rewrite" else {} for v in ("true", "false"))
+    extra = {"__op": "c", "__source_ts_ms": 5, "__txId": "0a00", "__transaction_total_order": 1}
+    rows = decoded.batch.to_pylist()[-4:]
+    assert rows[0] == row | extra | first
+    assert rows[3] == dict.fromkeys(row) | {"id": 2} | extra | {"__op": "u", "__transaction_total_order": None} | first
+    if mode == "rewrite":
+        assert rows[1] == row | extra | {"__op": "d", "__transaction_total_order": None} | deleted
+        assert len(decoded.left_out) == 100
+    else:
+        assert decoded.deleted is not None and sum(decoded.deleted.to_pylist()) == 100
+    assert decoded.bad == ()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.formats import Json, JsonEnvelope
+from airflow_kafka_spark.formats import Debezium, Json, JsonEnvelope
 from airflow_kafka_spark.formats.base import Decoded, Kind
 from airflow_kafka_spark.formats.json_envelope_worker import EnvelopeDecoder
 from tests.formats.contract import CHECKS, Case
@@ -76,7 +76,7 @@ CASES = {
 
 def both(format: JsonEnvelope, *values: bytes | None) -> Decoded:
     """By both ways, which must say the same."""
-    decoder = EnvelopeDecoder(format.columns, few=0)
+    decoder = EnvelopeDecoder(format.columns, few=0, defaults=format.replace_null_with_default)
     fast, reference = decoder.decode(values), decoder.decode_by_reference(values)
     again = decoder.decode(values)
     for other in (reference, again):
@@ -102,6 +102,7 @@ def test_both_ways_agree_on_good_and_bad_ones_in_any_order() -> None:
     assert compared > 500
 
 
+VARIABLE = struct(scale="int32", value="bytes") | {"name": "io.debezium.data.VariableScaleDecimal", "optional": True}
 GOOD: list[tuple[str, dict[str, Any], Any, Any]] = [
     ("decimal(5,2)", decimal(2), unscaled(12345), D("123.45")),
     ("decimal(5,2)", decimal(2), unscaled(-1), D("-0.01")),
@@ -122,6 +123,15 @@ GOOD: list[tuple[str, dict[str, Any], Any, Any]] = [
     ("timestamp_ntz", {"type": "int64", "name": f"{CONNECT}Timestamp"}, 1000, dt.datetime(1970, 1, 1, 0, 0, 1)),
     ("timestamp", {"type": "string", "name": f"{DEBEZIUM}ZonedTimestamp"}, "2026-11-05T07:08:09.1Z",
      dt.datetime(2026, 11, 5, 7, 8, 9, 100000, UTC)),
+    ("date", {"type": "string", "name": f"{DEBEZIUM}IsoDate"}, "2026-11-05Z", dt.date(2026, 11, 5)),
+    ("timestamp_ntz", {"type": "string", "name": f"{DEBEZIUM}IsoTimestamp"}, "2026-11-05T07:08:09.1Z",
+     dt.datetime(2026, 11, 5, 7, 8, 9, 100000)),
+    ("timestamp_ntz", {"type": "string", "name": f"{DEBEZIUM}IsoTimestamp"}, "2026-11-05", dt.datetime(2026, 11, 5)),
+    ("timestamp", {"type": "string", "name": f"{DEBEZIUM}IsoTimestamp"}, "2026-11-05T07:08Z",
+     dt.datetime(2026, 11, 5, 7, 8, tzinfo=UTC)),
+    ("decimal(5,2)", VARIABLE, {"scale": 1, "value": unscaled(-15)}, D("-1.50")),
+    ("decimal(5,2)", VARIABLE, {"value": unscaled(3), "scale": -1, "more": 1}, D("30.00")),
+    ("struct<scale:int,value:binary>", VARIABLE, {"scale": 1, "value": "AQ=="}, {"scale": 1, "value": b"\1"}),
     ("int", {"type": "int32", "name": f"{CONNECT}Time"}, 14_400_000, 14_400_000),
     ("bigint", {"type": "int64", "name": f"{CONNECT}Timestamp"}, PLACED, PLACED),
     ("binary", {"type": "bytes"}, "aGk=", b"hi"),
@@ -145,6 +155,63 @@ def test_what_a_column_takes(data_type: str, schema: dict[str, Any], value: Any,
     assert found == expected or str(found) == expected
 
 
+@pytest.mark.parametrize(("data_type", "schema", "value", "expected"), GOOD, ids=[f"{t}={v}" for t, _, v, _ in GOOD])
+def test_a_default_stands_in_for_a_null_and_for_a_missing_field(
+    data_type: str, schema: dict[str, Any], value: Any, expected: Any
+) -> None:
+    """Connect's ``replace.null.with.default``; a default is written as a value is."""
+    whole = struct(a=schema | {"default": value}, z={"type": "int32", "default": 7})
+    values = [record(whole, payload) for payload in ({"z": 1}, {"a": None}, {"a": value, "z": None})]
+    values.append(record(struct(a=schema), {"a": None}))
+    for null in ("", " NOT NULL"):
+        decoded = both(JsonEnvelope(f"a {data_type}{null}, z int", replace_null_with_default=True), *values[: 3 if null else 4])
+        assert decoded.bad == ()
+        rows = decoded.batch.to_pylist()
+        assert [row["z"] for row in rows] == [1, 7, 7, None][: len(rows)]
+        for row in rows[:3]:
+            assert row["a"] == expected or str(row["a"]) == expected
+        assert null or rows[3]["a"] is None
+    assert both(JsonEnvelope(f"a {data_type}, z int"), values[1]).batch.to_pylist() == [{"a": None, "z": None}], (
+        "not unless asked"
+    )
+
+
+def test_defaults_of_parts_stand_in_wherever_their_value_is_and_one_that_does_not_fit_is_told() -> None:
+    inner = struct(x={"type": "int32", "default": 5}, y="string", optional=True)
+    listed = {"type": "array", "items": inner}
+    mapped = {"type": "map", "keys": {"type": "string"}, "values": {"type": "int64", "default": 9}}
+    whole = struct(s=inner, d=inner | {"default": {"y": "d"}}, l=listed, m=mapped)
+    kind = "struct<x:int,y:string>"
+    format = JsonEnvelope(
+        f"s {kind}, d struct<x:int NOT NULL,y:string> NOT NULL, l array<{kind}>, m map<string,bigint>",
+        replace_null_with_default=True,
+    )
+    payloads = [
+        {"s": {"y": "a"}, "l": [{}, None, {"x": 1}], "m": {"k": None, "j": 1}},
+        {"s": None, "d": {"x": None, "y": None}, "l": None, "m": None},
+        {"s": {"x": 2}, "d": {"x": 3}, "l": [], "m": {}},
+    ]
+    decoded = both(format, *(record(whole, payload) for payload in payloads), record(None, {"s": {}, "d": {"x": 1}}))
+    assert decoded.bad == ()
+    five = {"x": 5, "y": None}
+    assert decoded.batch.to_pylist() == [
+        {"s": {"x": 5, "y": "a"}, "d": {"x": 5, "y": "d"}, "l": [five, None, {"x": 1, "y": None}], "m": [("k", 9), ("j", 1)]},
+        {"s": None, "d": five, "l": None, "m": None},
+        {"s": {"x": 2, "y": None}, "d": {"x": 3, "y": None}, "l": [], "m": []},
+        {"s": five | {"x": None}, "d": {"x": 1, "y": None}, "l": None, "m": None},
+    ]
+    wrong = struct(s=struct(x={"type": "int32", "default": "five"}))
+    (bad,) = both(format, record(wrong, {"s": {"x": 1}})).bad
+    assert "its schema's default does not fit" in bad[1] and "`s.x`" in bad[1]
+    with_debezium = Debezium(JsonEnvelope("id bigint NOT NULL, n int", replace_null_with_default=True))
+    row = struct(id="int64", n={"type": "int32", "default": 3})
+    event = record(struct(before=row, after=row, op="string"), {"before": None, "after": {"id": 1, "n": None}, "op": "c"})
+    assert with_debezium.decoder().decode([event]).batch.to_pylist() == [{"id": 1, "n": 3}]
+    assert [p.where for p in JsonEnvelope("id int", replace_null_with_default="yes").validate("value")] == [  # type: ignore[arg-type]
+        "value.replace_null_with_default"
+    ]
+
+
 BAD: list[tuple[str, dict[str, Any], Any, str]] = [
     ("decimal(5,2)", decimal(2), unscaled(100_000), "too many digits"),
     ("decimal(5,2)", decimal(3), unscaled(1), "with 3 digits after the point"),
@@ -166,6 +233,14 @@ BAD: list[tuple[str, dict[str, Any], Any, str]] = [
     ("timestamp", {"type": "int64", "name": f"{DEBEZIUM}NanoTimestamp"}, 7001, "whole microseconds"),
     ("timestamp", {"type": "string"}, 7, "found 7, expected timestamp"),
     ("timestamp_ntz", {"type": "string"}, "2026-11-05T07:08:09Z", "no time zone"),
+    ("timestamp_ntz", {"type": "string", "name": f"{DEBEZIUM}IsoTimestamp"}, "2026-11-05Z", 'found "2026-11-05Z"'),
+    ("timestamp_ntz", {"type": "string", "name": f"{DEBEZIUM}IsoTimestamp"}, "2026-11-05T07:08:09+02:00", "no time zone"),
+    ("timestamp_ntz", {"type": "string", "name": f"{DEBEZIUM}IsoTimestamp"}, 7, "found 7, expected timestamp_ntz"),
+    ("date", {"type": "string", "name": f"{DEBEZIUM}IsoDate"}, "2026-11-05ZZ", 'found "2026-11-05Z"'),
+    ("decimal(5,2)", VARIABLE, {"scale": 3, "value": unscaled(1)}, "with 3 digits after the point, expected decimal(5,2)"),
+    ("decimal(5,2)", VARIABLE, {"scale": 0, "value": unscaled(1000)}, "too many digits"),
+    ("decimal(5,2)", VARIABLE, {"scale": 10_000, "value": "AQ=="}, "found a scale of 10000"),
+    ("decimal(5,2)", VARIABLE, {"scale": 1}, "column `a.value`: missing"),
     ("binary", {"type": "string"}, "aGk=", "its schema says string"),
     ("string", {"type": "bytes"}, "aGk=", "its schema says bytes"),
     ("int", {"type": "int32"}, 2**31, "expected int"),
@@ -204,6 +279,8 @@ def test_a_payload_that_is_null_is_a_record_without_a_value() -> None:
         (b'{"schema":null,"payload":{"a":1}', "ends too early"),
         (b'{"schema":null,"payload":[]}', "expected a JSON object, found []"),
         (b'{"schema":5,"payload":{"a":1}}', "expected a type of Connect"),
+        (b'{"schema":{"type":"struct","fields":[{"field":["a"],"type":"x"},{"field":"a"}]},"payload":{}}', "a type of Connect"),
+        (b'{"schema":{"type":"struct","version":' + b"1" * 5000 + b'},"payload":{"a":"x"}}', "column `a`"),
         (b'{"schema":null,"payload":{"a":"\xff"}}', "not UTF-8"),
         (b'{"schema":null,"payload":{"a":' + b"[" * 600 + b"]" * 600 + b"}}", "nested more than 500 deep"),
         (b"[]", "expected an object with `schema` and `payload`, found []"),

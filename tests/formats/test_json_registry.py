@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationError
-from airflow_kafka_spark.formats import JsonSchema
+from airflow_kafka_spark.formats import Debezium, JsonSchema
 from airflow_kafka_spark.formats.confluent import header
 from airflow_kafka_spark.formats.ddl import parse_ddl
 from airflow_kafka_spark.formats.json_carried import plain_columns
+from airflow_kafka_spark.formats.json_registry import _as_written, _plain_fields
 from airflow_kafka_spark.formats.json_registry_schema import bundled, fields_of
 from airflow_kafka_spark.formats.json_registry_worker import RegisteredJsonDecoder
 from airflow_kafka_spark.formats.registered import Document
@@ -88,7 +89,8 @@ def test_headers_that_are_wrong_are_told_and_the_rest_is_read() -> None:
     good = header(2) + GOOD
     wrong = {
         b"": "found 0 bytes, expected at least 5",
-        b"{" + good[1:]: "found the first byte 0x7b, expected the magic byte 0x00",
+        b"{" + good[1:]: "found the first byte 0x7b, expected the magic byte 0x00 of Confluent's wire format; it looks like JSON",
+        b"\xc3\x01" + good: "it looks like Avro's single-object encoding",
         header(3) + GOOD: "found schema id 3, expected one of 1, 2 of `orders-value`",
         header(99) + GOOD: "found schema id 99: it is of type AVRO",
         header(1): "",
@@ -143,6 +145,75 @@ def test_connects_own_words_say_the_types_of_columns() -> None:
     assert json.loads(written(format, [row], columns)[0]) == json.loads(text)
     with pytest.raises(RowRejected, match="`at`: it holds microseconds"):
         written(format, [{**row, "at": at.replace(microsecond=1)}], columns)
+
+
+def test_a_schema_is_read_as_connects_converter_registers_it() -> None:
+    def optional(index: int, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"connect.index": index, "oneOf": [{"type": "null"}, schema]}
+
+    debezium = "io.debezium.time."
+    row = {
+        "id": {"type": "integer", "connect.index": 0, "connect.type": "int64"},
+        "name": optional(1, {"type": "string"}),
+        "day": optional(2, {"type": "integer", "title": f"{debezium}Date", "connect.version": 1, "connect.type": "int32"}),
+        "at": optional(
+            3, {"type": "integer", "title": f"{debezium}MicroTimestamp", "connect.version": 1, "connect.type": "int64"}
+        ),
+        "coarse": optional(
+            4, {"type": "integer", "title": f"{debezium}Timestamp", "connect.version": 1, "connect.type": "int64"}
+        ),
+        "fine": optional(
+            5, {"type": "integer", "title": f"{debezium}NanoTimestamp", "connect.version": 1, "connect.type": "int64"}
+        ),
+    }
+    after = optional(1, {"type": "object", "title": "s.t.Value", "properties": row})
+    op = {"type": "string", "connect.index": 3}
+    events = {"type": "object", "title": "s.t.Envelope", "connect.version": 1, "properties": {"after": after, "op": op}}
+    text = b'{"after":{"id":1,"name":null,"day":1,"at":7,"coarse":7,"fine":7000},"op":"c"}'
+    decoded = Debezium(JsonSchema(schema=events)).decoder().decode([text])
+    start = datetime.datetime(1970, 1, 1)
+    fine, coarse = start.replace(microsecond=7), start.replace(microsecond=7000)
+    (found,) = decoded.batch.to_pylist()
+    assert found == {"id": 1, "name": None, "day": datetime.date(1970, 1, 2), "at": fine, "coarse": coarse, "fine": fine}
+    columns = "id bigint, name string, day date, at timestamp_ntz, coarse timestamp_ntz, fine timestamp_ntz"
+    table = JsonSchema(schema={"type": "object", "properties": row})
+    assert json.loads(written(table, [found], columns)[0]) == json.loads(text)["after"]
+    with pytest.raises(RowRejected, match="the years 1678 to 2261"):
+        written(table, [found | {"fine": start.replace(year=2300)}], columns)
+    with pytest.raises(RowRejected, match="`coarse`: it holds microseconds"):
+        written(table, [found | {"coarse": fine}], columns)
+
+
+def test_a_number_means_what_the_schema_says_that_it_was_written_with() -> None:
+    def price(scale: int, **more: Any) -> dict[str, Any]:
+        said = {"title": f"{CONNECT}Decimal", "connect.type": "bytes", "connect.parameters": {"scale": str(scale)}}
+        return {"type": "object", "properties": {"n": {"type": "number", "connect.type": "float64"}, "p": said | more}}
+
+    latest, before, plain = price(4, type="string"), price(2, type="string"), price(2, type="number")
+    columns = _plain_fields(JsonSchema(schema=latest)._fields)
+    others = {
+        n: _as_written(columns, Document(json.dumps(schema), (), "it")) for n, schema in ((1, before), (2, plain), (3, latest))
+    }
+    assert others[3] == others[2] == tuple(columns) != others[1]
+    decoder = RegisteredJsonDecoder(columns, dict.fromkeys((1, 2, 3), ""), {}, "", True, False, {1: others[1]})
+    values = [header(1) + b'{"n":1,"p":"AJY="}', header(2) + b'{"n":2,"p":1.5}', header(3) + b'{"n":3,"p":"AJY="}']
+    values = [*values, None, header(1) + b'{"n":4,"p":"1.50"}', header(9), *values * 100]
+    for one in (decoder, pickle.loads(pickle.dumps(decoder))):
+        found = one.decode(values)
+        read = [(row["n"], row["p"]) for row in found.batch.to_pylist()]
+        three = [(1.0, Decimal("1.5")), (2.0, Decimal("1.5")), (3.0, Decimal("0.015"))]
+        assert read == [*three, *[(None, None)] * 3, *three * 100]
+        assert [at for at, _ in found.bad] == [4, 5] and "schema id 9" in found.bad[1][1]
+    assert decoder.decode([]).batch.num_rows == 0
+
+
+def test_what_cannot_be_checked_is_bad_and_never_raises() -> None:
+    properties = {"a": {"type": "number", "multipleOf": 0.5}, "b": {"type": "string", "pattern": r"^\p{L}+$"}}
+    decoder = JsonSchema(schema={"type": "object", "properties": properties}, check_values=True).decoder()
+    values = [b'{"a":NaN}', b'{"b":"x"}', b'{"c":' + b"1" * 5000 + b"}", b'{"a":1.5}']
+    found = decoder.decode(values)
+    assert [at for at, _ in found.bad] == [0, 1, 2]
+    assert all("it cannot be checked by its schema" in reason for _, reason in found.bad)
 
 
 def test_what_may_be_null_is_null_and_what_may_be_missing_is_left_out() -> None:

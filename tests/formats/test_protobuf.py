@@ -291,6 +291,13 @@ def test_proto2_has_required_fields_defaults_and_closed_enums() -> None:
     )
 
 
+def test_texts_of_proto2_are_texts_or_bad() -> None:
+    text = 'syntax = "proto2"; message M { optional string a = 1; repeated string b = 2; }'
+    rows, bad = decoded(Protobuf(schema=text), b"\x0a\x01\xff", b"\x12\x01\xff", b"\x0a\x01x")
+    assert rows[2] == {"a": "x", "b": []}
+    assert bad == ((0, r"column `a`: not UTF-8: b'\xff'"), (1, r"column `b`: not UTF-8: b'\xff'"))
+
+
 def test_messages_that_hold_themselves_are_refused_or_cut() -> None:
     text = 'syntax = "proto3"; message M { int32 a = 1; M next = 2; repeated M more = 3; }'
     (problem,) = Protobuf(schema=text).validate("value")
@@ -337,6 +344,7 @@ def test_a_descriptor_set_will_do_and_messages_are_found_by_either_name() -> Non
         ({}, "neither"),
         ({"schema": "message {"}, "protoc says: schema.proto:1:"),
         ({"schema": 'syntax = "proto3"; import "gone.proto"; message M { int32 a = 1; }'}, "gone.proto"),
+        ({"schema": 'syntax = "proto3"; mesage'}, "protoc says: schema.proto:1:"),
         ({"schema": b"nonsense"}, "the descriptor set"),
         ({"schema": 'syntax = "proto3"; message M {}'}, "has no fields"),
         ({"schema": 'syntax = "proto3"; message M { int32 a = 1; int32 A = 2; }'}, "which are one to Spark|protoc says"),

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.formats.avro_reference import symbols_for
+from airflow_kafka_spark.formats.avro_resolution import symbols_for
 from airflow_kafka_spark.formats.avro_schema import Enum, Fixed, Leaf, Logical
-from airflow_kafka_spark.formats.avro_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, factor_of
+from airflow_kafka_spark.formats.avro_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, day_factor_of, factor_of
 from airflow_kafka_spark.formats.dividing_worker import Doubt
 
 Change = Callable[[pa.Array], pa.Array]
@@ -75,7 +75,9 @@ def _number(writer: Leaf | Fixed, reader: Leaf | Fixed) -> Change:
 
 def _finish_number(writer: Logical | None, reader: Leaf | Fixed) -> Change:
     logical = reader.logical
-    if logical is None or logical.name.startswith("time-"):
+    if logical is not None and logical.per_day:
+        return _times(day_factor_of(writer, logical), logical.per_day, pa.int32() if reader.kind == "int" else pa.int64())
+    if logical is None:
         if reader.kind in ("float", "double"):
             wanted = pa.float32() if reader.kind == "float" else pa.float64()
             return lambda array: array.cast(wanted, safe=False)
@@ -95,6 +97,14 @@ def _within(array: pa.Array, low: int, high: int) -> None:
 def _dates(array: pa.Array) -> pa.Array:
     _within(array, MIN_DATE, MAX_DATE)
     return array.cast(pa.int32()).view(pa.date32())
+
+
+def _times(factor: int, limit: int, wanted: pa.DataType) -> Change:
+    def change(array: pa.Array) -> pa.Array:
+        _within(array, 0, limit // factor - 1)
+        return pc.multiply(array.cast(pa.int64()), factor).cast(wanted)
+
+    return change
 
 
 def _timestamps(factor: int, wanted: pa.DataType) -> Change:

@@ -21,7 +21,7 @@ from airflow_kafka_spark.formats.avro_convert_worker import long_of
 from airflow_kafka_spark.formats.avro_fit import branch_for, is_of_members
 from airflow_kafka_spark.formats.avro_layout_worker import lengths
 from airflow_kafka_spark.formats.avro_schema import ArrayOf, Enum, Fixed, Leaf, Logical, MapOf, Record, Schema, Union
-from airflow_kafka_spark.formats.avro_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO
+from airflow_kafka_spark.formats.avro_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, UUID
 from airflow_kafka_spark.formats.avro_write_reference_worker import default_bytes
 from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Map, Struct
 from airflow_kafka_spark.formats.dividing_worker import Doubt
@@ -221,7 +221,7 @@ def _scalar(schema: Leaf | Fixed | Enum) -> Parts:
         return _uuid if logical is not None and logical.name == "uuid" else _fixed(schema.size)
     if schema.kind in ("int", "long"):
         return _number(schema.kind, logical)
-    return _LEAVES[schema.kind]
+    return _uuid_text if logical is not None and logical.name == "uuid" else _LEAVES[schema.kind]
 
 
 def _long(numbers: np.ndarray) -> pa.Array:
@@ -265,6 +265,12 @@ def _text(array: pa.Array) -> list[Part]:
     return _bytes(array)
 
 
+def _uuid_text(array: pa.Array) -> list[Part]:
+    if not pc.all(pc.match_substring_regex(array.cast(pa.string()), f"^{UUID}$"), min_count=0).as_py():
+        raise Doubt
+    return _text(array)
+
+
 _LEAVES: dict[str, Parts] = {"boolean": _boolean, "float": _float, "double": _double, "bytes": _bytes, "string": _text}
 
 
@@ -279,6 +285,8 @@ def _number(kind: str, logical: Logical | None) -> Parts:
         low, high, wanted = MIN_DATE, MAX_DATE, pa.int32()
     elif logical is not None and logical.per_second:
         low, high, factor = MIN_MICRO, MAX_MICRO, 1_000_000 // logical.per_second
+    elif logical is not None and logical.per_day:
+        low, high = 0, logical.per_day - 1
     elif kind == "int":
         low, high = -(1 << 31), (1 << 31) - 1
 

@@ -33,14 +33,8 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.formats import ddl
 from airflow_kafka_spark.formats.avro_convert_worker import Change, NoFastPath, content, long_of, scalar_change
 from airflow_kafka_spark.formats.avro_layout_worker import Binary, Items, Layout, Long, Optional, Row, Sized
-from airflow_kafka_spark.formats.avro_reference import (
-    branch_for,
-    default_of,
-    field_for,
-    goes_with,
-    smallest_size,
-    without_logical,
-)
+from airflow_kafka_spark.formats.avro_reference import default_of, smallest_size, without_logical
+from airflow_kafka_spark.formats.avro_resolution import branch_for, field_for, goes_with
 from airflow_kafka_spark.formats.avro_schema import ArrayOf, Enum, Field, Fixed, Leaf, MapOf, Record, Schema, Union, columns_of
 from airflow_kafka_spark.formats.dividing_worker import Doubt, never_null
 

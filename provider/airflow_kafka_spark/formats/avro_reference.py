@@ -12,6 +12,7 @@ import struct
 from dataclasses import replace
 from typing import Any
 
+from airflow_kafka_spark.formats.avro_resolution import branch_for, field_for, goes_with, symbols_for
 from airflow_kafka_spark.formats.avro_schema import (
     ArrayOf,
     Enum,
@@ -28,16 +29,6 @@ from airflow_kafka_spark.formats.avro_values import Read, converting, promoting,
 from airflow_kafka_spark.formats.json_values import BadValue
 
 _MANY = 1 << 20
-_PROMOTED = {
-    "int": ("int", "long", "float", "double"),
-    "long": ("long", "float", "double"),
-    "float": ("float", "double"),
-    "double": ("double",),
-    "string": ("string", "bytes"),
-    "bytes": ("bytes", "string"),
-    "boolean": ("boolean",),
-    "null": ("null",),
-}
 
 
 class Reference:
@@ -89,32 +80,6 @@ def reading(writer: Schema, reader: Schema) -> Read:
     if isinstance(writer, Enum):
         return _enum(writer, reader)  # type: ignore[arg-type]
     return scalar(writer, reader)  # type: ignore[arg-type]
-
-
-def goes_with(writer: Schema, reader: Schema) -> bool:
-    """Whether values of one type can be read as another, as far as the types themselves tell. Names are looked at in unions."""
-    if isinstance(writer, Leaf):
-        return reader.kind in _PROMOTED[writer.kind]
-    if isinstance(writer, Fixed):
-        return isinstance(reader, Fixed) and reader.size == writer.size
-    return writer.kind == reader.kind
-
-
-def branch_for(writer: Schema, reader: Union) -> int | None:
-    """Which branch of a reader's union takes a writer's type: one of the same type and name, then of the same type, then one that
-    it is promoted to."""
-    fits = [at for at, branch in enumerate(reader.branches) if goes_with(writer, branch)]
-    same = [at for at in fits if reader.branches[at].kind == writer.kind]
-    named = [at for at in same if _same_name(writer, reader.branches[at])]
-    alike = [at for at in named if getattr(reader.branches[at], "logical", None) == getattr(writer, "logical", None)]
-    return next(iter([*alike, *named, *same, *fits]), None)
-
-
-def _same_name(writer: Schema, reader: Schema) -> bool:
-    if not isinstance(writer, (Record, Enum, Fixed)) or not isinstance(reader, (Record, Enum, Fixed)):
-        return True
-    names = {reader.name, *reader.aliases}
-    return writer.name in names or writer.name.rpartition(".")[2] in {n.rpartition(".")[2] for n in names}
 
 
 def _never(writer: Schema, reader: Schema) -> Read:
@@ -184,19 +149,6 @@ def _record(writer: Record, reader: Record) -> Read:
     return read
 
 
-def field_for(written: Field, writer: Record, reader: Record) -> Field | None:
-    """The reader's field that takes a writer's: of the same name, or with that name as an alias while the writer has not both."""
-    by_name = next((f for f in reader.fields if f.name == written.name), None)
-    if by_name is not None:
-        return by_name
-    own = {f.name for f in writer.fields}
-    return next((f for f in reader.fields if f.name not in own and _first_alias(f, own) == written.name), None)
-
-
-def _first_alias(field: Field, own: set[str]) -> str | None:
-    return next((a for a in field.aliases if a in own), None)
-
-
 def _blocks(b: bytes, i: int, smallest: int) -> tuple[int, int]:
     """The number of items of the next block, and where they begin."""
     count, i = read_long(b, i)
@@ -261,11 +213,6 @@ def without_logical(schema: Schema) -> Schema:
     return replace(schema, logical=None) if isinstance(schema, (Leaf, Fixed)) else schema
 
 
-def symbols_for(writer: Enum, reader: Enum) -> list[str | None]:
-    """What the reader sees of each symbol of the writer; None where it knows no such."""
-    return [s if s in reader.symbols else reader.default for s in writer.symbols]
-
-
 def _enum(writer: Enum, reader: Enum) -> Read:
     seen = symbols_for(writer, reader)
 
@@ -316,7 +263,7 @@ def _default(schema: Schema, value: Any) -> Any:
             raise TypeError
         return [_default(schema.items, v) for v in value]
     if isinstance(schema, MapOf):
-        return [(k, _default(schema.values, v)) for k, v in value.items()]
+        return [(k.encode().decode(), _default(schema.values, v)) for k, v in value.items()]
     if isinstance(schema, Enum):
         if value not in schema.symbols:
             raise ValueError
@@ -339,6 +286,7 @@ def _constant(value: Any) -> Read:
     return lambda b, i: (value, i)
 
 
+_BITS = {"int": 31, "long": 63}
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
     "boolean": (bool,),
@@ -356,10 +304,14 @@ def _default_scalar(schema: Leaf | Fixed, json_value: Any) -> Any:
     if not isinstance(json_value, _JSON_TYPES[schema.kind]) or (isinstance(json_value, bool) and schema.kind != "boolean"):
         raise TypeError
     value: Any = json_value
-    if schema.kind in ("int", "long") and not -(1 << (31 if schema.kind == "int" else 63)) <= value < 1 << 63:
+    if schema.kind in _BITS and not -(1 << _BITS[schema.kind]) <= value < 1 << _BITS[schema.kind]:
         raise ValueError
+    if schema.kind == "string":
+        value.encode()
     if schema.kind in ("float", "double"):
         value = float(value)
+        if schema.kind == "float":
+            struct.pack("<f", value)
     if schema.kind in ("bytes", "fixed"):
         value = value.encode("latin-1")
         if isinstance(schema, Fixed) and len(value) != schema.size:

@@ -24,6 +24,16 @@ class Logical:
     scale: int = 0
 
     @property
+    def measures(self) -> str:
+        """``date``, ``time`` or ``timestamp``; of anything else nothing."""
+        return "time" if self.per_day else "timestamp" if self.per_second else "date" if self.name == "date" else ""
+
+    @property
+    def per_day(self) -> int:
+        """Of a time of day: how many units a day has; of anything else 0."""
+        return {"time-millis": 86_400_000, "time-micros": 86_400_000_000}.get(self.name, 0)
+
+    @property
     def per_second(self) -> int:
         """Of a timestamp: how many units a second has; of anything else 0."""
         if not self.name.startswith(("timestamp-", "local-timestamp-")):
@@ -133,6 +143,13 @@ _LOGICAL_OF = {
     "uuid": ("string", "fixed"),
     "decimal": ("bytes", "fixed"),
 }
+_DEBEZIUM = "io.debezium.time."
+_CONNECT_NAMES = {
+    f"{_DEBEZIUM}Date": "date",
+    f"{_DEBEZIUM}Timestamp": "local-timestamp-millis",
+    f"{_DEBEZIUM}MicroTimestamp": "local-timestamp-micros",
+}
+"""What Debezium says by the names of Connect's schemas, which Connect's converter keeps as ``connect.name``."""
 _MAX_NESTING = 60
 
 
@@ -223,7 +240,7 @@ class _Parser:
         full = name if "." in name or not namespace else f"{namespace}.{name}"
         if full in self.named:
             raise self.fail(f"`{full}` is defined twice")
-        aliases = tuple(a if "." in a or not namespace else f"{namespace}.{a}" for a in value.get("aliases") or ())
+        aliases = tuple(a if "." in a or not namespace else f"{namespace}.{a}" for a in self._aliases(value, full))
         if value["type"] == "fixed":
             size = value.get("size")
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
@@ -251,13 +268,20 @@ class _Parser:
             if not isinstance(f, dict) or not isinstance(f.get("name"), str) or "type" not in f:
                 raise self.fail(f"a field of `{full}` has no name or no type")
             default = (f["default"],) if "default" in f else ()
-            fields.append(Field(f["name"], self.schema(f["type"], namespace, depth + 1), tuple(f.get("aliases") or ()), default))
+            aliases_of_field = self._aliases(f, f"{full}.{f['name']}")
+            fields.append(Field(f["name"], self.schema(f["type"], namespace, depth + 1), aliases_of_field, default))
         if len({f.name for f in fields}) != len(fields):
             raise self.fail(f"record `{full}` has a field twice")
         return Record(full, tuple(fields), aliases)
 
+    def _aliases(self, value: Mapping[str, Any], of: str) -> tuple[str, ...]:
+        found = value.get("aliases") or []
+        if not isinstance(found, list) or not all(isinstance(a, str) for a in found):
+            raise self.fail(f"the aliases of `{of}` are {json.dumps(found)[:80]}; expected a list of names")
+        return tuple(found)
+
     def _logical(self, value: Mapping[str, Any], kind: str, size: int = 0) -> Logical | None:
-        name = value.get("logicalType")
+        name = value.get("logicalType", _CONNECT_NAMES.get(str(value.get("connect.name"))))
         if not isinstance(name, str) or kind not in _LOGICAL_OF.get(name, ()):
             return None
         if name == "uuid" and kind == "fixed" and size != 16:

@@ -17,6 +17,8 @@ from airflow_kafka_spark.formats.json_values import BadValue
 Read = Callable[[bytes, int], tuple[Any, int]]
 """Reads at a position; gives the value and the next position."""
 
+UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+"""A pattern, of what the specification of Avro wants: RFC 4122."""
 MIN_DATE, MAX_DATE = -719_162, 2_932_896
 MIN_MICRO, MAX_MICRO = MIN_DATE * 86_400_000_000, (MAX_DATE + 1) * 86_400_000_000 - 1
 _MASK = (1 << 64) - 1
@@ -148,8 +150,10 @@ def promoting(read_raw: Read, writer: str, reader: str) -> Read:
 
 def converting(writer: Logical | None, reader: Logical | None, fixed: bool) -> Callable[[Any], Any] | None:
     """What makes a column's value of the bytes or the number that was written; None where that is it."""
-    if reader is None or reader.name.startswith("time-"):
+    if reader is None:
         return None
+    if reader.per_day:
+        return partial(_of_day, factor=day_factor_of(writer, reader), limit=reader.per_day)
     if reader.name == "decimal":
         scale = writer.scale if writer and writer.name == "decimal" else reader.scale
         return partial(_decimal, scale=scale, wanted=reader)
@@ -163,6 +167,17 @@ def converting(writer: Logical | None, reader: Logical | None, fixed: bool) -> C
 def factor_of(writer: Logical | None, reader: Logical) -> int:
     """How many microseconds the number that was written counts by: the writer's unit, where it has one."""
     return 1_000_000 // ((writer.per_second if writer else 0) or reader.per_second)
+
+
+def day_factor_of(writer: Logical | None, reader: Logical) -> int:
+    """By what the number that was written is multiplied, to be a time of day in the reader's unit."""
+    return reader.per_day // ((writer.per_day if writer else 0) or reader.per_day)
+
+
+def _of_day(n: int, factor: int, limit: int) -> int:
+    if not 0 <= n * factor < limit:
+        raise BadValue(f"found {n}, expected a time of day: 0 to {limit // factor - 1}")
+    return n * factor
 
 
 def _date(days: int) -> int:

@@ -8,6 +8,7 @@ the path to the column: nothing is rounded, cut off or made another value.
 from __future__ import annotations
 
 import decimal
+import re
 import struct
 import uuid
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from airflow_kafka_spark.formats.avro_schema import (
     Union,
     columns_of,
 )
-from airflow_kafka_spark.formats.avro_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO
+from airflow_kafka_spark.formats.avro_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, UUID
 from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Map, Struct, arrow_schema
 from airflow_kafka_spark.formats.json_values import BadValue
 
@@ -201,7 +202,7 @@ def _scalar(schema: Leaf | Fixed | Enum) -> Write:
         return _fixed(schema.size)
     if schema.kind in ("int", "long"):
         return _number(schema.kind, logical)
-    return _LEAVES[schema.kind]
+    return _uuid_text if logical is not None and logical.name == "uuid" else _LEAVES[schema.kind]
 
 
 def _boolean(out: bytearray, scalar: pa.Scalar) -> None:
@@ -240,6 +241,8 @@ def _number(kind: str, logical: Logical | None) -> Write:
         return _date
     if logical is not None and logical.per_second:
         return _instant(logical)
+    if logical is not None and logical.per_day:
+        return _time_of_day(logical.per_day)
     bits = 31 if kind == "int" else 63
 
     def write(out: bytearray, scalar: pa.Scalar) -> None:
@@ -255,6 +258,15 @@ def _date(out: bytearray, scalar: pa.Scalar) -> None:
     if not MIN_DATE <= scalar.value <= MAX_DATE:
         raise BadValue(f"found day {scalar.value} after 1970-01-01, expected one in the years 1 to 9999")
     out += long_of(scalar.value)
+
+
+def _time_of_day(limit: int) -> Write:
+    def write(out: bytearray, scalar: pa.Scalar) -> None:
+        if not 0 <= scalar.as_py() < limit:
+            raise BadValue(f"found {scalar.as_py()}, expected a time of day: 0 to {limit - 1}")
+        out += long_of(scalar.as_py())
+
+    return write
 
 
 def _instant(logical: Logical) -> Write:
@@ -292,6 +304,14 @@ def _fixed(size: int) -> Write:
         out += value
 
     return write
+
+
+def _uuid_text(out: bytearray, scalar: pa.Scalar) -> None:
+    value = bytearray()
+    _text(value, scalar)
+    if not re.fullmatch(UUID, scalar.as_py()):
+        raise BadValue(f"found {scalar.as_py()[:_SHOWN]!r}, expected a UUID")
+    out += value
 
 
 def _uuid(out: bytearray, scalar: pa.Scalar) -> None:

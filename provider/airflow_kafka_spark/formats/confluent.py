@@ -8,6 +8,12 @@ from typing import Literal
 from airflow_kafka_spark.formats.json_values import BadValue
 
 HEADER = 5
+_OTHERS = {
+    b"\xc3\x01": "it looks like Avro's single-object encoding",
+    b"Obj\x01": "it looks like an Avro file",
+    b"{": "it looks like JSON without a header",
+}
+"""What else begins so."""
 SubjectNameStrategy = Literal["TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy"]
 STRATEGIES = ("TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy")
 
@@ -25,7 +31,8 @@ def schema_id(value: bytes) -> int:
     if len(value) < HEADER:
         raise BadValue(f"found {len(value)} bytes, expected at least {HEADER}: the magic byte 0x00 and the id of a schema")
     if value[0]:
-        raise BadValue(f"found the first byte 0x{value[0]:02x}, expected the magic byte 0x00 of Confluent's wire format")
+        like = next((f"; {what}" for begin, what in _OTHERS.items() if value.startswith(begin)), "")
+        raise BadValue(f"found the first byte 0x{value[0]:02x}, expected the magic byte 0x00 of Confluent's wire format{like}")
     return int.from_bytes(value[1:HEADER], "big")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.formats.base import Decoder, Format, Part
@@ -16,10 +16,12 @@ from airflow_kafka_spark.formats.json_envelope import JsonEnvelope
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DeleteHandling = Literal["tombstone", "drop", "rewrite"]
+DeleteHandling = Literal["tombstone", "drop", "rewrite", "rewrite-with-tombstone", "delete-to-tombstone"]
 Truncates = Literal["fail", "ignore"]
 
 DELETED = "__deleted"
+_MODES = get_args(DeleteHandling)
+REWRITING = ("rewrite", "rewrite-with-tombstone")
 _OF_EVENT = ("op", "ts_ms", "ts_us", "ts_ns")
 _OF_TRANSACTION = ("id", "total_order", "data_collection_order")
 _INTEGERS = {
@@ -39,7 +41,7 @@ class Debezium(Format):
     c, u    insert, update       a row of ``after``
     r       read of a snapshot   a row of ``after``
     d       delete               ``tombstone``: a delete of its key, as a record without a value; ``rewrite``: a row of
-                                 ``before`` with ``__deleted``; ``drop``: nothing
+                                 ``before`` with ``__deleted``; ``drop``: nothing; the others: see below
     t       truncate             bad, since no sink here truncates; nothing with ``truncates="ignore"``
     m       logical message      nothing
     other   or none              bad: no change event
@@ -47,22 +49,25 @@ class Debezium(Format):
 
     The tombstone that Debezium sends after a delete event (``tombstones.on.delete``) is, with ``tombstone``, the same delete
     once more, which changes nothing; alone, where the topic was compacted, it is the delete. ``drop`` and ``rewrite`` drop
-    it. A sink that deletes needs the columns of the key: ``key=Json("id bigint")``, or ``key=JsonEnvelope(...)``.
+    it. ``rewrite-with-tombstone`` is ``rewrite`` that keeps it, ``delete-to-tombstone`` is ``tombstone`` that drops it. A sink
+    that deletes needs the columns of the key: ``key=Json("id bigint")``, or ``key=JsonEnvelope(...)``.
 
     :param value: how events are written, with the columns of the rows: ``Json(schema)``, or ``JsonEnvelope(schema)`` where the
         connector writes schemas (``schemas.enable=true``). Of any other format the columns are those of the events.
-    :param delete_tombstone_handling_mode: what delete events become, see above. With ``rewrite`` all columns are nullable, as
-        ``before`` may have the key alone, and ``__deleted`` is ``"true"`` or ``"false"``.
+    :param delete_tombstone_handling_mode: what delete events become, see above. With ``rewrite`` and ``rewrite-with-tombstone``
+        all columns are nullable, as ``before`` may have the key alone, and ``__deleted`` is ``"true"`` or ``"false"``.
     :param add_fields: fields of the event that become columns: ``"op"`` as ``__op``, ``"source.ts_ms"`` as ``__source_ts_ms``,
         ``"table"`` (of ``source``) as ``__table``; ``"lsn:position"`` as ``__position``. Times, positions and numbers are
         bigint, everything else is a string.
     :param add_fields_prefix: what their names begin with.
     :param truncates: what a truncate event is: ``fail`` (it is bad) or ``ignore``.
     :param timestamps: of ``Json``, which says nothing of its numbers: what ``date`` and timestamp columns hold. ``text``: ISO
-        8601, and numbers are bad (``time.precision.mode=isostring``); ``millis`` or ``micros``: numbers, too, of days in dates,
-        of milliseconds or microseconds in timestamps (``connect`` or ``adaptive``).
-    :param decimals: of ``Json``: ``text``, numbers or numeric strings (``decimal.handling.mode=string``); ``unscaled``: also
-        base64 of the unscaled value (``precise``), with the scale of the column.
+        8601, and numbers are bad (``time.precision.mode=isostring``, which writes ``Z`` behind what has no zone); ``millis``,
+        ``micros`` or ``nanos``: numbers, too, of days in dates, of milliseconds, microseconds or (whole microseconds in)
+        nanoseconds in timestamps (``connect``, ``adaptive`` or ``microseconds``, ``nanoseconds``).
+    :param decimals: of ``Json``: ``text``, numbers or numeric strings (``decimal.handling.mode=double`` or ``string``);
+        ``unscaled``: numbers, base64 of the unscaled value with the scale of the column, or an object of scale and value
+        (``precise``).
     """
 
     value: Format
@@ -70,7 +75,7 @@ class Debezium(Format):
     add_fields: Sequence[str] = ()
     add_fields_prefix: str = "__"
     truncates: Truncates = "fail"
-    timestamps: Literal["text", "millis", "micros"] = "text"
+    timestamps: Literal["text", "millis", "micros", "nanos"] = "text"
     decimals: Literal["text", "unscaled"] = "text"
 
     def of_topics(self, topics: Sequence[str], part: Part) -> Format:
@@ -89,6 +94,11 @@ class Debezium(Format):
             found.append((outer, name, self.add_fields_prefix + (renamed or path.replace(".", "_"))))
         return tuple(found)
 
+    @property
+    def _rewrites(self) -> bool:
+        """Whether delete events become rows, of `before`."""
+        return self.delete_tombstone_handling_mode in REWRITING
+
     # --- validate ---
 
     def validate(self, where: str) -> list[Problem]:
@@ -98,9 +108,9 @@ class Debezium(Format):
                 Problem(f"{where}.value", f"found {self.value!r}; expected Json or JsonEnvelope", "Name how events are written")
             ]
         options = {
-            "delete_tombstone_handling_mode": (self.delete_tombstone_handling_mode, ("tombstone", "drop", "rewrite")),
+            "delete_tombstone_handling_mode": (self.delete_tombstone_handling_mode, _MODES),
             "truncates": (self.truncates, ("fail", "ignore")),
-            "timestamps": (self.timestamps, ("text", "millis", "micros")),
+            "timestamps": (self.timestamps, ("text", "millis", "micros", "nanos")),
             "decimals": (self.decimals, ("text", "unscaled")),
         }
         problems = [
@@ -132,7 +142,7 @@ class Debezium(Format):
             if "op" not in events.names or found is None or not pa.types.is_struct(found):
                 what = f"its columns are {', '.join(events.names)}; expected those of change events: op, after, ..."
                 return [Problem(f"{where}.value", what, "Name the format of Debezium's events")]
-            if self.delete_tombstone_handling_mode == "rewrite" and _kinds(events, "before") != _kinds(events, "after"):
+            if self._rewrites and _kinds(events, "before") != _kinds(events, "after"):
                 return [Problem(f"{where}.value", "its `before` has not the fields of `after`, as `rewrite` needs them")]
             paths = {(outer, name) for outer, name, _ in self.added}
             missing = [".".join(filter(None, p)) for p in sorted(paths) if _field_of(events, *p) is None]
@@ -151,7 +161,7 @@ class Debezium(Format):
         assert isinstance(self.value, Json | JsonEnvelope)
         row = [replace(c, type=carry(c.type, self._carried)) for c in self.value.columns]
         columns = [Column("op", Text()), Column("after", Struct(tuple(row)))]
-        if self.delete_tombstone_handling_mode == "rewrite":
+        if self._rewrites:
             columns.append(Column("before", Struct(tuple(replace(c, nullable=True) for c in row))))
         nested: dict[str, dict[str, Column]] = {}
         for outer, name, _ in self.added:
@@ -167,10 +177,10 @@ class Debezium(Format):
             return data_type
         if isinstance(data_type, Decimal):
             return carried(data_type, "unscaled", data_type.scale) if self.decimals == "unscaled" else data_type
-        if str(data_type) in ("timestamp", "timestamp_ntz"):
+        if str(data_type) == "timestamp" or (str(data_type) == "timestamp_ntz" and self.timestamps != "text"):
             return carried(data_type, self.timestamps)
-        if str(data_type) == "date":
-            return carried(data_type, "text" if self.timestamps == "text" else "days")
+        if str(data_type) in ("date", "timestamp_ntz"):
+            return carried(data_type, "iso" if self.timestamps == "text" else "days")
         return data_type
 
     def event_schema(self) -> pa.Schema:
@@ -188,7 +198,7 @@ class Debezium(Format):
         """
         import pyarrow as pa
 
-        events, rewrite = self.event_schema(), self.delete_tombstone_handling_mode == "rewrite"
+        events, rewrite = self.event_schema(), self._rewrites
         fields = [f.with_nullable(True) if rewrite else f for f in events.field("after").type]
         for outer, name, column in self.added:
             found = _field_of(events, outer, name)
@@ -213,7 +223,7 @@ class Debezium(Format):
             else:
                 from airflow_kafka_spark.formats.json_envelope_worker import EnvelopeDecoder
 
-                events = EnvelopeDecoder(columns)
+                events = EnvelopeDecoder(columns, defaults=self.value.replace_null_with_default)
         else:
             events = self.value.decoder()
         return DebeziumDecoder(events, self.arrow_schema(), self.added, self.delete_tombstone_handling_mode, self.truncates)

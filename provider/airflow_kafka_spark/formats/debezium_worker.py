@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Decoded, Decoder
-from airflow_kafka_spark.formats.debezium import DeleteHandling, Truncates
+from airflow_kafka_spark.formats.debezium import REWRITING, DeleteHandling, Truncates
 
+_DELETING: Mapping[DeleteHandling, tuple[str, ...]] = {
+    "tombstone": ("d", "none"),
+    "delete-to-tombstone": ("d",),
+    "rewrite-with-tombstone": ("none",),
+}
 _ROWS = pa.array(["c", "u", "r"])
 
 
@@ -41,7 +46,9 @@ class DebeziumDecoder(Decoder):
         op, after = batch.column("op"), batch.column("after")
         is_row = np.asarray(pc.and_(pc.is_in(op, _ROWS), after.is_valid()))
         columns = [*after.flatten(), *(self._added(batch, outer, name) for outer, name, _ in self.added)]
-        rewrite = self.deletes == "rewrite"
+        rewrite = self.deletes in REWRITING
+        # Events and tombstones that stand for the deletion of their key.
+        deleting = _DELETING.get(self.deletes, ())
         if is_row.all():
             columns += [pa.repeat("false", len(values))] if rewrite else []
             return Decoded(self._batch(columns))
@@ -52,7 +59,7 @@ class DebeziumDecoder(Decoder):
             if at in bad:
                 continue
             kind = "none" if values[at] is None or at in gone else op[at].as_py()
-            if kind in ("d", "none") and self.deletes == "tombstone":
+            if kind in deleting:
                 deleted[at] = values[at] is not None
             elif kind == "d" and rewrite and batch.column("before")[at].is_valid:
                 from_before[at] = True

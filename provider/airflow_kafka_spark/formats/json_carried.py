@@ -19,6 +19,7 @@ from airflow_kafka_spark.formats.json_values import (
     PRIMITIVES,
     BadValue,
     Reader,
+    day_number,
     decimal_reader,
     from_base64,
     match_integer,
@@ -28,8 +29,13 @@ from airflow_kafka_spark.formats.json_values import (
     unexpected,
 )
 
-Unit = Literal["days", "millis", "micros", "nanos", "unscaled", "text"]
-"""What a number counts, from 1970 on; ``unscaled`` is a decimal's unscaled value in base64; ``text``: numbers are refused."""
+Unit = Literal["days", "millis", "micros", "nanos", "unscaled", "variable", "text", "iso"]
+"""What a number counts, from 1970 on; ``unscaled`` is a decimal's unscaled value in base64, ``variable`` the same beside its
+scale; ``text``: numbers are refused, ``iso``: so are they, and what has no zone may end in ``Z``."""
+
+VARIABLE = (Column("scale", Primitive("int"), nullable=False), Column("value", Primitive("binary"), nullable=False))
+"""Debezium's VariableScaleDecimal: of a column without a scale."""
+_LARGEST_SCALE = 1000
 
 _PER_MICRO = {"millis": (1000, 1), "micros": (1, 1), "nanos": (1, 1000)}
 MAX_DATE = 2_932_896
@@ -79,6 +85,30 @@ def plain_columns(columns: Sequence[Column]) -> list[Column]:
     return [replace(c, type=plain(c.type)) for c in columns]
 
 
+def as_sent(wanted: Sequence[Column], sent: Sequence[Column]) -> tuple[Column, ...]:
+    """Columns, with what their values are carried by in another schema: the same number may mean something else there."""
+    known = {c.name: c.type for c in sent}
+    return tuple(replace(c, type=_as_sent(c.type, known[c.name])) if c.name in known else c for c in wanted)
+
+
+def _as_sent(wanted: DataType, sent: DataType) -> DataType:
+    if isinstance(wanted, Struct) and isinstance(sent, Struct):
+        return Struct(as_sent(wanted.fields, sent.fields))
+    if isinstance(wanted, Array) and isinstance(sent, Array):
+        return replace(wanted, element=_as_sent(wanted.element, sent.element))
+    if isinstance(wanted, Map) and isinstance(sent, Map):
+        return replace(wanted, value=_as_sent(wanted.value, sent.value))
+    if isinstance(sent, Carried) and _kind(plain(wanted)) == _kind(sent.of):
+        return carried(plain(wanted), sent.unit, sent.scale)
+    return wanted
+
+
+def _kind(data_type: DataType) -> str:
+    if isinstance(data_type, Decimal):
+        return "decimal"
+    return "timestamp" if str(data_type) == "timestamp_ntz" else str(data_type)
+
+
 def carry(data_type: DataType, change: Callable[[DataType], DataType]) -> DataType:
     """A type with its innermost parts changed."""
     if isinstance(data_type, Array):
@@ -95,10 +125,10 @@ def carried_reader(kind: Carried, seen: Callable[[bool], None]) -> Reader:
 
     :param seen: told whether it came as a number.
     """
-    if kind.unit == "unscaled":
+    if kind.unit in ("unscaled", "variable"):
         return _unscaled(kind, seen)
     name = str(kind.of)
-    from_text = PRIMITIVES["date"] if name == "date" else _instant_text(name)
+    from_text = _iso_text(name) if kind.unit == "iso" else PRIMITIVES["date"] if name == "date" else _instant_text(name)
     from_number = _from_number(kind)
 
     def read(text: str, i: int) -> tuple[Any, int]:
@@ -106,7 +136,7 @@ def carried_reader(kind: Carried, seen: Callable[[bool], None]) -> Reader:
             seen(False)
             return from_text(text, i)
         match = match_integer(text, i)
-        if match is None or kind.unit == "text":
+        if match is None or kind.unit in ("text", "iso"):
             raise unexpected(text, i, name)
         seen(True)
         return from_number(match.group()), match.end()
@@ -122,8 +152,20 @@ def _instant_text(name: str) -> Reader:
     return read
 
 
+def _iso_text(name: str) -> Reader:
+    """What Debezium makes of dates and wall clocks with ``time.precision.mode=isostring``: as if they were in UTC."""
+
+    def read(text: str, i: int) -> tuple[Any, int]:
+        found, end = read_string(text, i)
+        if name == "date":
+            return day_number(found.removesuffix("Z")), end
+        return micros(found, name, zoned=found.endswith("Z")), end
+
+    return read
+
+
 def _from_number(kind: Carried) -> Callable[[str], int]:
-    if kind.unit == "text":
+    if kind.unit in ("text", "iso"):
         return int
     times, per = (1, 1) if kind.unit == "days" else kind.factor
     low, high = (MIN_DATE, MAX_DATE) if kind.unit == "days" else (MIN_MICRO, MAX_MICRO)
@@ -158,22 +200,39 @@ def _unscaled(kind: Carried, seen: Callable[[bool], None]) -> Reader:
 def unscaled(kind: Carried) -> Callable[[str], decimal.Decimal]:
     """From base64 of a big-endian two's complement, Connect's Decimal, to the column's decimal."""
     assert isinstance(kind.of, Decimal)
-    scale = kind.of.scale
-    shift, limit = scale - kind.scale, 10**kind.of.precision
+    wanted, scale = kind.of, kind.scale
 
     def convert(found: str) -> decimal.Decimal:
         try:
             data = from_base64(found)
         except BadValue:
-            raise BadValue(f'found "{short(found)}", expected {kind.of}: base64 of its unscaled value') from None
-        if len(data) > 64:
-            raise BadValue(f'found "{short(found)}", expected {kind.of}: it has too many digits')
-        number = int.from_bytes(data, "big", signed=True)
-        if shift < 0 and number % 10**-shift:
-            raise BadValue(f'found "{short(found)}" with {kind.scale} digits after the point, expected {kind.of}')
-        number = number * 10**shift if shift >= 0 else number // 10**-shift
-        if not -limit < number < limit:
-            raise BadValue(f'found "{short(found)}", expected {kind.of}: it has too many digits')
-        return decimal.Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale))
+            raise BadValue(f'found "{short(found)}", expected {wanted}: base64 of its unscaled value') from None
+        return _scaled(data, scale, wanted, f'"{short(found)}"')
 
     return convert
+
+
+def variable(data: bytes, scale: int, kind: Carried) -> decimal.Decimal:
+    """The column's decimal of a VariableScaleDecimal.
+
+    :param data: the unscaled value, in big-endian two's complement.
+    :param scale: how many of its digits stand behind the point.
+    :raises BadValue: the column does not take it.
+    """
+    assert isinstance(kind.of, Decimal)
+    if not -_LARGEST_SCALE < scale < _LARGEST_SCALE:
+        raise BadValue(f"found a scale of {scale}, which no column has")
+    return _scaled(data, scale, kind.of, f"an unscaled value of {len(data)} bytes")
+
+
+def _scaled(data: bytes, sent: int, wanted: Decimal, found: str) -> decimal.Decimal:
+    """An unscaled value of one scale as a decimal of another, without rounding."""
+    if len(data) > 64:
+        raise BadValue(f"found {found}, expected {wanted}: it has too many digits")
+    number, shift = int.from_bytes(data, "big", signed=True), wanted.scale - sent
+    if shift < 0 and number % 10**-shift:
+        raise BadValue(f"found {found} with {sent} digits after the point, expected {wanted}")
+    number = number * 10**shift if shift >= 0 else number // 10**-shift
+    if abs(number) >= 10**wanted.precision:
+        raise BadValue(f"found {found}, expected {wanted}: it has too many digits")
+    return decimal.Decimal((number < 0, tuple(map(int, str(abs(number)))), -wanted.scale))

@@ -45,7 +45,7 @@ class JsonEnvelope(Format):
     =======================  ====================================================================================================
 
     - Where the two do not go together (``int64`` without a name for a timestamp), the record is bad.
-    - A field that the record's schema does not have is null. Defaults in it are not used: a null stays one.
+    - A field that the record's schema does not have is null. Defaults in it are used if ``replace_null_with_default`` says so.
     - ``"schema": null`` says nothing: the payload is read as by :class:`.Json`.
     - ``"payload": null`` is what a record without a value is, a tombstone, as it is to Connect; bad where the schema is not
       optional.
@@ -57,10 +57,13 @@ class JsonEnvelope(Format):
     :param schema: the columns, as for :class:`.Json`; also of what is written, which may be fewer.
     :param timestamps: how timestamps are written: ``millis``, Connect's ``Timestamp`` (a value with microseconds makes the job
         fail), or ``micros``, Debezium's ``MicroTimestamp``.
+    :param replace_null_with_default: whether a field that is null, or missing, is what the record's schema has as its default;
+        False (default): a null stays one. Connect's option of this name, whose default is true.
     """
 
     schema: str | SparkSchema | Mapping[str, Any] = ""
     timestamps: Precision = "millis"
+    replace_null_with_default: bool = False
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -75,6 +78,9 @@ class JsonEnvelope(Format):
         problems = Json(self.schema).validate(where)
         if self.timestamps not in ("millis", "micros"):
             problems.append(Problem(f"{where}.timestamps", f"found {self.timestamps!r}; expected millis or micros"))
+        if not isinstance(self.replace_null_with_default, bool):
+            found = f"found {self.replace_null_with_default!r}; expected True or False"
+            problems.append(Problem(f"{where}.replace_null_with_default", found))
         return problems
 
     def arrow_schema(self) -> pa.Schema:
@@ -91,7 +97,7 @@ class JsonEnvelope(Format):
         """
         from airflow_kafka_spark.formats.json_envelope_worker import EnvelopeDecoder
 
-        return EnvelopeDecoder(self.columns)
+        return EnvelopeDecoder(self.columns, defaults=self.replace_null_with_default)
 
     # --- writing ---
 

@@ -18,6 +18,8 @@ from airflow_kafka_spark.formats.json_values import BadValue, short
 Precision = Literal["millis", "micros"]
 
 _CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
+_VARIABLE = "io.debezium.data.VariableScaleDecimal"
+_ISO = (f"{_DEBEZIUM}IsoDate", f"{_DEBEZIUM}IsoTimestamp")
 _UNITS: Mapping[str, Unit] = {
     f"{_CONNECT}Date": "days",
     f"{_CONNECT}Timestamp": "millis",
@@ -59,7 +61,7 @@ def _kind(schema: Any) -> str:
 
 def _fields(columns: Sequence[Column], schema: Mapping[str, Any]) -> tuple[Column, ...]:
     fields = schema.get("fields") or []
-    known = {f.get("field"): f for f in fields if isinstance(f, dict)} if isinstance(fields, list) else {}
+    known = {str(f.get("field")): f for f in fields if isinstance(f, dict)} if isinstance(fields, list) else {}
     found = []
     for column in columns:
         try:
@@ -75,6 +77,8 @@ def _type(wanted: DataType, schema: Any) -> DataType:
         return _nested(wanted, kind, schema)
     if isinstance(wanted, Decimal) and name == f"{_CONNECT}Decimal":
         return carried(wanted, "unscaled", _scale(schema))
+    if isinstance(wanted, Decimal) and name == _VARIABLE and kind == "struct":
+        return carried(wanted, "variable")
     if str(wanted) in ("date", "timestamp", "timestamp_ntz"):
         return _temporal(wanted, kind, name, schema)
     if kind == "bytes" and (str(wanted) != "binary"):
@@ -99,7 +103,7 @@ def _nested(wanted: Struct | Array | Map, kind: str, schema: Mapping[str, Any]) 
 def _temporal(wanted: DataType, kind: str, name: Any, schema: Mapping[str, Any]) -> DataType:
     unit = _UNITS.get(str(name))
     if kind == "string":
-        return carried(wanted, "text")
+        return carried(wanted, "iso" if name in _ISO and str(wanted) != "timestamp" else "text")
     if unit is None or (unit == "days") != (str(wanted) == "date"):
         raise _unfit(wanted, schema)
     return carried(wanted, unit)

@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Kind
 from airflow_kafka_spark.formats.ddl import Column, arrow_schema, arrow_type
 from airflow_kafka_spark.formats.dividing_worker import FEW_RECORDS
+from airflow_kafka_spark.formats.json_carried import plain_columns
+from airflow_kafka_spark.formats.json_envelope_defaults_worker import Filling, filled, fillings
 from airflow_kafka_spark.formats.json_envelope_schema import Precision, carried_columns, is_optional
 from airflow_kafka_spark.formats.json_values import (
     MAX_NESTING,
@@ -44,11 +46,13 @@ class _Plan:
     :param decoder: of its payloads; None when they do not fit the columns.
     :param wrong: why.
     :param optional: whether a payload may be null.
+    :param fillings: what stands in for nulls of the columns.
     """
 
     decoder: JsonDecoder | None
     wrong: str = ""
     optional: bool = True
+    fillings: tuple[Filling | None, ...] = ()
 
 
 @dataclass
@@ -65,17 +69,18 @@ class EnvelopeDecoder(Decoder):
 
     :param columns: what is wanted of the payloads.
     :param few: see :class:`.JsonDecoder`.
+    :param defaults: whether those of a record's schema stand in for nulls.
     """
 
-    def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS) -> None:
-        self._columns, self._few = tuple(columns), few
+    def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, defaults: bool = False) -> None:
+        self._columns, self._few, self._defaults = tuple(columns), few, defaults
         self._schema = arrow_schema(self._columns)
         self._plans: dict[str, _Plan] = {}
         self._prefixes: dict[bytes, _Plan] = {}
         self._prefix: bytes | None = None
 
-    def __reduce__(self) -> tuple[type[EnvelopeDecoder], tuple[tuple[Column, ...], int]]:
-        return type(self), (self._columns, self._few)
+    def __reduce__(self) -> tuple[type[EnvelopeDecoder], tuple[tuple[Column, ...], int, bool]]:
+        return type(self), (self._columns, self._few, self._defaults)
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Decode many values at once; see :class:`.JsonEnvelope` for what they mean."""
@@ -123,9 +128,10 @@ class EnvelopeDecoder(Decoder):
             decoded = decoder.decode_by_reference(group.payloads) if by_reference else decoder.decode(group.payloads)
             for n, reason in decoded.bad:
                 bad[group.places[n]] = _reason(values[group.places[n]], reason)
+            rows_of = self._filled(decoded.batch, group.plan)
             if len(group.places) == len(values):
-                return decoded.batch
-            batches.append(decoded.batch)
+                return rows_of
+            batches.append(rows_of)
             for n, at in enumerate(group.places, taken):
                 rows[at] = n
             taken += len(group.places)
@@ -135,6 +141,12 @@ class EnvelopeDecoder(Decoder):
             column = pa.concat_arrays([b.column(index) for b in batches]) if batches else pa.array([], f.type)
             columns.append(column.take(order))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _filled(self, batch: pa.RecordBatch, plan: _Plan) -> pa.RecordBatch:
+        if not any(plan.fillings):
+            return batch
+        columns = zip(plan.fillings, batch.columns, self._schema, strict=True)
+        return pa.RecordBatch.from_arrays([filled(found, array, f.type) for found, array, f in columns], schema=self._schema)
 
     def _payload(self, value: bytes, by_reference: bool) -> tuple[_Plan, bytes]:
         """What a record's schema means, and its payload."""
@@ -166,12 +178,20 @@ class EnvelopeDecoder(Decoder):
         return plan
 
     def _plan(self, text: str) -> _Plan:
-        schema = json.loads(text)
+        try:
+            schema = json.loads(text, parse_int=str, parse_float=str)
+        except ValueError as e:
+            return _Plan(None, f"its schema cannot be read: {e}")
         try:
             carried = carried_columns(self._columns, schema)
+            found: tuple[Filling | None, ...] = ()
+            if self._defaults:
+                # Numbers as they are, which above are texts.
+                carried, found = fillings(carried, json.loads(text))
         except BadValue as e:
             return _Plan(None, e.reason, is_optional(schema))
-        return _Plan(JsonDecoder(self._columns, self._few, carried), optional=is_optional(schema))
+        columns = plain_columns(carried) if any(found) else self._columns
+        return _Plan(JsonDecoder(columns, self._few, carried), optional=is_optional(schema), fillings=found)
 
 
 def _check_null(plan: _Plan) -> None:

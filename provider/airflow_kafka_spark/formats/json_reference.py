@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Decimal, Map, Struct, Text
-from airflow_kafka_spark.formats.json_carried import Carried, carried_reader
+from airflow_kafka_spark.formats.json_carried import VARIABLE, Carried, carried_reader, variable
 from airflow_kafka_spark.formats.json_values import (
     MAX_NESTING,
     MAX_SECOND,
@@ -98,10 +98,24 @@ class Reference:
         if isinstance(data_type, Decimal):
             return decimal_reader(data_type)
         if isinstance(data_type, Carried):
-            return carried_reader(data_type, self._expected())
+            return self._carried(data_type)
         if data_type.name == "timestamp":
             return self._instant()
         return PRIMITIVES[data_type.name]
+
+    def _carried(self, kind: Carried) -> Reader:
+        read = carried_reader(kind, self._expected())
+        if kind.unit not in ("unscaled", "variable"):
+            return read
+        read_parts = self._object(VARIABLE)
+
+        def decimal(text: str, i: int) -> tuple[Any, int]:
+            if text[i] != "{":
+                return read(text, i)
+            parts, end = read_parts(text, i)
+            return variable(parts["value"], parts["scale"], kind), end
+
+        return decimal
 
     def _object(self, columns: Sequence[Column]) -> Reader:
         readers = {c.name: self._value(c.type, c.nullable) for c in columns}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SchemaUnusable
 from airflow_kafka_spark.formats.base import Decoder
 from airflow_kafka_spark.formats.ddl import Column, SparkSchema, columns_of
-from airflow_kafka_spark.formats.json_carried import plain_columns
+from airflow_kafka_spark.formats.json_carried import as_sent, plain_columns
 from airflow_kafka_spark.formats.registered import Document, Registered
 
 if TYPE_CHECKING:
@@ -120,14 +120,18 @@ class JsonSchema(Registered):
         if not self.registry:
             return RegisteredJsonDecoder(columns, {0: self._own}, {}, "", False, self.check_values)
         versions = self._all_versions()
-        known, unusable = dict[int, str](), dict[int, str]()
+        known, unusable, others = dict[int, str](), dict[int, str](), dict[int, Sequence[Column]]()
         for registered in versions:
             try:
                 document = self._document(registered)
                 known[registered.id] = json.dumps(bundled(document)) if self.check_values else ""
             except SchemaUnusable as e:
                 unusable[registered.id] = e.found
-        return RegisteredJsonDecoder(columns, known, unusable, self._known_as(versions), True, self.check_values)
+                continue
+            written = _as_written(columns, document)
+            if written != tuple(columns):
+                others[registered.id] = written
+        return RegisteredJsonDecoder(columns, known, unusable, self._known_as(versions), True, self.check_values, others)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -152,6 +156,14 @@ def _fields_of(document: Document) -> tuple[Field, ...]:
     from airflow_kafka_spark.formats.json_registry_schema import bundled, fields_of
 
     return fields_of(bundled(document), document.name)
+
+
+def _as_written(columns: Sequence[Column], document: Document) -> tuple[Column, ...]:
+    """Columns, with what carries their values in records of a schema; as they are, where the schema itself cannot be columns."""
+    try:
+        return as_sent(columns, _plain_fields(_fields_of(document)))
+    except SchemaUnusable:
+        return tuple(columns)
 
 
 def _plain_fields(fields: Sequence[Column]) -> list[Column]:

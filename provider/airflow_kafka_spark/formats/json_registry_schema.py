@@ -14,12 +14,21 @@ from urllib.parse import quote, urljoin
 
 from airflow_kafka_spark.errors import SchemaInvalid, SchemaUnusable
 from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
-from airflow_kafka_spark.formats.json_carried import carried
+from airflow_kafka_spark.formats.json_carried import Carried, carried
 from airflow_kafka_spark.formats.json_schema import _Reader, parse_json_schema
 from airflow_kafka_spark.formats.registered import Document
 
 LOCAL = "local-date-time"
-_CONNECT = "org.apache.kafka.connect.data."
+_CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
+_CARRIED: Mapping[str, Carried] = {
+    f"{_CONNECT}Date": carried(Primitive("date"), "days"),
+    f"{_CONNECT}Timestamp": carried(Primitive("timestamp"), "millis"),
+    f"{_DEBEZIUM}Date": carried(Primitive("date"), "days"),
+    f"{_DEBEZIUM}Timestamp": carried(Primitive("timestamp_ntz"), "millis"),
+    f"{_DEBEZIUM}MicroTimestamp": carried(Primitive("timestamp_ntz"), "micros"),
+    f"{_DEBEZIUM}NanoTimestamp": carried(Primitive("timestamp_ntz"), "nanos"),
+}
+"""What integers are, by their titles."""
 _NUMBERS = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "float32": "float", "float64": "double"}
 _CONNECT_TYPES = {name: connect for connect, name in _NUMBERS.items()}
 _MAX_PRECISION = 38
@@ -131,10 +140,10 @@ class _ConnectReader(_Reader):
         )
 
     def _typed(self, kind: str, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
-        said, title = schema.get("connect.type"), str(schema.get("title", "")).removeprefix(_CONNECT)
-        if kind == "integer" and title in ("Date", "Timestamp") and said in ("int32", "int64"):
-            return carried(Primitive("date"), "days") if title == "Date" else carried(Primitive("timestamp"), "millis")
-        if kind in ("number", "string") and said == "bytes" and title == "Decimal":
+        said, title = schema.get("connect.type"), str(schema.get("title", ""))
+        if kind == "integer" and title in _CARRIED and said in ("int32", "int64"):
+            return _CARRIED[title]
+        if kind in ("number", "string") and said == "bytes" and title == f"{_CONNECT}Decimal":
             decimal = _decimal(schema)
             return decimal if kind == "number" else carried(decimal, "unscaled", decimal.scale)
         if kind == "string" and said == "bytes":

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_kafka_spark.formats.base import Decoded, Decoder
-from airflow_kafka_spark.formats.confluent import HEADER, schema_id
+from airflow_kafka_spark.formats.confluent import HEADER, header, schema_id
 from airflow_kafka_spark.formats.ddl import Column
 from airflow_kafka_spark.formats.json_carried import plain_columns
 from airflow_kafka_spark.formats.json_values import BadValue
@@ -19,6 +19,7 @@ from airflow_kafka_spark.formats.json_worker import JsonDecoder
 from airflow_kafka_spark.formats.registered import unknown_id
 
 _MAX_TOLD = 300
+_NONE: Mapping[int, Sequence[Column]] = {}
 
 
 class RegisteredJsonDecoder(Decoder):
@@ -29,6 +30,7 @@ class RegisteredJsonDecoder(Decoder):
     :param unusable: ids whose schema cannot be used, and why.
     :param span: where the schemas are from, as it stands in a sentence.
     :param checks: whether values are checked against the schema they were written with; without a header that of id 0.
+    :param others: ids of records in which the columns' values are carried by something else, and by what.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class RegisteredJsonDecoder(Decoder):
         span: str,
         framed: bool,
         checks: bool,
+        others: Mapping[int, Sequence[Column]] = _NONE,
     ) -> None:
-        self._given = (tuple(carried), dict(known), dict(unusable), span, framed, checks)
+        self._given = (tuple(carried), dict(known), dict(unusable), span, framed, checks, dict(others))
         self._known, self._unusable, self._span, self._framed, self._checks = known, unusable, span, framed, checks
         self._json = JsonDecoder(plain_columns(carried), carried=carried)
+        self._others = {header(n): JsonDecoder(plain_columns(columns), carried=columns) for n, columns in others.items()}
         self._heads: set[bytes] = set()
         self._validators: dict[int, Callable[[bytes], str]] = {}
 
@@ -53,11 +57,27 @@ class RegisteredJsonDecoder(Decoder):
         """Decode many values at once."""
         bad: dict[int, str] = {}
         texts = self._texts(values, bad) if self._framed else list(values)
-        decoded = self._json.decode(texts)
+        decoded = self._json.decode(texts) if not self._others else self._by_writer(values, texts)
         bad.update(decoded.bad)
         if self._checks:
             decoded = self._checked(decoded, values, texts, bad)
         return replace(decoded, bad=tuple(sorted(bad.items())))
+
+    def _by_writer(self, values: Sequence[bytes | None], texts: Sequence[bytes | None]) -> Decoded:
+        """Each record as what carries its values is in its own schema."""
+        groups: dict[JsonDecoder, list[int]] = {}
+        for at, value in enumerate(values):
+            groups.setdefault(self._others.get((value or b"")[:HEADER], self._json), []).append(at)
+        batches, bad, places = [], dict[int, str](), list[int]()
+        for decoder, group in groups.items():
+            decoded = decoder.decode([texts[at] for at in group])
+            batches.append(decoded.batch)
+            bad.update((group[at], reason) for at, reason in decoded.bad)
+            places += group
+        if not batches:
+            return self._json.decode([])
+        rows = pa.Table.from_batches(batches).take(np.argsort(places)).combine_chunks()
+        return Decoded(rows.to_batches()[0], tuple(sorted(bad.items())))
 
     def _texts(self, values: Sequence[bytes | None], bad: dict[int, str]) -> list[bytes | None]:
         """What is behind the headers; None where that is not known."""
@@ -110,7 +130,10 @@ def _validator(schema: Mapping[str, Any]) -> Callable[[bytes], str]:
     validator = validator_for(schema)(schema)
 
     def wrong(text: bytes) -> str:
-        error = best_match(validator.iter_errors(json.loads(text)))
+        try:
+            error = best_match(validator.iter_errors(json.loads(text)))
+        except Exception as e:  # noqa: BLE001 - what a schema's patterns and references do with a value is not ours
+            return f"it cannot be checked by its schema: {type(e).__name__}: {str(e)[:_MAX_TOLD]}"
         if error is None:
             return ""
         place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path).lstrip(".")

@@ -20,6 +20,7 @@ from airflow_kafka_spark.formats.row_values import INTEGERS
 from airflow_kafka_spark.formats.row_values_worker import RowEncoder, Unfit, as_java, pairs, unscaled
 
 _MAX_DATE = 2_932_896
+_MOST_NANOS = ((1 << 63) - 1) // 1000
 _Text = Callable[[Any], str]
 """The JSON of a value; raises ValueError."""
 
@@ -144,14 +145,36 @@ def _clock(value: int, zone: str) -> str:
 
 
 def _days(_: Carried) -> _Text:
-    return str
+    def text(value: int) -> str:
+        _day(value)
+        return str(value)
+
+    return text
 
 
 def _millis(_: Carried) -> _Text:
     def text(value: int) -> str:
+        _clock(value, "")
         if value % 1000:
-            raise ValueError("it holds microseconds, which Connect's Timestamp has not")
+            raise ValueError("it holds microseconds, which Connect's and Debezium's Timestamp have not")
         return str(value // 1000)
+
+    return text
+
+
+def _micros(_: Carried) -> _Text:
+    def text(value: int) -> str:
+        _clock(value, "")
+        return str(value)
+
+    return text
+
+
+def _nanos(_: Carried) -> _Text:
+    def text(value: int) -> str:
+        if abs(value) > _MOST_NANOS:
+            raise ValueError(f"found {value} µs after 1970, expected a time in the years 1678 to 2261: nanoseconds are 64 bits")
+        return str(value * 1000)
 
     return text
 
@@ -163,7 +186,13 @@ def _unscaled(kind: Carried) -> _Text:
     return lambda value: _base64(as_java(unscaled(Decimal(value), wanted)))
 
 
-_CARRIED: Mapping[str, Callable[[Carried], _Text]] = {"days": _days, "millis": _millis, "unscaled": _unscaled}
+_CARRIED: Mapping[str, Callable[[Carried], _Text]] = {
+    "days": _days,
+    "millis": _millis,
+    "micros": _micros,
+    "nanos": _nanos,
+    "unscaled": _unscaled,
+}
 _SCALARS: Mapping[str, _Text] = {
     "float": _float,
     "double": _double,

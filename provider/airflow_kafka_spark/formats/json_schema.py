@@ -105,7 +105,8 @@ class _Reader:
         nullable = schema.get("nullable") is True
         for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
             if keyword in schema:
-                beside = sorted(set(schema) - _NOTES - {keyword, "type" if keyword != "$ref" else ""})
+                # Words of others say nothing of types here: Connect's `connect.index`, beside each `oneOf` with null.
+                beside = sorted(_READ & set(schema) - {keyword, "type" if keyword != "$ref" else ""})
                 if beside:
                     raise _wrong(path, f"`{keyword}` beside `{beside[0]}`", f"`{keyword}` alone")
                 found, may_be_null = getattr(self, f"_{keyword.lstrip('$')}")(schema[keyword], path, within)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +35,7 @@ from airflow_kafka_spark.formats.ddl import (
     arrow_type,
 )
 from airflow_kafka_spark.formats.dividing_worker import FEW_RECORDS, Change, DividingDecoder, Doubt, never_null
-from airflow_kafka_spark.formats.json_carried import MAX_DATE, Carried, plain, unscaled
+from airflow_kafka_spark.formats.json_carried import MAX_DATE, Carried, plain, unscaled, variable
 from airflow_kafka_spark.formats.json_reference import Reference
 from airflow_kafka_spark.formats.json_screen_worker import screens
 from airflow_kafka_spark.formats.json_values import (
@@ -287,6 +288,10 @@ def _carried(kind: Carried, number: bool) -> tuple[pa.DataType, Change]:
             return _decimal(kind.of)
         convert = unscaled(kind)
         return pa.string(), lambda array: pa.array([None if v is None else convert(v) for v in array.to_pylist()], wanted)
+    if kind.unit == "variable":
+        return _VARIABLE, lambda array: pa.array([_variable(v, kind) for v in array.to_pylist()], wanted)
+    if kind.unit == "iso":
+        return pa.string(), _without_zulu(str(kind.of))
     if not number:
         return (pa.string(), _READ_AS[str(kind.of)][1]) if str(kind.of) in _READ_AS else (wanted, _in_years)
     if kind.unit == "days":
@@ -301,6 +306,24 @@ def _carried(kind: Carried, number: bool) -> tuple[pa.DataType, Change]:
         return pc.multiply(whole, times).cast(wanted)
 
     return pa.int64(), restore
+
+
+_VARIABLE = pa.struct([("scale", pa.int32()), ("value", pa.string())])
+
+
+def _variable(found: dict[str, Any] | None, kind: Carried) -> Any:
+    if found is None:
+        return None
+    if found["scale"] is None or found["value"] is None:
+        raise Doubt
+    return variable(from_base64(found["value"]), found["scale"], kind)
+
+
+def _without_zulu(name: str) -> Change:
+    """Of texts that may end in ``Z``: days, or times to the minute at least."""
+    _, change = _READ_AS[name]
+    pattern = "^(....-..-..)Z$" if name == "date" else "^(.*[0-9]:[0-9].*)Z$"
+    return lambda array: change(pc.replace_substring_regex(array, pattern, "\\1"))
 
 
 def _from_days(array: pa.Array) -> pa.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.formats.protobuf_layout import Node
     from airflow_kafka_spark.formats.row_values_worker import RowEncoder
     from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema
+
+_IS_PROTO = re.compile(r"\{|^\s*(?:syntax|edition)\s*=").search
+"""Tells a .proto from columns as DDL."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Protobuf(Registered):
     def _own(self) -> str:
         if isinstance(self.schema, bytes):
             return ""
-        if isinstance(self.schema, str) and ("{" in self.schema or not self.schema.strip()):
+        if isinstance(self.schema, str) and (not self.schema.strip() or _IS_PROTO(self.schema)):
             return self.schema
         return self._made_of(columns_of(self.schema))
 

@@ -275,7 +275,18 @@ def _values(node: Node, cut: bool) -> _Convert:
         return lambda values: pa.array([_date(v) for v in values], pa.int32()).cast(wanted)
     if node.how == "json":
         return lambda values: pa.array([_json(v) for v in values], wanted)
+    if isinstance(node.type, ddl.Text):
+        return _texts
     return lambda values: pa.array(values, wanted)
+
+
+def _texts(values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values, pa.string())
+    except pa.ArrowInvalid:
+        # Texts of proto2 are not looked at by protobuf, and are bytes where they are none.
+        odd = next((v for v in values if isinstance(v, bytes)), b"")
+        raise BadValue(f"not UTF-8: {odd[:20]!r}") from None
 
 
 def _enum(symbols: Mapping[int, str]) -> _Convert:
