@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import BadRecords, TooManyBadRecords, ValidationError
+from airflow_kafka_spark.errors import BadRecords, KafkaRefused, TooManyBadRecords, TooManyDeadLetters, ValidationError
 from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.operators.tolerance import ErrorOptions
 from tests.support.dead_letters import BAD, check_sorted_out, letters, produce_mixed, told
 from tests.support.lenient import Lenient
 from tests.support.oracle import same_multiset
@@ -105,6 +108,70 @@ def test_more_bad_records_than_allowed_fail_the_window_and_no_letter_is_sent(fil
     assert check_sorted_out(files, dead) == (100, bad)
 
 
+def test_a_share_is_exact_as_it_is_written():
+    """In binary 0.29 of 100 is less than 29."""
+    for count, records in ((29, 100), (0, 0), (58, 200)):
+        assert not ErrorOptions("all", "dead", most=0.29).too_many(count, records)
+    assert ErrorOptions("all", "dead", most=0.29).too_many(30, 100) and ErrorOptions("all", "dead", most=0).too_many(1, 1)
+
+
+def test_a_letter_that_its_topic_does_not_take_fails_the_window_and_says_what_to_change(files: Pipeline):
+    (dead, past), config = (f"{name}-{files.topic}" for name in ("dead", "past")), files.kafka.connection_extra()
+    files.kafka.create_topic(dead, 1, config={"max.message.bytes": 1500})
+    files.kafka.create_topic(past, 1, config={"message.timestamp.before.max.ms": 1000})
+    producer = Producer(config)
+    for value, partition in ((b"x" * 1200, 1), (order(1), 0)):
+        producer.produce(files.topic, value, b"key", partition, timestamp=1_700_000_000_000)
+    assert producer.flush(60) == 0
+    for topic, said in ((dead, rf"{files.topic}-1@0, of 1,203 bytes.*max.message.bytes"), (past, "before.max.ms")):
+        with pytest.raises(KafkaRefused, match=said) as raised:
+            files.run("run1", **tolerant(topic))
+        assert f"`{topic}`" in str(raised.value) and letters(config, topic) == [] == files.rows()
+    report = files.run("run1", **tolerant(dead, errors_deadletterqueue_context_headers_enable=False))
+    assert len(letters(config, dead)) == len(files.rows()) == report["records_rejected"] == 1
+
+
+def test_more_bytes_of_letters_than_may_pass_through_the_driver_fail_the_window(files: Pipeline, monkeypatch):
+    """Counted over all splits: each has less."""
+    from airflow_kafka_spark.sinks import dead_letters_worker
+
+    bad = produce_mixed(files, 30, 5)
+    monkeypatch.setattr(dead_letters_worker, "LIMIT_BYTES", 300)
+    with pytest.raises(TooManyDeadLetters, match=f"dead-{files.topic}"):
+        files.run("run1", **tolerant(f"dead-{files.topic}"))
+    monkeypatch.undo()
+    assert files.rows() == [] and files.run("run1", **tolerant(f"dead-{files.topic}"))["records_rejected"] == bad
+
+
+def test_the_ledger_knows_how_many_were_left_out_before_the_sink_has_the_others(files: Pipeline, monkeypatch):
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.ledger import Ledger
+
+    bad, skip = produce_mixed(files, 20, 5), {"errors_tolerance": "all", "errors_skip": True}
+
+    def remembered() -> int:
+        with KafkaHook() as hook, Ledger(hook, files.name, "dag/other/task", topic=files.arguments["ledger_topic"]) as ledger:
+            return ledger.look().dead[1].skips(0)
+
+    fail_at(monkeypatch, "sink.in_transaction")
+    with pytest.raises(RuntimeError):
+        files.run("run1", **skip)
+    assert remembered() == bad
+    # What is bad is decided anew as long as the sink has nothing.
+    with pytest.raises(RuntimeError):
+        files.run("run1", **skip, value=Lenient(SCHEMA))
+    assert remembered() == 0
+    monkeypatch.undo()
+    # Once the sink has the others, nothing but the ledger knows of them.
+    fail_at(monkeypatch, "close.begin")
+    with pytest.raises(RuntimeError):
+        files.run("run1", **skip)
+    monkeypatch.undo()
+    report = files.run("run1", **skip)
+    assert (report["records_rejected"], report["records_written"], report["records_read"]) == (bad, 20, 20 + bad)
+    assert report["records_rejected"] == remembered()
+
+
 def test_without_a_topic_bad_records_are_only_left_out_when_that_is_said(files: Pipeline):
     bad = produce_mixed(files, 30, 10)
     with pytest.raises(BadRecords):
@@ -186,6 +253,59 @@ def test_dead_letters_sent_through_a_mended_pipeline_are_in_the_sink_once(files:
     assert topics == [files.topic, dead], "the headers of the first failure are kept"
 
 
+def test_letters_of_several_pipelines_in_one_topic_never_overwrite_newer_rows(table: Pipeline):
+    """The other recipes of docs/dead_letters.md: for letters of one of them, and for a table that upserts."""
+    from airflow_kafka_spark.sinks import PostgresSink
+    from airflow_kafka_spark.transforms import Cast, Condition, Filter, Sql
+
+    dead, producer = f"dead-{table.topic}", Producer(table.kafka.connection_extra())
+    for number, customer, is_text in (
+        (5, "old", True),
+        (5, "new", False),
+        (6, "old", False),
+        (6, "new", True),
+        (7, "only", True),
+    ):
+        value = {**json.loads(order(number)), "customer": customer, "id": str(number) if is_text else number}
+        producer.produce(table.topic, json.dumps(value).encode(), b"%d" % number, 0)
+    assert producer.flush(60) == 0
+    options = {"mode": "upsert", "key": ["id"], "auto_create": True, "offset_columns": True}
+    sink, other = (PostgresSink(conn_id="warehouse", table=f'"{table.place} {name}"', **options) for name in ("own", "other"))
+    table.run("run1", sink=sink, **tolerant(dead))
+    second = {"pipeline": f"other-{table.name}", "group_id": f"other-{table.name}"}
+    table.run("run1", sink=other, **second, **tolerant(dead))
+    assert len(letters(table.kafka.connection_extra(), dead)) == 6
+
+    def first(name: str) -> str:
+        return f"CAST(element_at(filter(record.headers, h -> h.key = '__connect.errors.{name}'), 1).value AS string)"
+
+    own = f"h.key = '__connect.errors.connector.name' AND CAST(h.value AS string) = '{table.name}'"
+    columns = {
+        **{name: name for name in ("id", "customer", "amount", "placed_at")},
+        "__connect_topic": first("topic"),
+        "__connect_partition": f"CAST({first('partition')} AS int)",
+        "__connect_offset": f"CAST({first('offset')} AS bigint)",
+    }
+    report = table.run(
+        "mend1",
+        topics=dead,
+        pipeline=f"mend-{table.name}",
+        group_id=f"mend-{table.name}",
+        value=Json(schema=SCHEMA.replace("id bigint", "id string")),
+        transforms=[
+            Filter(predicate=Condition(f"exists(record.headers, h -> {own})"), negate=True),
+            Cast("id:int64"),
+            Sql(columns=columns),
+        ],
+        sink=sink,
+        **tolerant(f"again-{dead}"),
+    )
+    assert (report["records_read"], report["records_filtered"], report["records_rejected"]) == (6, 3, 0)
+    with table.postgres.connect(autocommit=True) as connection:
+        rows = connection.execute(f'SELECT id, customer, __connect_offset FROM "{table.place} own"').fetchall()
+    assert same_multiset([(5, "new", 1), (6, "new", 3), (7, "only", 4)], rows) == 3
+
+
 @pytest.mark.parametrize(
     "options, places",
     [
@@ -195,6 +315,12 @@ def test_dead_letters_sent_through_a_mended_pipeline_are_in_the_sink_once(files:
         (tolerant("dead", errors_skip=True, max_errors=1.5), ["errors_skip", "max_errors"]),
         (tolerant("dead", max_errors=True), ["max_errors"]),
         (tolerant("dead", max_errors=-1), ["max_errors"]),
+        (tolerant("dead", max_errors="1%"), ["max_errors"]),
+        (tolerant("no name!"), ["errors_deadletterqueue_topic_name"]),
+        (
+            tolerant("dead", errors_deadletterqueue_topic_replication_factor=0),
+            ["errors_deadletterqueue_topic_replication_factor"],
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_before_anything_is_read(files: Pipeline, options, places):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import SinkRejected, TooManyBadRecords
-from airflow_kafka_spark.sinks import PostgresSink
+from airflow_kafka_spark.errors import BadRecords, SinkRejected, TooManyBadRecords
+from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Condition, Filter
 from tests.support.dead_letters import letters, told
 from tests.support.oracle import same_multiset
-from tests.support.pipelines import Pipeline, order, row_of
+from tests.support.pipelines import SCHEMA, Pipeline, order, row_of
 
 REFUSED = {
     "id": "no json",  # cannot be decoded
@@ -49,10 +52,14 @@ def strict(table: Pipeline) -> Pipeline:
     return table
 
 
-@pytest.mark.parametrize("routed", [False, True], ids=["plain", "transformed"])
-def test_rows_that_the_table_refuses_become_dead_letters_as_they_were_read(strict: Pipeline, routed: bool):
+CASES = {"plain": (False, "window"), "transformed": (True, "window"), "transformed, split by split": (True, "split")}
+
+
+@pytest.mark.parametrize("routed, atomic", CASES.values(), ids=CASES)
+def test_rows_that_the_table_refuses_become_dead_letters_as_they_were_read(strict: Pipeline, routed: bool, atomic: Any):
     dead, away = f"dead-{strict.topic}", f"away-{strict.topic}"
-    options = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    sink = PostgresSink(conn_id="warehouse", table=strict.place, atomic=atomic)
+    options = {"sink": sink, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
     if routed:
         options["transforms"] = [Filter(predicate=Condition("id % 10 = 4"), to=away)]
     bad, good = produce(strict, 200)
@@ -77,14 +84,144 @@ def test_rows_that_the_table_refuses_become_dead_letters_as_they_were_read(stric
     assert strict.run("run1", **options) == report
 
 
-def test_without_a_topic_they_are_left_out_when_that_is_said_and_split_by_split_they_fail_the_window(strict: Pipeline):
+@pytest.mark.parametrize("atomic", ["window", "split"])
+def test_without_a_topic_they_are_left_out_when_that_is_said(strict: Pipeline, atomic: Any):
     _, good = produce(strict, 80)
-    skip = {"errors_tolerance": "all", "errors_skip": True}
-    sink = PostgresSink(conn_id="warehouse", table=strict.place, atomic="split")
-    with pytest.raises(SinkRejected):
-        strict.run("run1", **skip, sink=sink)
-    with strict.postgres.connect(autocommit=True) as connection:
-        connection.execute(f'TRUNCATE "{strict.place}", airflow_window_splits')
-    report = strict.run("run1", **skip)
+    sink = PostgresSink(conn_id="warehouse", table=strict.place, atomic=atomic)
+    report = strict.run("run1", sink=sink, errors_tolerance="all", errors_skip=True)
     assert same_multiset([row_of(value) for value in good], strict.rows()) == 72 == report["records_written"]
-    assert report["records_rejected"] == 8
+    assert (report["records_read"], report["records_rejected"]) == (80, 8)
+
+
+def test_split_by_split_nothing_of_a_split_is_there_before_it_is_decided_what_becomes_of_its_bad_records(table: Pipeline):
+    """So that a format may be mended after too many of them."""
+    dead, sink = f"dead-{table.topic}", PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
+    options = {"sink": sink, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    send(table, [(n, "c", "1.00" if n % 10 else "1.50") for n in range(50)], [(n, "c", "2.00") for n in range(50, 100)])
+    whole = Json(schema=SCHEMA.replace("amount decimal(12,2)", "amount int"))
+    with pytest.raises(TooManyBadRecords) as raised:
+        table.run("run1", **options, max_errors=4, value=whole)
+    assert raised.value.count > 4 and all(row[0] >= 50 for row in table.rows())
+    report = table.run("run1", **options, max_errors=4)
+    rows = [row_of(value) for _, _, _, value in table.events()]
+    assert same_multiset(rows, table.rows()) == 100 == report["records_written"] and report["records_rejected"] == 0
+    assert table.run("run1", **options) == report
+
+
+def send(flow: Pipeline, *partitions: Sequence[tuple[int, str, str]]) -> None:
+    """Orders of these ids, customers and amounts."""
+    producer = Producer(flow.kafka.connection_extra())
+    for partition, orders in enumerate(partitions):
+        for number, customer, amount in orders:
+            value = {**json.loads(order(number)), "customer": customer, "amount": amount}
+            producer.produce(flow.topic, json.dumps(value).encode(), b"%d" % number, partition)
+    assert producer.flush(60) == 0
+
+
+RULES = """
+CREATE FUNCTION "{0} rule"() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+IF NEW.amount = 13 THEN RAISE EXCEPTION 'unlucky'; END IF; RETURN NULL; END $$;
+CREATE TRIGGER rule AFTER INSERT OR UPDATE ON "{0}" FOR EACH ROW EXECUTE FUNCTION "{0} rule"();
+ALTER TABLE "{0}" ADD PRIMARY KEY (id), ADD CONSTRAINT "{0} one" UNIQUE (customer), ADD CONSTRAINT small CHECK (amount < 100);
+INSERT INTO "{0}" VALUES (1000, 'c60', 1, now())
+"""
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_split_by_split_only_splits_with_refused_rows_wait_until_it_is_decided_what_becomes_of_these(table: Pipeline, mode: Any):
+    dead, options = f"dead-{table.topic}", {"mode": mode, "key": ["id"] if mode == "upsert" else []}
+    options = {"sink": PostgresSink(conn_id="warehouse", table=table.place, atomic="split", **options)}
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(RULES.format(table.place))
+    first, second, third = ([(n, f"c{n}", "1.00") for n in range(start, start + 40)] for start in (0, 40, 80))
+    # Refused: by a customer that is there (60), by a rule, by a trigger.
+    second[30:32] = [(70, "c70", "100.00"), (71, "c71", "13.00")]
+    # One of these two, whichever comes first.
+    first[7], third[9] = (200, "both", "1.00"), (201, "both", "1.00")
+    send(table, first, second, third)
+    tolerant = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead, **options}
+    with pytest.raises(TooManyBadRecords) as raised:
+        table.run("run1", **tolerant, max_errors=3)
+    assert raised.value.count == 4
+    # No letter was sent, and of the splits that wait nothing is there: the second one, and one of the others.
+    there = {row[0] for row in table.rows()}
+    assert there == {1000, *(n for n, *_ in (first if 200 in there else third))}
+    with pytest.raises(SinkRejected):
+        table.run("run1", **options)
+    report = table.run("run1", **tolerant, max_errors=4)
+    facts = {int(key): told(headers) for key, _, _, headers in letters(table.kafka.connection_extra(), dead)}
+    (late,) = {200, 201} - there
+    assert facts.keys() == {60, 70, 71, late} and {fact["stage"] for fact in facts.values()} == {"TASK_PUT"}
+    for number, reason in {60: "one", 70: "small", 71: "unlucky", late: "both"}.items():
+        assert reason in facts[number]["exception.message"]
+    sent = [(number, customer) for number, customer, _ in [*first, *second, *third] if number not in facts]
+    assert same_multiset([*sent, (1000, "c60")], [row[:2] for row in table.rows()]) == 117
+    assert (report["records_read"], report["records_written"], report["records_rejected"]) == (120, 116, 4)
+    assert table.run("run1", **tolerant) == report
+    send(table, [(300, "c300", "2.00")])
+    report = table.run("run2", **tolerant)
+    assert (report["records_read"], report["records_written"], report["records_rejected"]) == (1, 1, 0)
+
+
+def test_rows_that_files_cannot_hold_become_dead_letters(files: Pipeline):
+    """A timestamp that readers of ORC fail on, and a directory with too long a name; also behind transforms."""
+    send(files, [(n, "c" * 300 if n == 7 else f"c{n}", "1.00") for n in range(20)])
+    producer = Producer(files.kafka.connection_extra())
+    producer.produce(files.topic, json.dumps({**json.loads(order(30)), "placed_at": "1200-01-01T00:00:00Z"}).encode(), b"30", 1)
+    assert producer.flush(60) == 0
+    for name, transforms in (("plain", []), ("transformed", [lambda frame: frame])):
+        dead, sink = f"{name}-{files.topic}", FilesSink(path=f"{files.place}-{name}", format="orc", partition_by=["customer"])
+        options = {"sink": sink, "transforms": transforms, "pipeline": f"{name}-{files.name}", "group_id": f"{name}-{files.name}"}
+        with pytest.raises(BadRecords):
+            files.run("run1", **options)
+        report = files.run("run1", **options, errors_tolerance="all", errors_deadletterqueue_topic_name=dead)
+        assert (report["records_read"], report["records_written"], report["records_rejected"]) == (21, 19, 2)
+        found = {key: told(headers) for key, _, _, headers in letters(files.kafka.connection_extra(), dead)}
+        assert found.keys() == {b"7", b"30"} and {fact["stage"] for fact in found.values()} == {"TASK_PUT"}
+        assert {fact["class.name"] for fact in found.values()} == {"airflow_kafka_spark.sinks.files.FilesSink"}
+        assert "255 bytes" in found[b"7"]["exception.message"] and "ORC" in found[b"30"]["exception.message"]
+
+
+ODD_RULES = """
+CREATE FUNCTION "{0} odd"() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+IF NEW.amount = 13 THEN RAISE EXCEPTION 'unlucky' USING ERRCODE = 'U0013'; END IF;
+IF NEW.amount = 14 THEN RETURN NULL; END IF; RETURN NEW; END $$;
+CREATE TRIGGER odd BEFORE INSERT OR UPDATE ON "{0}" FOR EACH ROW EXECUTE FUNCTION "{0} odd"();
+CREATE INDEX ON "{0}" (customer);
+ALTER TABLE "{0}" ADD PRIMARY KEY (id), ADD FOREIGN KEY (parent) REFERENCES "{0}" DEFERRABLE INITIALLY DEFERRED
+"""
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_what_else_a_table_may_refuse_and_that_rows_may_refer_to_later_ones(table: Pipeline, monkeypatch, mode: Any):
+    from airflow_kafka_spark.sinks import postgres_sieve
+
+    dead = f"dead-{table.topic}"
+    sink = PostgresSink(conn_id="warehouse", table=table.place, mode=mode, key=["id"] if mode == "upsert" else [])
+    options: dict[str, Any] = {"sink": sink, "value": Json(schema=f"{SCHEMA}, parent bigint")}
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE "{table.place}" ADD parent bigint')
+        connection.execute(ODD_RULES.format(table.place))
+    producer, long = Producer(table.kafka.connection_extra()), "".join(map(chr, range(0x4E00, 0x4E00 + 9000)))
+    orders = [(1, "c", "1", 5), (2, "c", "13", 1), (3, long, "1", 1), (4, "c", "1", 99), (5, "c", "1", None), (6, "c", "1", 1)]
+    for number, customer, amount, parent in orders:
+        value = {**json.loads(order(number)), "customer": customer, "amount": amount, "parent": parent}
+        producer.produce(table.topic, json.dumps(value).encode(), b"%d" % number, 0)
+    assert producer.flush(60) == 0
+    tolerant = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    monkeypatch.setattr(postgres_sieve, "MOST", 2)
+    with pytest.raises(SinkRejected, match="more than 2 of its rows are refused"):
+        table.run("run1", **options, **tolerant)
+    monkeypatch.undo()
+    report = table.run("run1", **options, **tolerant)
+    reasons = {
+        int(key): told(headers)["exception.message"] for key, _, _, headers in letters(table.kafka.connection_extra(), dead)
+    }
+    assert reasons.keys() == {2, 3, 4} and report["records_rejected"] == 3
+    assert "unlucky" in reasons[2] and "index row" in reasons[3] and "foreign key" in reasons[4]
+    assert sorted(row[0] for row in table.rows()) == [1, 5, 6]
+    if mode == "append":
+        # Neither written nor refused: nobody would hear of it.
+        send(table, [(7, "c", "14.00")])
+        with pytest.raises(SinkRejected, match="1 rows became 0.*triggers"):
+            table.run("run2", **options, **tolerant)

@@ -42,8 +42,8 @@ class Case(ABC):
         return self.sink.guarantee is Guarantee.EXACTLY_ONCE
 
     @abstractmethod
-    def read(self) -> list[dict[str, Any]]:
-        """Every row that a reader sees, as Python's values."""
+    def read(self, *only: str) -> list[dict[str, Any]]:
+        """Every row that a reader sees, as Python's values; of some columns, where they are named."""
 
     @abstractmethod
     def everything(self) -> Any:
@@ -66,7 +66,11 @@ class Case(ABC):
         return None
 
     def ids(self) -> list[int]:
-        return [line["id"] for line in self.read()]
+        return [line["id"] for line in self.read("id")]
+
+    def wanted(self, only: tuple[str, ...]) -> pa.Schema:
+        """These columns of :attr:`schema`; all where none is named."""
+        return pa.schema([self.schema.field(name) for name in only]) if only else self.schema
 
 
 class FilesCase(Case):
@@ -83,12 +87,12 @@ class FilesCase(Case):
         if "partition_by" in options:
             self.schema = self.schema.append(pa.field("day_of_week", pa.string()))
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self, *only: str) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
         if self.sink.format == "json":
-            return [line for path in self.files() for line in read_json(path, self.schema)]
-        return read_arrow(self.path, self.sink, self.schema)
+            return [line for path in self.files() for line in read_json(path, self.wanted(only))]
+        return read_arrow(self.path, self.sink, self.schema, *only)
 
     def files(self) -> list[Path]:
         """Data files, found as readers find them."""
@@ -137,17 +141,17 @@ def _walk(path: Path) -> Iterator[tuple[str, str]]:
 # --- reading ------------------------------------------------------------------------------------------------------------
 
 
-def read_arrow(path: Path, sink: FilesSink, schema: pa.Schema) -> list[dict[str, Any]]:
-    """What ``pyarrow.dataset`` reads of a directory or of one file."""
+def read_arrow(path: Path, sink: FilesSink, schema: pa.Schema, *only: str) -> list[dict[str, Any]]:
+    """What ``pyarrow.dataset`` reads of a directory or of one file; of some columns, where they are named."""
     in_path = pa.schema([(sink.window_column, pa.string()), *(schema.field(n) for n in sink.partition_by)])
     options = {"partitioning": pa.dataset.partitioning(in_path, flavor="hive")} if path.is_dir() else {}
-    table = pa.dataset.dataset(path, format=arrow_format(sink.format, schema), **options).to_table()
-    if not table.num_columns:
+    found = pa.dataset.dataset(path, format=arrow_format(sink.format, schema), **options)
+    columns = [n for n in only or schema.names if n in found.schema.names]
+    if not columns:
         return []
-    columns = [n for n in schema.names if n in table.schema.names]
     types = pa.schema([schema.field(n) for n in columns])
     # ORC has its instants without a zone and in nanoseconds: the same points in time.
-    return table.select(columns).cast(types).to_pylist()
+    return found.to_table(columns=columns).cast(types).to_pylist()
 
 
 def arrow_format(name: str, schema: pa.Schema) -> pa.dataset.FileFormat | str:
@@ -159,11 +163,14 @@ def arrow_format(name: str, schema: pa.Schema) -> pa.dataset.FileFormat | str:
     return pa.dataset.CsvFileFormat(pa.csv.ParseOptions(newlines_in_values=True), convert_options=convert)
 
 
+_DECODER = json.JSONDecoder(parse_float=Decimal)
+
+
 def read_json(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
     """JSON lines by Python's own parser; what is missing is null."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8", newline="\n") as lines:
-        parsed = [json.loads(line, parse_float=Decimal) for line in lines]
+        parsed = [_DECODER.decode(line) for line in lines]
     return [{f.name: _from_json(line.get(f.name), f.type) for f in schema} for line in parsed]
 
 

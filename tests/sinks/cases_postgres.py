@@ -45,10 +45,10 @@ class PostgresCase(Case):
         self.connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(self.name)))
         self.connection.close()
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self, *only: str) -> list[dict[str, Any]]:
         # A connection for each look: a test may look from several threads.
         with psycopg.connect(self.connection.info.dsn, password=self.connection.info.password) as reader:
-            return read_table(reader, self.name, "orders", self.schema)
+            return read_table(reader, self.name, "orders", self.wanted(only))
 
     def everything(self) -> Any:
         return self.published(), self.tables()

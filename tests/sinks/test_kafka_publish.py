@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from airflow_kafka_spark.errors import Fenced, RowRejected, TopicMissing
+from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, TopicMissing
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
 from airflow_kafka_spark.hooks.ledger_topic import murmur2 as one_by_one
@@ -16,6 +17,7 @@ from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
 from airflow_kafka_spark.sinks.kafka_partition_worker import murmur2, partitions_of
 from airflow_kafka_spark.sinks.kafka_worker import Publisher
 from airflow_kafka_spark.windows.model import SourcePlan, Window
+from tests.support.waiting import settled
 
 PARTITIONS = 4
 
@@ -210,5 +212,22 @@ def test_a_row_that_cannot_be_a_record_is_named_and_nothing_of_its_split_is_comm
         publisher.publish(0, Incoming(iter([batch(3, **columns)])))
     assert records(kafka, topic) == []
     # What was aborted lies behind no open transaction, and the split can still be published.
-    assert all(found.lso == found.high for found in hook.offsets([topic]).values())
+    settled(topic)
     assert publisher.publish(0, Incoming(iter([batch(3)]))).records == 3
+
+
+@pytest.mark.parametrize(
+    "config, said",
+    [({"max.message.bytes": "1500"}, "max.message.bytes"), ({"message.timestamp.before.max.ms": "1000"}, "before.max.ms")],
+)
+def test_a_record_that_its_topic_does_not_take_is_no_fault_of_the_brokers_and_nothing_is_committed(
+    kafka, hook, publisher, unique, config, said
+):
+    """A retry alone does not help, so nobody is told that it may. Random bytes: what is sent is compressed."""
+    strict = unique("strict")
+    kafka.create_topic(strict, 1, config=config)
+    rows = batch(3, value=pa.array([os.urandom(3000)] * 3, pa.binary()), timestamp=pa.array([1_700_000_000_000] * 3))
+    publisher = replace(publisher, topic=strict, partitions={strict: 1}, conn_id="kafka_here")
+    with pytest.raises(KafkaRefused, match=f"kafka_here.*sending rows to topic `{strict}`.*{said}"):
+        publisher.publish(0, Incoming(iter([rows])))
+    assert records(kafka, strict) == []

@@ -11,12 +11,14 @@ class KafkaRefused(KafkaSparkError):
     """The brokers answered, and the answer is no: a missing permission, a setting they do not accept.
 
     :param code: Kafka's name of the error, as ``TOPIC_AUTHORIZATION_FAILED``.
+    :param detail: what they said.
     """
 
     def __init__(self, conn_id: str, doing: str, code: str, detail: str, action: str = "") -> None:
         self.conn_id = conn_id
         self.doing = doing
         self.code = code
+        self.detail = detail
         super().__init__(
             f"Kafka (connection `{conn_id}`) refused while {doing}: {detail} ({code})",
             action=action or "Correct what was asked for",

@@ -27,7 +27,7 @@ class TooManyBadRecords(KafkaSparkError):
     def __init__(self, window: str, count: int, records: int, limit: float, samples: Sequence[object]) -> None:
         self.window, self.count, self.records, self.limit, self.samples = window, count, records, limit, tuple(samples)
         listed = "".join(f"\n  {s}" for s in self.samples)
-        allowed = f"{limit:.4g} of them" if isinstance(limit, float) else f"{limit:,}"
+        allowed = f"{limit!r} of them" if isinstance(limit, float) else f"{limit:,}"
         super().__init__(
             f"{count:,} of the {records:,} records of window {window} are bad; nothing of it was written or committed{listed}\n",
             expected=f"at most {allowed} (`max_errors`)",

@@ -209,7 +209,10 @@ class KafkaHook(KafkaBaseHook):
 
     def largest_record(self, topic: str) -> int:
         """Bytes that a record of a topic may have (``max.message.bytes``); the brokers' default where the user may not see it."""
-        return int(self.topic_config([topic])[topic].get("max.message.bytes") or DEFAULT_LARGEST)
+        try:
+            return int(self.topic_config([topic])[topic].get("max.message.bytes") or DEFAULT_LARGEST)
+        except KafkaRefused:
+            return DEFAULT_LARGEST
 
     def broker_config(self) -> dict[str, str]:
         """The settings of one broker (``transaction.max.timeout.ms`` ...); empty where the user may not see them."""

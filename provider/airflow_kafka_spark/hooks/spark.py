@@ -109,6 +109,9 @@ class SparkHook(BaseHook):
             "spark.redaction.regex": SECRETS,
             "spark.sql.redaction.options.regex": SECRETS,
             "spark.ui.showConsoleProgress": "false",
+            # What Spark is asked to compute is put together here, in hundreds of small steps: where in our code each was is of no
+            # use to anybody, and to tell it costs several times what the steps themselves do.
+            "spark.python.sql.dataFrameDebugging.enabled": "false",
             # Every task writes what it must not write twice side by side for nothing.
             "spark.speculation": "false",
         }

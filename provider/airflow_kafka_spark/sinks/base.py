@@ -87,6 +87,10 @@ class SplitWriter(ABC):
         :meth:`write`, which then gets the others, where bad records are tolerated."""
         return {}
 
+    def put_off(self) -> None:  # noqa: B027
+        """Some of the split's records are not for this sink, and it is not decided yet what becomes of them. A writer that would
+        commit the split by itself leaves that to the driver now (:meth:`WindowWriter.put_off`). May be called again."""
+
     @abstractmethod
     def write(self, rows: Rows) -> None:
         """Take the next rows of the split."""
@@ -112,6 +116,15 @@ class WindowWriter(ABC):
     @abstractmethod
     def split_writer(self) -> SplitWriter:
         """A picklable writer for the tasks. May hold passwords; never has them in its repr."""
+
+    def put_off(self, results: Sequence[SplitResult]) -> Sequence[Split]:
+        """Splits that could not be written as the others were, since the sink refuses some of their rows, or
+        :meth:`SplitWriter.put_off` was called, of a :class:`Shape` that tolerates it: asked once, as soon as all are read. They
+        are read once more, for a :meth:`split_writer` that is asked for after this, and what is told of them then counts.
+
+        :param results: as for :meth:`commit`.
+        """
+        return ()
 
     def refused(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
         """The records that the sink refuses, of a :class:`Shape` that tolerates it: asked once, before it is decided what becomes

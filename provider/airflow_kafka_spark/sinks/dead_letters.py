@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, KafkaSparkError, KafkaUnavailable, TooManyDeadLetters, TooManyRouted
+from airflow_kafka_spark.errors import (
+    Fenced,
+    KafkaRefused,
+    KafkaSparkError,
+    KafkaUnavailable,
+    RowRejected,
+    TooManyDeadLetters,
+    TooManyRouted,
+)
 from airflow_kafka_spark.hooks.kafka_transactions import abort
 from airflow_kafka_spark.windows.dead_letters import Batch, Captured, DeadLetters
 from airflow_kafka_spark.windows.memory import LedgerRecord, dead_record
@@ -67,8 +75,8 @@ class DeadLetterTopic:
         :param results: of the claimed window, with their letters.
         :return: all dead letters of the window, None without any.
         :raises Fenced: a newer attempt has taken over.
-        :raises TooManyDeadLetters: they are more than the ledger can remember.
-        :raises RowRejected: one is larger than a record of the topic may be.
+        :raises TooManyDeadLetters: they are more than may pass through the driver, or than the ledger can remember.
+        :raises KafkaRefused: the topic does not take one: it is too large, or too old, or a permission is missing.
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
         return SetAside(self.hook, ledger.family_name, self).send(results, ledger)
@@ -97,20 +105,28 @@ class SetAside:
         :param captured: what other sinks will take: the ledger remembers that in the same transaction.
         :return: what was ever sent of the window, None without any.
         :raises Fenced: a newer attempt has taken over.
-        :raises TooManyDeadLetters: they are more than the ledger can remember; TooManyRouted likewise.
-        :raises RowRejected: one is larger than a record of its topic may be.
+        :raises TooManyDeadLetters: they are more than may pass through the driver, or than the ledger can remember; TooManyRouted
+            likewise.
+        :raises KafkaRefused: a topic does not take one: it is too large, or too old, or a permission is missing.
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
         from airflow_kafka_spark.hooks.kafka import DEFAULT_LARGEST
-        from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, from_bytes
+        from airflow_kafka_spark.sinks.dead_letters_worker import LIMIT_BYTES, ROUTED, from_bytes
 
-        results, number = list(results), ledger.claimed.window.number
+        results, window = list(results), ledger.claimed.window
+        number, before = window.number, ledger.memory.dead.get(window.number)
         letters = from_bytes(result.letters for result in results)
         routes = from_bytes((result.routes for result in results), ROUTED)
         wanted = {self.dead.name: self.dead.replication_factor} if self.dead and letters.num_rows else {}
         wanted = {**dict.fromkeys(routes["to"].unique().to_pylist(), -1), **wanted}
-        if not (wanted or captured):
-            return ledger.memory.dead.get(number)
+        if self.dead and letters.nbytes > LIMIT_BYTES:
+            raise TooManyDeadLetters(self.dead.name, LIMIT_BYTES)
+        if routes.nbytes > LIMIT_BYTES:
+            raise TooManyRouted(routes["to"][0].as_py(), LIMIT_BYTES)
+        # Without a topic nothing else would know of them, once the sink has the window.
+        skipped = 0 if self.dead else sum(result.rejected for result in results)
+        if not (wanted or captured or skipped != (before.skips(window.replay) if before else 0)):
+            return before
         for topic, factor in wanted.items():
             self.hook.create_topic(topic, 1, factor)
         for tries in range(1, TRIES + 1):
@@ -119,7 +135,7 @@ class SetAside:
             producer = ledger.fence_dead_letters(**{"message.max.bytes": largest})
             known = ledger.look_as_owner().dead.get(number)
             try:
-                return self._send_once(producer, self._parcels(letters, routes, known), ledger, known, captured)
+                return self._send_once(producer, self._parcels(letters, routes, known), ledger, known, captured, skipped)
             except Fenced:
                 raise
             except KafkaUnavailable as error:
@@ -151,11 +167,13 @@ class SetAside:
         ledger: Ledger,
         known: DeadLetters | None,
         captured: Sequence[Captured],
+        skipped: int,
     ) -> DeadLetters:
         from airflow_kafka_spark.sinks.dead_letters_worker import offsets_of
         from airflow_kafka_spark.sinks.kafka_send_worker import Sender
 
-        if not parcels and known is not None and known.with_captured(captured) == known:
+        replay = ledger.claimed.window.replay
+        if not parcels and known is not None and known.with_captured(captured).with_skipped(replay, skipped) == known:
             return known
         entry, described = ledger.claimed, self.hook.describe_topics([parcel.topic for parcel in parcels]) if parcels else {}
         batches = []
@@ -164,13 +182,17 @@ class SetAside:
             for parcel in parcels:
                 partitions = {parcel.topic: len(described[parcel.topic].partitions)}
                 sender = Sender(producer, parcel.topic, partitions, patience=SECONDS)
-                sender.send(parcel.records(parcel.letters))
+                try:
+                    sender.send(parcel.records(parcel.letters))
+                    landed = sender.flush()
+                except Exception as error:
+                    raise parcel.refused(error, self.hook.conn_id) or error from None
                 routed = parcel.topic if parcel.routed else ""
-                offsets = offsets_of(parcel.letters)
-                batches.append(Batch(entry.window.replay, entry.attempt.token, offsets, sender.flush(), routed))
+                batches.append(Batch(replay, entry.attempt.token, offsets_of(parcel.letters), landed, routed))
             name = self.dead.name if self.dead is not None else ""
             dead = known or DeadLetters(entry.window.number, name)
             dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches)).with_captured(captured)
+            dead = dead.with_skipped(replay, skipped)
             record = self._record(dead, ledger, parcels)
             # Last: until the transaction ends, nobody can read the ledger's partition past this record.
             (offset,) = ledger.send(producer, [record])
@@ -207,6 +229,34 @@ class _Parcel:
     letters: pa.Table
     records: Callable[[pa.Table], pa.RecordBatch]
     routed: bool = False
+
+    def refused(self, error: Exception, conn_id: str) -> KafkaRefused | None:
+        """What the brokers do not take of it, and what helps; None where it is not about the records."""
+        from airflow_kafka_spark.sinks.kafka_refused_worker import AFTERWARDS, HELP
+
+        if isinstance(error, RowRejected):
+            code, detail = "MSG_SIZE_TOO_LARGE", error.detail
+        elif isinstance(error, KafkaRefused):
+            code, detail = error.code, error.detail
+        else:
+            return None
+        what = "records that a Filter takes out" if self.routed else "dead letters"
+        action = HELP[code].format(topic=f"`{self.topic}`")
+        if code == "MSG_SIZE_TOO_LARGE":
+            detail = f"{detail}; the largest is {self._largest()}"
+            action += ". What is sent has some headers more than the record"
+            if not self.routed:
+                action += ", which `errors_deadletterqueue_context_headers_enable=False` leaves out"
+        return KafkaRefused(conn_id, f"sending {what} to topic `{self.topic}`", code, detail, f"{action}. {AFTERWARDS}")
+
+    def _largest(self) -> str:
+        sizes = [len(key or b"") + len(value or b"") for key, value in zip(*map(self._column, ("key", "value")), strict=True)]
+        at = sizes.index(max(sizes))
+        topic, partition, offset = (self._column(name)[at] for name in ("topic", "partition", "offset"))
+        return f"{topic}-{partition}@{offset}, of {sizes[at]:,} bytes without headers"
+
+    def _column(self, name: str) -> list[Any]:
+        return self.letters[name].to_pylist()
 
 
 def known_to(ledger: Ledger) -> DeadLetters | None:

@@ -38,6 +38,8 @@ LIMIT_BYTES = 64 << 20
 PREFIX = "__connect.errors."
 ROUTED_PREFIX = "__kafka_spark.routed."
 EXCEPTION = "airflow_kafka_spark.errors.BadRecords"
+LONGEST_REASON = 2000
+"""Characters: what a database says of a value may hold all of it, and a letter has it twice."""
 
 
 @dataclass
@@ -133,10 +135,10 @@ class Envelope:
         :param row: the columns of many letters.
         :return: for each header an array, or one value for all letters.
         """
-        return {PREFIX + name: row[name] for name in ("topic", "partition", "offset")}
+        return {PREFIX + name: value for name, value in place_of(row).items()}
 
     def _context(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        stages = row["stage"].dictionary_encode()
+        stages, reasons = row["stage"].dictionary_encode(), _shortened(row["reason"])
         known = stages.dictionary.to_pylist()
         facts = {
             "connector.name": self.connector,
@@ -144,17 +146,35 @@ class Envelope:
             "stage": pa.array([stage.removesuffix(OUTPUT) for stage in known], pa.string()).take(stages.indices),
             "class.name": pa.array([self.classes.get(stage, "") for stage in known], pa.string()).take(stages.indices),
             "exception.class.name": EXCEPTION,
-            "exception.message": row["reason"],
-            "exception.stacktrace": pc.binary_join_element_wise(f"{EXCEPTION}:", row["reason"], " "),
+            "exception.message": reasons,
+            "exception.stacktrace": pc.binary_join_element_wise(f"{EXCEPTION}:", reasons, " "),
         }
         return self.place(row) | {PREFIX + name: value for name, value in facts.items()}
 
 
-def routed_records(routed: pa.Table, pipeline: str) -> pa.RecordBatch:
-    """The records that go elsewhere: as they were, and behind their headers why they are there."""
+def _shortened(reasons: pa.StringArray) -> pa.StringArray:
+    long = pc.greater(pc.utf8_length(reasons), LONGEST_REASON)
+    if not pc.any(long).as_py():
+        return reasons
+    cut = pc.utf8_slice_codeunits(reasons, 0, LONGEST_REASON)
+    return pc.if_else(long, pc.binary_join_element_wise(cut, "...", ""), reasons)
+
+
+def place_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a record was read."""
+    return {name: row[name] for name in ("topic", "partition", "offset")}
+
+
+def routed_records(
+    routed: pa.Table, pipeline: str, place: Callable[[Mapping[str, Any]], dict[str, Any]] = place_of
+) -> pa.RecordBatch:
+    """The records that go elsewhere: as they were, and behind their headers why they are there.
+
+    :param place: what says where they come from, of the columns of many.
+    """
 
     def context(row: Mapping[str, Any]) -> dict[str, Any]:
-        facts = {name: row[name] for name in ("topic", "partition", "offset")} | {"pipeline": pipeline, "reason": row["reason"]}
+        facts = place(row) | {"pipeline": pipeline, "reason": row["reason"]}
         return {ROUTED_PREFIX + name: value for name, value in facts.items()}
 
     return _records(routed, context)

@@ -36,6 +36,9 @@ def problems(sink: FilesSink, before: Mapping[str, str], schema: pa.Schema) -> I
         if name in before and before[name] != kind:
             what = f"found {kind}; expected {before[name]}, as in the windows that are there: readers cannot combine the two"
             yield Problem(where, what, "Correct the schema, give the column another name, or name another directory")
+        elif name not in before and (alike := [known for known in before if known.casefold() == name.casefold()]):
+            what = f"the windows that are there have `{alike[0]}`, and Spark takes the two for one"
+            yield Problem(where, what, f"Call it `{alike[0]}` in the schema, or give it another name")
         elif name not in before and not sink.auto_evolve:
             what = f"it is new ({kind}); the windows that are there have {_listed(before)}"
             yield Problem(where, what, "Set `auto_evolve=True` on the sink, or leave it out of the schema")

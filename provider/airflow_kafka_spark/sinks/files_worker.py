@@ -128,8 +128,20 @@ class FilesSplitWriter(SplitWriter):
             raise self._failed(error) from error
         self.place = place
 
+    def refusals(self, rows: Rows) -> Mapping[int, str]:
+        """Rows with a value that the format cannot hold, or that no directory can be named after."""
+        found: dict[int, str] = {}
+        for row, reason in self.target.spec.unfit(rows.batch.select(self.schema.names)):
+            found.setdefault(row, reason)
+        for column in self.target.partition_by:
+            names, codes = _directories(column, rows.batch.column(column))
+            for code in (code for code, name in enumerate(names) if len(name.encode()) > LONGEST_NAME):
+                for row in np.flatnonzero(codes == code).tolist():
+                    found.setdefault(row, _too_long(names[code]))
+        return found
+
     def write(self, rows: Rows) -> None:
-        """:raises BadRecords: a value that the format cannot hold."""
+        """:raises BadRecords: a value that the format cannot hold, of a row that :meth:`refusals` was not asked about."""
         batch = rows.batch
         if batch.num_rows:
             stored = self._stored(rows)
@@ -216,16 +228,15 @@ class FilesSplitWriter(SplitWriter):
         names: list[list[str]] = []
         per_column: list[np.ndarray] = []
         for column in self.target.partition_by:
-            encoded = batch.column(column).dictionary_encode(null_encoding="encode")
-            names.append([partition_directory(column, v) for v in partition_values(encoded.dictionary)])
-            per_column.append(encoded.indices.to_numpy(zero_copy_only=False))
+            values, places = _directories(column, batch.column(column))
+            names.append(values)
+            per_column.append(places)
             codes = np.unique(codes * max(len(names[-1]), 1) + per_column[-1], return_inverse=True)[1]
         order = np.argsort(codes, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
             key = tuple(names[i][per_column[i][rows[0]]] for i in range(len(names)))
             if long := [n for n in key if len(n.encode()) > LONGEST_NAME]:
-                reason = f"the partition directory {long[0][:40]}... has more than {LONGEST_NAME} bytes"
-                self._refuse([(int(offsets[rows[0]].as_py()), reason)])
+                self._refuse([(int(offsets[rows[0]].as_py()), _too_long(long[0]))])
             # Copied, so that a row that waits in a rarely used file does not keep its whole batch in memory.
             yield key, stored.take(pa.array(rows))
 
@@ -246,6 +257,17 @@ class FilesSplitWriter(SplitWriter):
             return Fenced(self.target.pipeline, doing)
         shared = "the Airflow worker and all of Spark's executors must share the file system"
         return SinkUnavailable(self.target.sink, doing, f"there is no {directory} on {socket.gethostname()}; {shared}")
+
+
+def _directories(column: str, values: pa.Array) -> tuple[list[str], np.ndarray]:
+    """The directories of a partition column's values, and which one each row goes to."""
+    encoded = values.dictionary_encode(null_encoding="encode")
+    names = [partition_directory(column, value) for value in partition_values(encoded.dictionary)]
+    return names, encoded.indices.to_numpy(zero_copy_only=False)
+
+
+def _too_long(name: str) -> str:
+    return f"the partition directory {name[:40]}... has more than {LONGEST_NAME} bytes"
 
 
 def partition_values(values: pa.Array) -> list[str | None]:

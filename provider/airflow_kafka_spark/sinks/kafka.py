@@ -12,7 +12,7 @@ from airflow_kafka_spark.formats.ddl import columns_of
 from airflow_kafka_spark.sinks.base import Guarantee
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.sinks.kafka_encode_worker import RecordEncoder
@@ -84,10 +84,11 @@ class KafkaSink:
 
     # --- validate ---
 
-    def problems(self, columns: Sequence[str] | None) -> list[Problem]:
+    def problems(self, columns: Sequence[str] | None, *, transformed: bool = False) -> list[Problem]:
         """What is wrong with the options, asking nobody.
 
         :param columns: the source's, None where only Spark can tell.
+        :param transformed: transforms lie between these columns and what is written: only Spark can tell that.
         """
         problems = [*self._topic_problems(), *self._producer_problems()]
         used: dict[str, Sequence[str | None]] = {
@@ -102,6 +103,8 @@ class KafkaSink:
             missing = [n for n in names if n is not None and columns is not None and n not in columns]
             for name in missing:
                 problems.append(Problem(where, f"the source has no column `{name}`", f"It has {', '.join(columns or ())}"))
+        if transformed:
+            return problems
         if columns is not None or self.value_columns:
             problems += self.value_writer.encoding_problems("value", tuple(self.value_columns or columns or ()))
         if self.key:
@@ -192,13 +195,13 @@ class KafkaSink:
             self.value_writer.encode(names).alias("value"),
         ]
         if self.topic_column:
-            columns.append(spark_column(self.topic_column).cast("string").alias("topic"))
+            columns.append(self.topic_of_row().alias("topic"))
         if self.partition:
-            columns.append(spark_column(self.partition).cast("int").alias("partition"))
+            columns.append(self.partition_of_row().alias("partition"))
         if self.timestamp:
-            columns.append(self._milliseconds(frame).alias("timestamp"))
+            columns.append(self.milliseconds_of_row(frame).alias("timestamp"))
         if self.headers:
-            columns.append(self._headers().alias("headers"))
+            columns.append(self.headers_of_row().alias("headers"))
         return frame.select(*columns)
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> RecordEncoder | str:
@@ -226,17 +229,34 @@ class KafkaSink:
             return f"column `{self.headers[min(missing)]}` is written as a header by Spark only"
         return RecordEncoder(key, value, self.topic_column, self.partition, self.timestamp, known)
 
-    def _milliseconds(self, frame: DataFrame) -> Any:
+    # --- where and when a row is sent, as Spark expressions ---
+
+    def topic_of_row(self) -> Column:
+        """Of type string."""
         from pyspark.sql import functions as F
 
-        assert self.timestamp
+        return spark_column(self.topic_column).cast("string") if self.topic_column else F.lit(self.topic)
+
+    def partition_of_row(self) -> Column:
+        """Of type int; null where its key says where it goes."""
+        from pyspark.sql import functions as F
+
+        return (spark_column(self.partition) if self.partition else F.lit(None)).cast("int")
+
+    def milliseconds_of_row(self, frame: DataFrame) -> Column:
+        """Of type bigint, since the epoch; null where it is the time of writing."""
+        from pyspark.sql import functions as F
+
+        if not self.timestamp:
+            return F.lit(None).cast("bigint")
         column = spark_column(self.timestamp)
         kind = frame.schema[self.timestamp].dataType.typeName()
         if kind.startswith("timestamp"):
             return F.unix_millis(column.cast("timestamp"))
         return column.cast("bigint")
 
-    def _headers(self) -> Any:
+    def headers_of_row(self) -> Column:
+        """An array of name and bytes."""
         from pyspark.sql import functions as F
 
         pairs = [

@@ -73,21 +73,55 @@ class Rows(Incoming):
     tolerant: bool = field(default=False, kw_only=True)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        read = rejected = 0
+        read = rejected = filtered = routed = 0
         samples: list[BadRecord] = []
         letters = Letters()
         for batch in super().__iter__():
-            made, misfits = self.fitting.of(batch)
+            made, misfits = self.made(batch)
             bad = [BadRecord("", self.split, read + at + 1, reason, stage) for at, (stage, reason) in misfits.items()]
             samples += bad[: SAMPLES - len(samples)]
             if self.keep and bad:
                 at = pa.array(misfits, pa.int64())
-                letters.add(letters_of(batch.take(at), made.take(at), bad))
+                letters.add(letters_of(*self.shown(batch.take(at), made.take(at)), bad))
+            good, away = self.records(without(made, misfits)), self.elsewhere(batch, read)
             read += batch.num_rows
             rejected += len(bad)
-            if len(bad) < batch.num_rows and (self.tolerant or not rejected):
-                yield without(made, misfits)
-        self.result = SplitResult(self.split, read, rejected=rejected, samples=tuple(samples), letters=letters.to_bytes())
+            routed += away.num_rows
+            filtered += batch.num_rows - len(bad) - good.num_rows - away.num_rows
+            yield from (records for records in (good, away) if records.num_rows and (self.tolerant or not rejected))
+        self.result = SplitResult(
+            self.split,
+            read,
+            rejected=rejected,
+            filtered=filtered,
+            samples=tuple(samples),
+            letters=letters.to_bytes(),
+            routed=routed,
+        )
+
+    # --- what is different behind transforms ---
+
+    def made(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Misfits]:
+        """Rows with keys and values in binary, and which of them are bad, in order."""
+        return self.fitting.of(batch)
+
+    def records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """What is sent of good rows."""
+        return rows
+
+    def elsewhere(self, batch: pa.RecordBatch, read: int) -> pa.RecordBatch:
+        """What goes to another topic instead, as records, with the topic of each.
+
+        :param read: how many rows came before these.
+        """
+        return _NONE
+
+    def shown(self, rows: pa.RecordBatch, made: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """What dead letters are made of: bad rows, and what of them could be written."""
+        return rows, made
+
+
+_NONE = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
 
 
 def letters_of(rows: pa.RecordBatch, records: pa.RecordBatch, bad: Sequence[BadRecord]) -> pa.RecordBatch:
@@ -137,5 +171,12 @@ class RowEnvelope(Envelope):
     window: str = ""
 
     def place(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        facts = {"source": self.source, "window": self.window, "split": row["partition"], "row": row["offset"]}
-        return {ROW_PREFIX + name: value for name, value in facts.items()}
+        return {ROW_PREFIX + name: value for name, value in row_place(self.source, self.window, row).items()}
+
+
+def row_place(source: str, window: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Where rows come from: the source, the window, the split and each row's place there, from 1.
+
+    :param row: the columns of many letters.
+    """
+    return {"source": source, "window": window, "split": row["partition"], "row": row["offset"]}

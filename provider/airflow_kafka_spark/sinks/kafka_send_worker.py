@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from airflow_kafka_spark.errors import KafkaUnavailable, RowRejected, TopicMissing
 from airflow_kafka_spark.sinks.headers_worker import pairs_of
 from airflow_kafka_spark.sinks.kafka_partition_worker import partitions_of
+from airflow_kafka_spark.sinks.kafka_refused_worker import refused
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 BATCH = 20_000
@@ -52,6 +53,7 @@ class Sender:
     :param turn: where records without a key begin.
     :param patience: seconds without room in the producer's queue after which the brokers are given up.
     :param called: what a row is, in messages.
+    :param conn_id: the connection, for messages.
     """
 
     producer: Producer
@@ -60,15 +62,17 @@ class Sender:
     turn: int = 0
     patience: float = 300.0
     called: str = "row"
+    conn_id: str = ""
     bytes: int = 0
     rows: int = 0
     _places: dict[TopicPartition, _Place] = field(default_factory=dict)
-    _errors: list[KafkaError] = field(default_factory=list)
+    _errors: list[tuple[str, KafkaError]] = field(default_factory=list)
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Queue a batch. Waits while the producer's queue is full.
 
         :raises RowRejected: a row cannot be a record: too large, a partition or a topic that is not there.
+        :raises KafkaRefused: the brokers do not take one that was sent.
         :raises KafkaUnavailable: the brokers take nothing.
         """
         for start in range(0, batch.num_rows, BATCH):
@@ -117,9 +121,9 @@ class Sender:
             if records:
                 place = self._place(topic, partition)
                 if not place.records:
-                    notes[end] = self._noting(place)
+                    notes[end] = self._noting(topic, place)
                 end += records
-                notes[end - 1] = self._noting(place)
+                notes[end - 1] = self._noting(topic, place)
                 place.records += records
         self._produce(topic, lists, places[order].tolist(), notes, lambda at: rows[order[at]])
         self.producer.poll(0)
@@ -188,10 +192,10 @@ class Sender:
         asked = np.asarray(pc.fill_null(column, -1)).astype(np.int32)
         return np.where(asked < 0, places, asked)
 
-    def _noting(self, place: _Place) -> Callable[..., None]:
+    def _noting(self, topic: str, place: _Place) -> Callable[..., None]:
         def on_delivery(error: KafkaError | None, message: Any) -> None:
             if error is not None:
-                self._errors.append(error)
+                self._errors.append((topic, error))
                 return
             offset = message.offset()
             place.first = offset if place.first < 0 else min(place.first, offset)
@@ -214,4 +218,5 @@ class Sender:
 
     def _raise(self) -> None:
         if self._errors:
-            raise KafkaException(self._errors[0])
+            topic, error = self._errors[0]
+            raise refused(error, self.conn_id, f"{self.called}s", topic) or KafkaException(error)

@@ -36,6 +36,7 @@ from airflow_kafka_spark.hooks.ledger_topic import PROMPT, LedgerPlace, read_to
 from airflow_kafka_spark.sinks.dead_letters_worker import Envelope, from_bytes
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting, Rows
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming, Rejected
+from airflow_kafka_spark.sinks.kafka_refused_worker import refused
 from airflow_kafka_spark.sinks.kafka_send_worker import Sender
 from airflow_kafka_spark.windows.codec import encode_error, marker_to_json, result_to_json
 from airflow_kafka_spark.windows.memory import Memory, marker_key, marker_record, remember, window_key
@@ -100,6 +101,8 @@ class Publisher:
     :param transaction_timeout: seconds after which the broker aborts a transaction that nobody ends.
     :param consumed: where splits were read from Kafka, what they consume.
     :param burial: what becomes of bad records; None: a split that holds one is not published.
+    :param conn_id: the connection, for messages.
+    :param routes: topics that only transforms send records to, instead of where the others go: these are counted by themselves.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -111,6 +114,8 @@ class Publisher:
     transaction_timeout: float
     consumed: Consumed | None = None
     burial: Burial | None = None
+    conn_id: str = ""
+    routes: frozenset[str] = frozenset()
 
     def publish(self, split: int, incoming: Incoming) -> Marker:
         """Publish a split, or find that it is published.
@@ -118,6 +123,7 @@ class Publisher:
         :raises Rejected: there are bad records among it; nothing is published.
         :raises Fenced: a newer attempt owns the window, or another task works on this very split.
         :raises TransactionTimedOut: it took longer than ``transaction_timeout``.
+        :raises KafkaRefused: they do not take a record; nothing is published.
         :raises KafkaUnavailable: the brokers do not answer; the split is not published, or its marker says that it is.
         """
         events, began = ClientEvents(), time.monotonic()
@@ -169,7 +175,7 @@ class Publisher:
 
     def _write(self, producer: Producer, split: int, incoming: Incoming) -> Marker:
         producer.begin_transaction()
-        sender = Sender(producer, self.topic, dict(self.partitions), turn=split, patience=self.transaction_timeout)
+        sender = self._sender(producer, self.topic, self.partitions, split)
         try:
             for batch in incoming:
                 sender.send(batch)
@@ -178,7 +184,9 @@ class Publisher:
             landed = sender.flush()
             faults.reached("publish.flushed")
             self._consume(producer, split)
-            marker = Marker(self.ledger.number, split, landed, sender.bytes, incoming.result, dead)
+            there = tuple(part for part in landed if part.topic not in self.routes)
+            away = tuple(part for part in landed if part.topic in self.routes)
+            marker = Marker(self.ledger.number, split, there, sender.bytes, incoming.result, dead, away)
             self._mark(producer, marker)
             faults.reached("publish.marked")
             producer.commit_transaction(self.transaction_timeout)
@@ -204,10 +212,14 @@ class Publisher:
         letters = from_bytes([result.letters])
         if letters.num_rows != result.rejected:
             raise CountMismatch(f"{self.ledger.pipeline}#{self.ledger.number}", result.rejected, letters.num_rows)
-        places = {burial.topic: burial.partitions}
-        sender = Sender(producer, burial.topic, places, result.index, self.transaction_timeout, called="dead letter")
+        sender = self._sender(producer, burial.topic, {burial.topic: burial.partitions}, result.index, "dead letter")
         sender.send(burial.envelope.records(letters))
         return sender.flush()
+
+    def _sender(
+        self, producer: Producer, topic: str | None, partitions: Mapping[str, int], split: int, called: str = "row"
+    ) -> Sender:
+        return Sender(producer, topic, dict(partitions), split, self.transaction_timeout, called, self.conn_id)
 
     def _consume(self, producer: Producer, split: int) -> None:
         if self.consumed is None or split not in self.consumed.offsets:
@@ -241,7 +253,7 @@ class Publisher:
             there = self._wait_for_other(split)
             failure = self._unavailable(error, self._doing(split))
         else:
-            failure = self._unavailable(error, self._doing(split))
+            failure = self._failure(error, self._doing(split))
             # Fencing oneself ends a transaction in doubt: after that it is published, or never will be.
             try:
                 self._fence(split, ClientEvents())
@@ -260,6 +272,11 @@ class Publisher:
 
     def _doing(self, split: int) -> str:
         return f"publishing split {split} of window {self.ledger.number}"
+
+    def _failure(self, error: Exception, doing: str) -> KafkaSparkError:
+        """A batch between two that are looked after is refused as well: then the transaction says so."""
+        said = error.args[0] if isinstance(error, KafkaException) else None
+        return (said and refused(said, self.conn_id, "rows")) or self._unavailable(error, doing)
 
     def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:
         return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe(error))
@@ -282,8 +299,11 @@ class PublishTask:
         split = self.splits[partition_id()]
         burial = self.publisher.burial if self.publisher is not None else None
         keep = burial is not None and burial.topic is not None
-        rows = Rows(batches, from_spark=True, split=split, fitting=self.fitting, keep=keep, tolerant=burial is not None)
-        yield told(self.publisher, split, rows)
+        yield told(self.publisher, split, self.rows(batches, split, keep, burial is not None))
+
+    def rows(self, batches: Iterator[pa.RecordBatch], split: int, keep: bool, tolerant: bool) -> Rows:
+        """What arrives, on its way in."""
+        return Rows(batches, from_spark=True, split=split, fitting=self.fitting, keep=keep, tolerant=tolerant)
 
 
 def told(publisher: Publisher | None, split: int, incoming: Incoming) -> pa.RecordBatch:

@@ -40,8 +40,8 @@ class PostgresSink(Sink):
         offset of a key wins, and windows apply in order. Between partitions offsets say nothing about time (the higher partition
         wins): a key should always be in the same one, as it is when it is the record's key.
     :param key: the columns that name a row, for ``upsert``; they need a unique index of exactly these columns.
-    :param atomic: ``window`` or ``split``, see above. ``split`` needs no stage and is faster; with ``upsert`` each partition of a
-        window is one split.
+    :param atomic: ``window`` or ``split``, see above. ``split`` needs no stage, but for splits with rows that the table
+        refuses where that is tolerated, and is faster; with ``upsert`` each partition of a window is one split.
     :param delete_enabled: a record without a value deletes the row of its key (Connect's ``delete.enabled``); ``upsert`` only.
     :param auto_create: create the table, when it is missing, with columns that fit the rows and ``key`` as primary key.
     :param auto_evolve: columns that the rows have and the table has not are added to it, nullable, before a window is loaded
@@ -194,7 +194,8 @@ class PostgresSink(Sink):
             its own, or of all roles with ``pg_signal_backend``).
         """
         from airflow_kafka_spark.sinks.postgres_attempt import prepare
-        from airflow_kafka_spark.sinks.postgres_writer import SplitsWindowWriter, StagedWindowWriter
+        from airflow_kafka_spark.sinks.postgres_splits import SplitsWindowWriter
+        from airflow_kafka_spark.sinks.postgres_writer import StagedWindowWriter
 
         attempt = prepare(self, window, splits, shape)
         if self.atomic == "split":

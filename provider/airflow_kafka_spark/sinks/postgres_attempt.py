@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -77,6 +77,10 @@ class Attempt:
         """Held by whoever applies a window of this pipeline."""
         return lock_key("window", str(self.windows), self.window.pipeline)
 
+    def staged(self) -> Attempt:
+        """The same, where splits that commit by themselves were put off and are staged: each row can be found by its offset."""
+        return replace(self, merge=replace(self.merge, offset=OFFSET))
+
     def load(self) -> Load:
         from airflow_kafka_spark.sinks.postgres_worker import Load
 
@@ -129,14 +133,14 @@ def prepare(sink: PostgresSink, window: Window, splits: Sequence[Split], shape: 
             evolution.evolve(connection, sink, name, shape)
         if recorded(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
-            _compare_markers(connection, sink, markers, window, splits)
+            _compare_markers(connection, sink, markers, window, splits, tolerates=shape.tolerates)
         target = read_table(connection, name)
         if target is None:
             raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")
         columns, merge, direct = _plan(sink, target, shape, window)
         attempt = Attempt(
             server, window, tuple(splits), name, windows, markers, stage_schema, key, uuid4().hex[:8], columns, merge, direct,
-            tolerates=_tolerates(sink, shape),
+            tolerates=shape.tolerates,
         )  # fmt: skip
         if sink.atomic == "window":
             run(connection, sql.create_registry(attempt.registry))
@@ -236,12 +240,12 @@ def _plan(sink: PostgresSink, target: Table, shape: Shape, window: Window) -> tu
     evolution.refuse_misfits(target, columns, str(window))
     given = {c.name for c in columns}
     filled = tuple(name for name in sql.OFFSET_COLUMNS if name in target.columns and name not in given)
-    upserts = sink.mode == "upsert"
+    upserts, finds = sink.mode == "upsert", shape.tolerates and sink.atomic == "window"
     merge = Merge(
         target=target.name,
         columns=tuple(merge_column(c, target.columns[c.name]) for c in columns),
         key=tuple(sink.key) if upserts else (),
-        offset=OFFSET if upserts or sql.OFFSET_COLUMNS[2] in filled or _tolerates(sink, shape) else None,
+        offset=OFFSET if upserts or sql.OFFSET_COLUMNS[2] in filled or finds else None,
         tombstone=TOMBSTONE if upserts and sink.delete_enabled and shape.has_tombstones else None,
         filled=filled,
         guarded=upserts and all(name in target.columns for name in sql.OFFSET_COLUMNS),
@@ -260,25 +264,30 @@ def _plan(sink: PostgresSink, target: Table, shape: Shape, window: Window) -> tu
     return columns, merge, direct
 
 
-def _tolerates(sink: PostgresSink, shape: Shape) -> bool:
-    """A split that commits by itself has decided before anybody could say what becomes of a row that is refused."""
-    return shape.tolerates and sink.atomic == "window"
-
-
 def _compare_markers(
-    connection: psycopg.Connection, sink: PostgresSink, markers: Name, window: Window, splits: Sequence[Split]
+    connection: psycopg.Connection,
+    sink: PostgresSink,
+    markers: Name,
+    window: Window,
+    splits: Sequence[Split],
+    *,
+    tolerates: bool,
 ) -> None:
-    """An earlier attempt may have written splits of this window already: then this one has to go on as that one began.
+    """An earlier attempt may have written splits of this window already: then this one has to go on as that one began. What it
+    has put off is not written: where this one does not go on like that, it is forgotten.
 
     :raises SinkRejected: it would not.
     """
     if not exists(connection, markers):
         return
-    known = [sql.Marker(*row) for row in rows(connection, sql.markers(markers, window.pipeline, window.number))]
+    found = [sql.Marker(*row) for row in rows(connection, sql.markers(markers, window.pipeline, window.number))]
+    known = [marker for marker in found if not marker.put_off]
     there = f"{len(known)} of its splits are in the table already, each committed on its own by an earlier attempt"
     if known and sink.atomic != "split":
         raise SinkRejected(sink.table, str(window), there, 'Keep `atomic="split"` until this window is complete')
-    cut = {(s.range.topic, s.range.partition, s.range.start, s.range.end) for s in splits}
+    cut = {(s.range.topic, s.range.partition, s.range.start, s.range.end) for s in splits} if sink.atomic == "split" else set()
+    if not tolerates or any(marker.put_off and marker[:4] not in cut for marker in found):
+        run(connection, sql.drop_put_off(markers, window.pipeline, window.number))
     topics = {s.range.topic for s in splits}
     other = [m for m in known if m.topic in topics and m[:4] not in cut]
     if other:

@@ -45,7 +45,7 @@ def problems(sink: PostgresSink, shape: Shape) -> list[Problem]:
         return [*found, Problem("sink.conn_id", where, f"Correct the connection `{sink.conn_id}`, or see to the server")]
     try:
         with connection:
-            return [*found, *_Look(sink, columns, connection).problems()]
+            return [*found, *_Look(sink, columns, connection, shape.tolerates).problems()]
     except psycopg.Error as error:
         what = f"the catalog of {server.where} cannot be read: {server.scrub(' '.join(str(error).split()))}"
         return [*found, Problem("sink.conn_id", what)]
@@ -138,6 +138,7 @@ class _Look:
     sink: PostgresSink
     columns: Sequence[StageColumn]
     connection: psycopg.Connection
+    tolerates: bool
     place: Place | None = None
 
     def problems(self) -> list[Problem]:
@@ -182,7 +183,8 @@ class _Look:
         from airflow_kafka_spark.sinks.postgres_catalog import read_table
 
         needed: dict[str, list[str]] = {}
-        if self.sink.atomic == "window":
+        # Splits that commit by themselves are staged where rows of them are refused.
+        if self.sink.atomic == "window" or self.tolerates:
             needed.setdefault(self.sink.stage_schema or name.schema, []).append("its stages")
         own = [self.sink.windows_table] + ([self.sink.splits_table] if self.sink.atomic == "split" else [])
         found: list[Problem] = []

@@ -71,9 +71,21 @@ class Server(PostgresServer):
                 f" after {self.lock_timeout:g} s: another session holds a lock on what this one needs. "
                 f"Sessions of this pipeline have an application_name that begins with `{APPLICATION}`, see pg_stat_activity"
             )
-        if state == "55000" or state[:2] in ("22", "23", "42", "44", "P0", "0A", "0L", "28"):
+        if state == "55000" or state[:2] in ("42", "44", "0A", "0L", "28") or is_refusal(error):
             return SinkRejected(place, window, detail, _action(state))
         return SinkUnavailable(place, doing, detail)
+
+
+_KNOWN = re.compile(r"(0[0-389ABFLPZ]|10|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|P0|XX)...")
+"""PostgreSQL's own errors, by class: a code of another one is what a function has chosen (``ERRCODE``)."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether it is about what rows hold: a value, a constraint, a text too long for its index, or what a function of a trigger
+    raises by itself (class P0, 38, or a code of its own)."""
+    state = getattr(error, "sqlstate", None) or ""
+    is_chosen = len(state) == 5 and state.isalnum() and not _KNOWN.fullmatch(state)
+    return is_chosen or state[:2] in ("22", "23", "38", "P0") or state == "54000"
 
 
 def read_connection(conn_id: str, lock_timeout: float = 60.0) -> Server:

@@ -88,8 +88,11 @@ def problems(sink: PostgresSink, columns: Sequence[StageColumn], table: Table, r
 def _refused(column: StageColumn, table: Table) -> Problem:
     kind = created_type(column)
     there = ", ".join(f"`{name}`" for name in table.columns) or "none"
-    what = f"{table.name} has no such column{_alike(column.name, table)}; found {there}; expected `{column.name}` {kind}"
-    action = f"Set `auto_evolve=True` on the sink, or run: {sql.add_columns(table.name, [(column.name, kind)])}"
+    alike = _alike(column.name, table)
+    what = f"{table.name} has no such column{alike}; found {there}; expected `{column.name}` {kind}"
+    # With the option it would be refused, too.
+    first = "Rename one of them" if alike else "Set `auto_evolve=True` on the sink"
+    action = f"{first}, or run: {sql.add_columns(table.name, [(column.name, kind)])}"
     return Problem(f"sink.table column `{column.name}`", what, f"{action}; or leave it out of the schema")
 
 

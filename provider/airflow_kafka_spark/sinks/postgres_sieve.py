@@ -7,13 +7,14 @@ constraints, domains, triggers and casts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from airflow_kafka_spark.errors import SinkRejected
 from airflow_kafka_spark.hooks.postgres import run
 from airflow_kafka_spark.sinks import postgres_sql as sql
-from airflow_kafka_spark.sinks.postgres_connection import message_of
+from airflow_kafka_spark.sinks.postgres_connection import is_refusal, message_of
 from airflow_kafka_spark.windows.model import TASK_PUT, BadRecord
 
 if TYPE_CHECKING:
@@ -24,13 +25,10 @@ if TYPE_CHECKING:
 
 MOST = 1000
 """Refused rows of one window that are looked for; with more the window fails: then the rows are not the table's."""
-SIFTS = 3
+LONGEST = 500
+"""Characters of a reason: a few rows are shown in the log, all of them kept in memory."""
+SIFTS = 4
 """How often an upsert is tried anew: without a refused row the one before it of the same key counts."""
-
-
-def is_refusal(error: psycopg.Error) -> bool:
-    """Whether it is about what the rows hold."""
-    return (error.sqlstate or "")[:2] in ("22", "23")
 
 
 class Sieve:
@@ -62,7 +60,8 @@ class Sieve:
     def append(self, split: int, stage: Stage) -> int:
         """Add the rows of a stage; how many were taken.
 
-        :raises psycopg.Error: more rows are refused than are looked for, or it is not about rows.
+        :raises SinkRejected: more rows are refused than are looked for.
+        :raises psycopg.Error: it is not about a row.
         """
         import psycopg
 
@@ -78,6 +77,13 @@ class Sieve:
 
         :return: rows that were taken, by split.
         """
+        return self._retry(lambda part: self._behind_savepoint(self.attempt.merge.insert(part)), {})
+
+    def _retry(self, put: Callable[[Stage], int], known: Mapping[int, Set[int]]) -> dict[int, int]:
+        """Put what was refused again, until nothing more is taken; rows that were, by split.
+
+        :param known: what is left out of that.
+        """
         import psycopg
 
         taken: dict[int, int] = {}
@@ -85,10 +91,9 @@ class Sieve:
         while left != self.count:
             left = self.count
             for split, rows in self.refused.items():
-                for offset in sorted(rows):
+                for offset in sorted(rows.keys() - known.get(split, set())):
                     try:
-                        part = replace(self._stages[split], span=(offset, offset + 1))
-                        count = self._behind_savepoint(self.attempt.merge.insert(part))
+                        count = put(replace(self._stages[split], span=(offset, offset + 1)))
                     except psycopg.Error as error:
                         if not is_refusal(error):
                             raise
@@ -110,23 +115,33 @@ class Sieve:
                 with self.session.transaction():
                     return put([stage for _, stage in stages])
             except psycopg.Error as error:
-                if not is_refusal(error) or sifts == SIFTS or not self._sift_all(stages, put):
+                if not is_refusal(error) or sifts == SIFTS or not self._sift_all(stages, put, again=not sifts):
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _sift_all(self, stages: Sequence[tuple[int, Stage]], put: Callable[[Sequence[Stage]], tuple[int, int]]) -> bool:
-        """Piece by piece, in order, and what is taken goes again, so that each key is written, and counted, once. False: nothing
-        more is refused."""
-        before = self.count
+    def _sift_all(
+        self, stages: Sequence[tuple[int, Stage]], put: Callable[[Sequence[Stage]], tuple[int, int]], *, again: bool
+    ) -> bool:
+        """Piece by piece, in order, and what is taken goes again, so that each key is written, and counted, once.
+
+        :param again: whether what is refused is tried once more when all others are there, as far as one statement for all of
+            them may then succeed: rows may refer to later ones.
+        :return: whether something more was refused.
+        """
+        before, known = self.count, {split: set(rows) for split, rows in self.refused.items()}
         with self.session.transaction(force_rollback=True):
             for split, stage in sorted(stages, key=lambda pair: (pair[1].order, pair[0])):
                 self._sift(split, stage, lambda part: self._put_one(part, put))
+            refused = self.count
+            if again:
+                # What an older version of a row leaves here is rolled back.
+                self._retry(lambda part: self._put_one(part, put), known)
         # The indexes went with what was rolled back.
         self._indexed.clear()
         for split, stage in stages:
             if gone := self.refused.get(split):
                 run(self.session, sql.delete_offsets(stage.table, self._offset, gone))
-        return self.count > before
+        return refused > before
 
     @property
     def _offset(self) -> str:
@@ -149,6 +164,8 @@ class Sieve:
             run(self.session, sql.index_offsets(stage.table, self._offset))
             self._indexed.add(split)
         self._stages[split] = stage
+        # What refuses no rows at all, as a trigger of the statement may, is not about one of them.
+        put(replace(stage, span=(0, 0)))
         known = self.refused.setdefault(split, {})
         r = next(s.range for s in self.attempt.splits if s.index == split)
         left, written = [(r.start, r.end)], 0
@@ -157,12 +174,24 @@ class Sieve:
             try:
                 written += put(replace(stage, span=(low, high)))
             except psycopg.Error as error:
-                if not is_refusal(error) or self.count >= MOST:
+                if not is_refusal(error):
                     raise
+                if self.count >= MOST:
+                    raise self._too_many(error) from None
                 middle = (low + high) // 2
                 if high - low > 1:
                     # The lower half is on top: it comes first.
                     left += [(middle, high), (low, middle)]
                 else:
-                    known[low] = self.attempt.server.scrub(message_of(error))
+                    known[low] = self._why(error)
         return written
+
+    def _too_many(self, error: BaseException) -> SinkRejected:
+        detail = f"more than {MOST:,} of its rows are refused, the last one found since {self._why(error)}"
+        action = "If so many are, correct the table, or the format. Else read less at once: lower `max_records`"
+        return SinkRejected(str(self.attempt.target), str(self.attempt.window), detail, action)
+
+    def _why(self, error: BaseException) -> str:
+        """What the server says; it may say all of a value."""
+        said = self.attempt.server.scrub(message_of(error))
+        return said if len(said) <= LONGEST else f"{said[:LONGEST]}..."

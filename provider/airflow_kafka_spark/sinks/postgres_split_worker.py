@@ -1,4 +1,9 @@
-"""The task's side of ``atomic="split"``: a split goes into the target itself, in one transaction with its marker."""
+"""The task's side of ``atomic="split"``: a split goes into the target itself, in one transaction with its marker.
+
+Where bad records are tolerated, a split that holds some, or rows that the target refuses, is put off: nothing of it is written,
+and its marker says that no task will. Which those are, and what becomes of them, has to be decided before the others are
+committed: that is the driver's affair (:mod:`~airflow_kafka_spark.sinks.postgres_splits`).
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,18 @@ from airflow_kafka_spark.errors import SinkRejected
 from airflow_kafka_spark.hooks.postgres_names import Name, quote
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.postgres_connection import lock_key
+from airflow_kafka_spark.sinks.postgres_connection import is_refusal, lock_key
 from airflow_kafka_spark.sinks.postgres_load_worker import Session, Stream
 from airflow_kafka_spark.sinks.postgres_merge import Merge, Stage
 from airflow_kafka_spark.sinks.postgres_worker import CopyWriter
 
+PUT_OFF = "put_off"
+"""What the token says of a split that was put off."""
+
 _TEMPORARY = "airflow_split"
 _POLL_SECONDS = 0.05
+_IN_THE_WAY = ("40P01", "55P03")
+"""A deadlock, or a lock that is not to be had: other splits may hold, uncommitted, rows that exclude rows of this one."""
 
 
 @dataclass
@@ -34,12 +44,14 @@ class SplitAtomicWriter(CopyWriter):
     :param splits: the markers.
     :param merge: how rows get from a temporary table into the target.
     :param direct: whether COPY may write the target itself.
+    :param tolerates: whether the split is put off, and the window goes on, where the target refuses some of its rows.
     """
 
     windows: Name
     splits: Name
     merge: Merge
     direct: bool
+    tolerates: bool = False
     _claimed: bool = field(default=False, init=False, repr=False)
 
     def _begin(self, session: Session) -> Mapping[str, Any] | None:
@@ -88,6 +100,49 @@ class SplitAtomicWriter(CopyWriter):
         session.run(sql.count_split(self.splits, self.load.pipeline, self.load.number, marker))
         session.commit()
         return _token(marker)
+
+    def put_off(self) -> None:
+        """See :meth:`SplitWriter.put_off`."""
+        if self.tolerates and self.progress.there is None:
+            with self._explained("putting off"):
+                self.progress.there = self._put_off()
+
+    def _put(self, rows: Rows) -> None:
+        try:
+            super()._put(rows)
+        except Exception as error:
+            if not self._puts_off(error):
+                raise
+            self.progress.there = self._put_off()
+
+    def _flush(self) -> Mapping[str, Any]:
+        try:
+            return super()._flush()
+        except Exception as error:
+            if not self._puts_off(error):
+                raise
+            return {"rows": self.progress.seen, **self._put_off()}
+
+    def _puts_off(self, error: Exception) -> bool:
+        return self.tolerates and (is_refusal(error) or getattr(error, "sqlstate", None) in _IN_THE_WAY)
+
+    def _put_off(self) -> Mapping[str, Any]:
+        """Take back what was written of the split, for good: whoever comes for it finds its marker. Another task may have been
+        faster, with that or with the split."""
+        if self.progress.stream is not None:
+            # Its thread uses the session until then: to close that before it would crash the process.
+            self.progress.stream.abandon()
+            self.progress.stream = None
+        self.progress.session.close()
+        session = self.progress.session = self._open_session()
+        self._wait(session)
+        if (there := self._claim(session)) is None:
+            marker = self._marker._replace(rows=sql.PUT_OFF)
+            session.run(sql.count_split(self.splits, self.load.pipeline, self.load.number, marker))
+            session.commit()
+            there = _token(marker)
+        session.close()
+        return there
 
     def _wait(self, session: Session) -> None:
         """Take the split's lock, if need be from a task that is slower than this one."""
@@ -143,4 +198,6 @@ class SplitAtomicWriter(CopyWriter):
 
 
 def _token(marker: sql.Marker) -> Mapping[str, Any]:
+    if marker.put_off:
+        return {PUT_OFF: True}
     return {"rows": marker.rows, "written": marker.written, "deleted": marker.deleted}

@@ -167,8 +167,12 @@ def create_splits(splits: Name) -> str:
     )
 
 
+PUT_OFF = -1
+"""Instead of a number of rows: the target refuses some of the split's. No task may commit it any more."""
+
+
 class Marker(NamedTuple):
-    """A split's row in the splits table: present when, and only when, its rows are in the target."""
+    """A split's row in the splits table: present when, and only when, its rows are in the target, or it is put off."""
 
     topic: str
     partition: int
@@ -177,6 +181,10 @@ class Marker(NamedTuple):
     rows: int = 0
     written: int = 0
     deleted: int = 0
+
+    @property
+    def put_off(self) -> bool:
+        return self.rows == PUT_OFF
 
     @property
     def text(self) -> str:
@@ -205,7 +213,15 @@ def markers(splits: Name, pipeline: str, number: int) -> str:
 
 
 def drop_old_markers(splits: Name, pipeline: str, number: int) -> str:
-    return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND number < {literal(number)}"
+    """Those of earlier windows, and of splits of this one that were put off."""
+    old = f"number < {literal(number)} OR rows = {PUT_OFF}"
+    return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND ({old})"
+
+
+def drop_put_off(splits: Name, pipeline: str, number: int) -> str:
+    """Let tasks try again what was put off."""
+    window = f"pipeline = {literal(pipeline)} AND number = {literal(number)}"
+    return f"DELETE FROM {splits} WHERE {window} AND rows = {PUT_OFF}"
 
 
 def applied_since(windows: Name, pipeline: str, number: int) -> str:

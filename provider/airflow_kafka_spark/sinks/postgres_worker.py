@@ -150,6 +150,10 @@ class CopyWriter(SplitWriter):
     def _encode(self, rows: Rows) -> pa.RecordBatch:
         return self.load.encode(rows)
 
+    def refusals(self, rows: Rows) -> Mapping[int, str]:
+        """Rows that not even a stage can hold, or that nobody could find again."""
+        return refusals(rows.batch, self.load.key)
+
     @property
     def split(self) -> Split:
         assert self._split is not None, "open() comes first"
@@ -188,9 +192,13 @@ class CopyWriter(SplitWriter):
             return
         now.recent.append((first, rows.offsets))
         with self._explained("loading"):
-            if now.stream is None:
-                now.stream = self._start(now.session)
-            now.stream.put(self._encode(rows))
+            self._put(rows)
+
+    def _put(self, rows: Rows) -> None:
+        now = self.progress
+        if now.stream is None:
+            now.stream = self._start(now.session)
+        now.stream.put(self._encode(rows))
 
     def close(self) -> Mapping[str, Any]:
         now = self.progress
@@ -200,8 +208,7 @@ class CopyWriter(SplitWriter):
             raise self._key_error()
         try:
             with self._explained("flushing"):
-                stream, now.stream = now.stream, None
-                token = self._end(now.session, stream.finish() if stream is not None else 0)
+                token = self._flush()
         except SinkUnavailable:
             # Perhaps the answer to COMMIT was lost, or another task had this split ready first and ended this one's session.
             now.session.close()
@@ -210,6 +217,11 @@ class CopyWriter(SplitWriter):
             return there
         now.session.close()
         return token
+
+    def _flush(self) -> Mapping[str, Any]:
+        now = self.progress
+        stream, now.stream = now.stream, None
+        return self._end(now.session, stream.finish() if stream is not None else 0)
 
     def _look_again(self) -> Mapping[str, Any] | None:
         """What is known of the split, asked in a new session."""
@@ -314,10 +326,6 @@ class StageWriter(CopyWriter):
 
     # Stages do not survive a crash of the server anyway: the driver counts before it commits.
     durable = False
-
-    def refusals(self, rows: Rows) -> Mapping[int, str]:
-        """Rows that not even a stage can hold, or that nobody could find again."""
-        return refusals(rows.batch, self.load.key)
 
     def _begin(self, session: Session) -> Mapping[str, Any] | None:
         there = self._known(session)

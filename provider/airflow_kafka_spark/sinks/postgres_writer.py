@@ -1,7 +1,7 @@
-"""The driver's side of the PostgreSQL sink: the transaction that makes a window visible.
+"""The driver's side of the PostgreSQL sink: from what tasks have written to a commit whose outcome is certain.
 
 :class:`StagedWindowWriter` merges stages in one transaction that claims the window's row first, so that a reader sees the window
-whole or not at all. :class:`SplitsWindowWriter` only closes a window whose splits have committed themselves.
+whole or not at all. :mod:`~airflow_kafka_spark.sinks.postgres_splits` closes a window whose splits have committed themselves.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
-from airflow_kafka_spark.hooks.postgres import rows, run
-from airflow_kafka_spark.hooks.postgres_names import Name
+from airflow_kafka_spark.hooks.postgres import run
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks import postgres_windows as record
 from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.postgres_attempt import Attempt, drop_tables
+from airflow_kafka_spark.sinks.postgres_connection import is_refusal
 from airflow_kafka_spark.sinks.postgres_diagnosis import culprit
-from airflow_kafka_spark.sinks.postgres_merge import Stage
-from airflow_kafka_spark.sinks.postgres_sieve import Sieve, is_refusal
+from airflow_kafka_spark.sinks.postgres_transaction import Transaction
 from airflow_kafka_spark.windows.model import Applied, BadRecord, SplitResult
 
 if TYPE_CHECKING:
@@ -36,120 +35,45 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 
 
-class _Transaction:
-    """The window's transaction: claim, compare, write, count, commit; on one connection."""
+class DriverWriter(WindowWriter):
+    """What both writers share: the way from results to a commit whose outcome is certain.
 
-    def __init__(self, attempt: Attempt) -> None:
+    :ivar stages: whether tasks load stages.
+    """
+
+    def __init__(self, attempt: Attempt, *, stages: bool) -> None:
         self.attempt = attempt
-        self.connection: psycopg.Connection | None = None
-        self.merged: dict[int, int] = {}
-        """Splits that are in the target, with their rows."""
-        self.sieve: Sieve | None = None
-        """Where rows that are refused are left out."""
-
-    @property
-    def session(self) -> psycopg.Connection:
-        assert self.connection is not None
-        return self.connection
-
-    def begin(self) -> bool:
-        """False: the window is applied already, by another attempt.
-
-        :raises WindowConflict: it cannot follow the sink's last window.
-        """
-        attempt = self.attempt
-        self.connection = attempt.server.connect(attempt.application_name)
-        self.session.autocommit = False
-        # Windows of a pipeline one after the other, whatever their numbers: the comparison below then holds until the commit.
-        run(self.session, sql.lock(attempt.lock))
-        if not record.claim(self.session, attempt.windows, attempt.window, str(attempt.target)):
-            self.session.rollback()
-            return False
-        record.refuse_conflict(self.session, attempt.windows, attempt.window)
-        if attempt.tolerates:
-            # What a constraint says at the commit only would come too late.
-            run(self.session, "SET CONSTRAINTS ALL IMMEDIATE")
-            self.sieve = Sieve(attempt, self.session)
-        if attempt.window.replay and attempt.merge.window and not attempt.merge.key:
-            self._remove(*attempt.merge.window)
-        return True
-
-    def _remove(self, column: str, name: str) -> None:
-        """Delete what the window wrote the time before, so that it can be written again in the same transaction.
-
-        :raises SinkRejected: some of it cannot be told from other rows.
-        """
-        attempt = self.attempt
-        removed = run(self.session, sql.delete_window(attempt.target, column, name))
-        before = record.written_before(self.session, attempt.windows, attempt.window)
-        if removed < before and rows(self.session, sql.unmarked(attempt.target, column))[0][0]:
-            raise SinkRejected(
-                str(attempt.target),
-                str(attempt.window),
-                f"it wrote {before} rows, of which {removed} have its name in `{column}`, and there are rows with none",
-                f"Fill `{column}` in the rows that were written before the sink did, or delete the window's rows by hand",
-            )
-        log.info("Removed %s rows of window %s: they are written again", f"{removed:,}", attempt.window)
-
-    def stages(self) -> list[tuple[int, str | None, int, int]]:
-        """What tasks have registered by now: split, stage, rows, tombstones."""
-        return rows(self.session, sql.registered(self.attempt.registry))
-
-    def append_new(self) -> None:
-        """Add the rows of every stage that is complete and not in the target yet."""
-        for split, stage, expected, _ in self.stages():
-            if split in self.merged:
-                continue
-            written = self._append(split, self.attempt.stage(split, stage)) if stage else 0
-            refused = len(self.sieve.refused.get(split, ())) if self.sieve else 0
-            if written != expected - refused:
-                raise CountMismatch(str(self.attempt.window), expected - refused, written)
-            self.merged[split] = written
-
-    def _append(self, split: int, stage: Stage) -> int:
-        if self.sieve is not None:
-            return self.sieve.append(split, stage)
-        return run(self.session, self.attempt.merge.insert(stage))
-
-    def settle(self) -> None:
-        """What is refused is refused for good."""
-        if self.sieve is not None:
-            for split, taken in self.sieve.settle().items():
-                self.merged[split] += taken
-
-    def upsert(self) -> tuple[int, int]:
-        """All stages in one statement. Returns rows written and rows deleted."""
-        found = [entry for entry in self.stages() if entry[1]]
-        stages = {split: self.attempt.stage(split, stage) for split, stage, _, _ in found if stage}
-        if not stages:
-            return 0, 0
-        merge = self.attempt.merge
-
-        def put(some: Sequence[Stage]) -> tuple[int, int]:
-            if not any(tombstones for *_, tombstones in found):
-                return run(self.session, merge.upsert(some)), 0
-            written, deleted = rows(self.session, merge.upsert_and_delete(some))[0]
-            return written, deleted
-
-        return self.sieve.upsert(list(stages.items()), put) if self.sieve else put(list(stages.values()))
-
-    def close(self) -> None:
-        if self.connection is not None:
-            with suppress(Exception):
-                self.connection.close()
-
-
-class _Writer(WindowWriter):
-    """What both writers share: the way from results to a commit whose outcome is certain."""
-
-    def __init__(self, attempt: Attempt) -> None:
-        self.attempt = attempt
-        self.transaction = _Transaction(attempt)
+        self.transaction = Transaction(attempt)
+        self.stages = stages
         self.committed = False
+        self._gathered: tuple[int, int] | None = None
 
     @abstractmethod
-    def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
-        """Everything but the commit. None: another attempt has applied the window."""
+    def _found(self) -> Mapping[int, int]:
+        """What tasks have written, by split: rows, as the server has them."""
+
+    def _begin(self) -> bool:
+        """False: another attempt has applied the window."""
+        return self.transaction.begin()
+
+    def _written(self) -> tuple[int, int]:
+        """Rows written and deleted by the tasks themselves."""
+        return 0, 0
+
+    def refused(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
+        """See :meth:`WindowWriter.refused`: staged rows are put into the target, in the transaction that :meth:`commit` commits.
+
+        :raises SinkRejected: more rows are refused than are looked for.
+        """
+        import psycopg
+
+        if not (self.attempt.tolerates and self.stages):
+            return ()
+        try:
+            self._gather(results)
+        except psycopg.Error as error:
+            raise self._explain(error) from self.attempt.server.cause(error)
+        return self.transaction.sieve.records if self.transaction.sieve else ()
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """See :meth:`WindowWriter.commit`.
@@ -208,6 +132,28 @@ class _Writer(WindowWriter):
             if count != read:
                 raise CountMismatch(str(self.attempt.window), read, count)
 
+    def _gather(self, results: Sequence[SplitResult]) -> tuple[int, int] | None:
+        """Put staged rows into the target: rows written and deleted, those that tasks have put there among them. None: another
+        attempt has applied the window."""
+        if not self._begin():
+            return None
+        self._check(results, self._found())
+        faults.reached("sink.staged")
+        written, deleted = self._written()
+        more, gone = self.transaction.put_staged() if self.stages else (0, 0)
+        self._gathered = written + more, deleted + gone
+        return self._gathered
+
+    def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
+        """Everything but the commit. None: another attempt has applied the window."""
+        attempt, transaction = self.attempt, self.transaction
+        gathered = self._gathered or self._gather(results)
+        if gathered is None:
+            return None
+        if self.stages:
+            transaction.drop_stages()
+        return record.count(transaction.session, attempt.windows, attempt.window, *gathered)
+
     # --- errors ---
 
     def _explain(self, error: psycopg.Error) -> KafkaSparkError:
@@ -222,10 +168,16 @@ class _Writer(WindowWriter):
 
     def _is_superseded(self) -> bool:
         """Whether a newer attempt cleared this one away."""
+        if self.stages:
+            with (
+                suppress(KafkaSparkError),
+                self.attempt.server.session("looking for the registry of", str(self.attempt.window)) as connection,
+            ):
+                return not record.exists(connection, self.attempt.registry)
         return False
 
     def _culprit(self, error: psycopg.Error) -> str | None:
-        return None
+        return culprit(self.attempt, error) if self.stages else None
 
     # --- life ---
 
@@ -234,49 +186,7 @@ class _Writer(WindowWriter):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.transaction.close()
-
-
-class StagedWindowWriter(_Writer):
-    """One attempt at a window that is applied whole.
-
-    :param overlap: merge stages as they appear, while other splits are still loading: the transaction then begins at once.
-    """
-
-    def __init__(self, attempt: Attempt, *, overlap: bool) -> None:
-        super().__init__(attempt)
-        self.overlap = _Overlap(self.transaction) if overlap else None
-        self._gathered: tuple[int, int] | None = None
-
-    def refused(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
-        """See :meth:`WindowWriter.refused`: all rows are put into the target, in the transaction that :meth:`commit` commits.
-
-        :raises SinkRejected: more rows are refused than are looked for.
-        """
-        import psycopg
-
-        if not self.attempt.tolerates:
-            return ()
-        try:
-            self._gather(results)
-        except psycopg.Error as error:
-            raise self._explain(error) from self.attempt.server.cause(error)
-        return self.transaction.sieve.records if self.transaction.sieve else ()
-
-    def split_writer(self) -> SplitWriter:
-        from airflow_kafka_spark.sinks.postgres_worker import StageWriter
-
-        return StageWriter(self.attempt.load(), self.attempt.stage_schema, self.attempt.prefix, self.attempt.registry)
-
-    def __enter__(self) -> Self:
-        if self.overlap:
-            self.overlap.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.overlap:
-            self.overlap.abandon()
-        self.transaction.close()
-        if self.committed:
+        if self.committed or not self.stages:
             return
         # The tables are unlogged and nobody's: what cannot be dropped now, the next attempt of this pipeline drops.
         try:
@@ -286,50 +196,47 @@ class StagedWindowWriter(_Writer):
         except KafkaSparkError as failure:
             log.info("Stages of window %s are left to the next attempt: %s", self.attempt.window, failure)
 
-    def _gather(self, results: Sequence[SplitResult]) -> tuple[int, int] | None:
-        """Put the rows of all stages into the target: rows written and deleted. None: another attempt has applied the window."""
-        transaction = self.transaction
-        if not (self.overlap.stop() if self.overlap else transaction.begin()):
-            return None
-        self._check(results, {split: count for split, _, count, _ in transaction.stages()})
-        faults.reached("sink.staged")
-        if self.attempt.merge.key:
-            self._gathered = transaction.upsert()
-        else:
-            transaction.append_new()
-            transaction.settle()
-            self._gathered = sum(transaction.merged.values()), 0
-        return self._gathered
+    def stage_writer(self) -> SplitWriter:
+        """For tasks that load stages."""
+        from airflow_kafka_spark.sinks.postgres_worker import StageWriter
 
-    def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
-        attempt, transaction = self.attempt, self.transaction
-        gathered = self._gathered or self._gather(results)
-        if gathered is None:
-            return None
-        written, deleted = gathered
-        stages = transaction.stages()
-        run(transaction.session, sql.drop([attempt.registry]))
-        for _, stage, _, _ in stages:
-            if stage:
-                run(transaction.session, sql.drop([Name(attempt.stage_schema, stage)]))
-        return record.count(transaction.session, attempt.windows, attempt.window, written, deleted)
+        return StageWriter(self.attempt.load(), self.attempt.stage_schema, self.attempt.prefix, self.attempt.registry)
 
-    def _is_superseded(self) -> bool:
-        with (
-            suppress(KafkaSparkError),
-            self.attempt.server.session("looking for the registry of", str(self.attempt.window)) as connection,
-        ):
-            return not record.exists(connection, self.attempt.registry)
-        return False
 
-    def _culprit(self, error: psycopg.Error) -> str | None:
-        return culprit(self.attempt, error)
+class StagedWindowWriter(DriverWriter):
+    """One attempt at a window that is applied whole.
+
+    :param overlap: merge stages as they appear, while other splits are still loading: the transaction then begins at once.
+    """
+
+    def __init__(self, attempt: Attempt, *, overlap: bool) -> None:
+        super().__init__(attempt, stages=True)
+        self.overlap = _Overlap(self.transaction) if overlap else None
+
+    def split_writer(self) -> SplitWriter:
+        return self.stage_writer()
+
+    def _begin(self) -> bool:
+        return self.overlap.stop() if self.overlap else super()._begin()
+
+    def _found(self) -> Mapping[int, int]:
+        return {split: count for split, _, count, _ in self.transaction.stages()}
+
+    def __enter__(self) -> Self:
+        if self.overlap:
+            self.overlap.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.overlap:
+            self.overlap.abandon()
+        super().__exit__(kind, error, trace)
 
 
 class _Overlap(threading.Thread):
     """Merges stages as tasks register them."""
 
-    def __init__(self, transaction: _Transaction) -> None:
+    def __init__(self, transaction: Transaction) -> None:
         super().__init__(name="postgres-merge", daemon=True)
         self._transaction = transaction
         self._done = threading.Event()
@@ -360,27 +267,3 @@ class _Overlap(threading.Thread):
                 with suppress(Exception):
                     connection.cancel_safe(timeout=5)
             self.join(timeout=1)
-
-
-class SplitsWindowWriter(_Writer):
-    """One attempt at a window whose splits commit one by one."""
-
-    def split_writer(self) -> SplitWriter:
-        from airflow_kafka_spark.sinks.postgres_split_worker import SplitAtomicWriter
-
-        attempt = self.attempt
-        return SplitAtomicWriter(attempt.load(), attempt.windows, attempt.markers, attempt.merge, attempt.direct)
-
-    def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
-        attempt, transaction = self.attempt, self.transaction
-        if not transaction.begin():
-            return None
-        pipeline, number = attempt.window.pipeline, attempt.window.number
-        markers = [sql.Marker(*row) for row in rows(transaction.session, sql.markers(attempt.markers, pipeline, number))]
-        index = {(*s.range.topic_partition, s.range.start, s.range.end): s.index for s in attempt.splits}
-        found = {index[marker[:4]]: marker.rows for marker in markers if marker[:4] in index}
-        self._check(results, found)
-        faults.reached("sink.staged")
-        run(transaction.session, sql.drop_old_markers(attempt.markers, pipeline, number))
-        written, deleted = sum(m.written for m in markers), sum(m.deleted for m in markers)
-        return record.count(transaction.session, attempt.windows, attempt.window, written, deleted)

@@ -98,18 +98,19 @@ def _source_from_json(value: Mapping[str, Any]) -> SourcePlan:
 
 def marker_to_json(marker: Marker) -> dict[str, Any]:
     """``landed`` is ``[[topic, partition, first, last, records], ...]``."""
-    landed, dead = ([[p.topic, p.partition, p.first, p.last, p.records] for p in m] for m in (marker.landed, marker.dead_letters))
+    places = {"landed": marker.landed, "dead_letters": marker.dead_letters, "routed": marker.routed}
+    told = {name: [[p.topic, p.partition, p.first, p.last, p.records] for p in parts] for name, parts in places.items()}
     more = {
         **({"result": result_to_json(marker.result)} if marker.result else {}),
-        **({"dead_letters": dead} if dead else {}),
+        **{name: parts for name, parts in told.items() if parts or name == "landed"},
     }
-    return {"window": marker.window, "split": marker.split, "landed": landed, "bytes": marker.bytes, **more}
+    return {"window": marker.window, "split": marker.split, "bytes": marker.bytes, **more}
 
 
 def marker_from_json(value: Mapping[str, Any]) -> Marker:
     result = result_from_json(value["result"]) if value.get("result") else None
-    landed, dead = (tuple(Landed(*part) for part in value.get(name, ())) for name in ("landed", "dead_letters"))
-    return Marker(value["window"], value["split"], landed, value.get("bytes", 0), result, dead)
+    places = {name: tuple(Landed(*part) for part in value.get(name, ())) for name in ("landed", "dead_letters", "routed")}
+    return Marker(value["window"], value["split"], bytes=value.get("bytes", 0), result=result, **places)
 
 
 _STREAMS = ("letters", "routes")

@@ -77,6 +77,7 @@ class DeadLetters:
     :param batches: oldest first.
     :param offset: where the record lies in the ledger partition; -1 when not read from there.
     :param captured: what other sinks take.
+    :param skipped: how many bad records were left out without a letter: a replay and its count, without those of none.
     """
 
     window: int
@@ -84,6 +85,7 @@ class DeadLetters:
     batches: tuple[Batch, ...] = ()
     offset: int = -1
     captured: tuple[Captured, ...] = ()
+    skipped: tuple[tuple[int, int], ...] = ()
 
     def sent(self, replay: int | None = None) -> dict[TopicPartition, frozenset[int]]:
         """The dead letters that were sent.
@@ -119,6 +121,15 @@ class DeadLetters:
         replays = {found.replay for found in captured}
         return replace(self, captured=(*(c for c in self.captured if c.replay not in replays), *captured))
 
+    def skips(self, replay: int) -> int:
+        """How many bad records this replay leaves out without a letter."""
+        return dict(self.skipped).get(replay, 0)
+
+    def with_skipped(self, replay: int, count: int) -> DeadLetters:
+        """The same, and how many that are, in place of what was counted before."""
+        counts = {**dict(self.skipped), replay: count}
+        return replace(self, skipped=tuple((at, n) for at, n in sorted(counts.items()) if n))
+
 
 def _offsets_of(batches: Iterable[Batch]) -> dict[TopicPartition, frozenset[int]]:
     found: dict[TopicPartition, set[int]] = {}
@@ -131,12 +142,15 @@ def _offsets_of(batches: Iterable[Batch]) -> dict[TopicPartition, frozenset[int]
 def dead_letters_to_json(dead: DeadLetters) -> dict[str, Any]:
     captured = [[c.replay, c.name, c.sink, c.records, c.digest] for c in dead.captured]
     batches = [_batch_to_json(batch) for batch in dead.batches]
-    return {"topic": dead.topic, "batches": batches, **({"captured": captured} if captured else {})}
+    skipped = {"skipped": [list(pair) for pair in dead.skipped]} if dead.skipped else {}
+    return {"topic": dead.topic, "batches": batches, **({"captured": captured} if captured else {}), **skipped}
 
 
 def dead_letters_from_json(window: int, value: Mapping[str, Any], offset: int = -1) -> DeadLetters:
     batches = tuple(_batch_from_json(batch) for batch in value["batches"])
-    return DeadLetters(window, value["topic"], batches, offset, tuple(Captured(*found) for found in value.get("captured", ())))
+    captured = tuple(Captured(*found) for found in value.get("captured", ()))
+    skipped = tuple((replay, count) for replay, count in value.get("skipped", ()))
+    return DeadLetters(window, value["topic"], batches, offset, captured, skipped)
 
 
 def _batch_to_json(batch: Batch) -> dict[str, Any]:

@@ -6,6 +6,7 @@ again: every retry, clear and zombie sees the same window. Nothing here does any
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 from airflow_kafka_spark.windows.latency import Times
 
 ArrowStream: TypeAlias = bytes
+
+TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+"""A name that Kafka lets a topic have."""
 
 
 class TopicPartition(NamedTuple):
@@ -240,6 +244,7 @@ class Marker:
     :param bytes: of keys and values.
     :param result: what was read for it, where it was read from Kafka.
     :param dead_letters: where those of its records lie that went to a dead letter topic.
+    :param routed: where those lie that a transform sent to another topic instead.
     """
 
     window: int
@@ -248,9 +253,11 @@ class Marker:
     bytes: int = 0
     result: SplitResult | None = None
     dead_letters: tuple[Landed, ...] = ()
+    routed: tuple[Landed, ...] = ()
 
     @property
     def records(self) -> int:
+        """How many were published as what the window is for."""
         return sum(part.records for part in self.landed)
 
 

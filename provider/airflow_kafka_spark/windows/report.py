@@ -252,16 +252,21 @@ def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) ->
     """Add up what the markers of a window of rows say: one for each of its splits."""
     count = sum(marker.records for marker in markers)
     rejected = sum(marker.result.rejected for marker in markers if marker.result)
+    filtered = sum(marker.result.filtered for marker in markers if marker.result)
+    routed = sum(marker.result.routed for marker in markers if marker.result)
     published = merge_landed(part for marker in markers for part in marker.landed)
     return Report(
         window=window,
-        records_read=count + rejected,
+        records_read=count + rejected + filtered + routed,
         records_written=count,
         records_rejected=rejected,
+        records_filtered=filtered,
+        records_routed=routed,
         bytes=sum(marker.bytes for marker in markers),
         records={str(part.topic_partition): part.records for part in published},
         published=published,
         dead_letters=merge_landed(part for marker in markers for part in marker.dead_letters),
+        routed=merge_landed(part for marker in markers for part in marker.routed),
         **facts,
     )
 
@@ -271,4 +276,5 @@ def sum_up_relayed(window: Window, markers: Sequence[Marker], splits: Mapping[in
     results = [marker.result for marker in markers if marker.result]
     report = sum_up(window, results, None, splits, **facts)
     published = merge_landed(part for marker in markers for part in marker.landed)
-    return replace(report, records_written=sum(marker.records for marker in markers), published=published)
+    routed = merge_landed(part for marker in markers for part in marker.routed)
+    return replace(report, records_written=sum(marker.records for marker in markers), published=published, routed=routed)
