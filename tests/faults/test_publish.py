@@ -6,10 +6,16 @@ transaction of ours is open, and a further attempt writes nothing.
 
 from __future__ import annotations
 
+import json
+from datetime import datetime, timezone
+
 import pytest
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import TooManyBadRecords
+from airflow_kafka_spark.transforms import Condition, Filter, Sql, TimestampConverter
+from tests.support.dead_letters import letters
+from tests.support.oracle import committed_records, same_multiset
 from tests.support.shop import shop
 from tests.support.unfit import KEY, VALUE, avro, check_sorted_out, plain, spoil
 
@@ -70,6 +76,31 @@ def test_killed_then_retried_and_cleared_every_row_is_a_record_or_a_dead_letter_
     assert check_sorted_out(orders, dead, bad, plain(VALUE), plain(KEY)) == (897, 3)
     assert orders.run("run1", **options) == retried, "a cleared task does nothing and returns the same report"
     assert check_sorted_out(orders, dead, bad, plain(VALUE), plain(KEY)) == (897, 3)
+
+
+@pytest.mark.faults
+def test_killed_then_retried_what_transforms_make_of_every_row_is_there_exactly_once(orders):
+    """Some rows are left out, some cannot be transformed; the transforms of the retry count for the splits that are left."""
+    dead = f"dead-{orders.topic}"
+
+    def options(year: int) -> dict:
+        day = Sql({"id": "id", "day": f"CASE WHEN id % 100 = 17 THEN 'never' ELSE '{year}-01-02' END"})
+        transforms = [Filter(predicate=Condition("id % 10 = 3")), day, TimestampConverter("unix", "day", "yyyy-MM-dd")]
+        return {"transforms": transforms, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+
+    orders.sell(900)
+    victim = orders.victim("run1", fault="publish.committed", **options(2024))
+    assert victim.wait() == 1 and victim.fired, victim.tail()
+    retried = orders.run("run1", **options(2025))
+    assert [retried[f"records_{name}"] for name in ("read", "written", "filtered", "rejected")] == [900, 801, 90, 9]
+    assert orders.run("run1", **options(2026)) == retried, "a cleared task does nothing and returns the same report"
+    orders.wait_settled(also=(dead,))
+    there = [json.loads(value) for _, _, _, value in committed_records(orders.kafka.connection_extra(), orders.topic)]
+    assert {datetime.fromtimestamp(row["day"] / 1000, timezone.utc).year for row in there} == {2024, 2025}
+    good = [id for id in range(900) if id % 10 != 3 and id % 100 != 17]
+    assert same_multiset(good, [row["id"] for row in there]) == 801
+    shown = [json.loads(value)["id"] for _, value, _, _ in letters(orders.kafka.connection_extra(), dead)]
+    assert same_multiset(range(17, 900, 100), shown) == 9
 
 
 @pytest.mark.faults

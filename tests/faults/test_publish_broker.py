@@ -116,7 +116,7 @@ def test_a_split_that_outlives_its_transaction_is_not_published_and_the_error_sa
         with fault_in_tasks("publish.marked:stop", once):
             attempt = pool.submit(orders.run, "run1", transaction_timeout=SECONDS)
             worker = wait_stopped(once)
-        orders.wait_settled()
+        orders.wait_settled(120)
         wake(worker)
         with pytest.raises(TransactionTimedOut, match="transaction_timeout") as failure:
             attempt.result(120)
@@ -130,9 +130,9 @@ def test_a_source_that_is_slower_than_the_transaction_allows_publishes_nothing_o
 
         def slow():
             yield rows(0).slice(0, ROWS // 2)
-            # The transaction has begun at the brokers, and ends there.
-            assert wait_until(lambda: any(o.lso != o.high for o in made.hook.offsets([made.reader.topic]).values()), 30)
-            made.wait_settled()
+            # The transaction has begun at the brokers, and ends there: its records stay, and an end of it behind them.
+            assert wait_until(lambda: any(o.high for o in made.hook.offsets([made.reader.topic]).values()), 120)
+            made.wait_settled(120)
             yield rows(0).slice(ROWS // 2)
 
         with pytest.raises(TransactionTimedOut, match="transaction_timeout"):
@@ -163,6 +163,7 @@ def coordinator_of(kafka, transactional_id):
 
 
 @pytest.mark.faults
+@pytest.mark.usefixtures("several_brokers")
 def test_the_broker_that_coordinates_a_splits_transaction_is_killed_in_the_middle_of_it(three, postgres, unique, tmp_path):
     once = tmp_path / "fired"
     with shop(three, postgres, unique, tmp_path, source={"split_records": ORDERS}) as orders, orders.watched():

@@ -9,11 +9,12 @@ from __future__ import annotations
 import pytest
 
 from airflow_kafka_spark.formats import Json
-from airflow_kafka_spark.transforms import Sql
+from airflow_kafka_spark.transforms import Condition, Filter, Sql
 from tests.faults.test_publish import IN_A_TASK
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import decoded, relay
+from tests.support.waiting import settled
 
 FILTER = {"value": Json(schema=SCHEMA), "filter": "id % 2 = 0"}
 SHAPE = {"value": Json(schema=SCHEMA), "transforms": [Sql(filter="id % 2 = 0")]}
@@ -64,6 +65,27 @@ def test_killed_then_retried_and_cleared_each_record_is_in_the_output_or_a_dead_
     assert retried["records_rejected"] == bad == sum(part["records"] for part in retried["dead_letters"])
     assert orders.run("run1", **options) == retried, "a cleared task does nothing and returns the same report"
     assert orders.check_sorted_out(dead, even) == (300, bad)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", ["publish.marked", "publish.committed"])
+def test_killed_then_retried_and_cleared_each_record_is_in_the_output_or_in_the_topic_of_a_filter_exactly_once(
+    orders, unique, point
+):
+    odd = unique("odd")
+    options = {"value": Json(schema=SCHEMA), "transforms": [Filter(predicate=Condition("id % 2 = 1"), to=odd)]}
+    orders.send(600)
+    victim = orders.victim("run1", fault=point, **options)
+    assert victim.wait() == 1 and victim.fired, victim.tail()
+    retried = orders.run("run1", **options)
+    for _ in range(2):
+        settled(odd)
+        there = [r.content[:3] for r in orders.read(odd)]
+        sent = [r.content[:3] for r in orders.read(orders.topic) if not even(r)]
+        assert (orders.check(even), same_multiset(sent, there)) == (300, 300)
+        assert orders.run("run1", **options) == retried, "a cleared task does nothing and returns the same report"
+    assert [retried[f"records_{name}"] for name in ("read", "written", "routed")] == [600, 300, 300]
+    assert sum(part["records"] for part in retried["routed"]) == 300
 
 
 @pytest.mark.faults

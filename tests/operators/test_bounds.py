@@ -140,7 +140,8 @@ class TestStop:
         assert filled.check() == 60
 
     def test_a_bound_behind_the_end_is_the_last_stable_offset(self, filled):
-        producer = Producer({**filled.kafka.connection_extra(), "transactional.id": filled.topic})
+        settings = {"transactional.id": filled.topic, "transaction.timeout.ms": 600_000}
+        producer = Producer({**filled.kafka.connection_extra(), **settings})
         producer.init_transactions(30)
         producer.begin_transaction()
         producer.produce(filled.topic, order(60), b"k", 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
+from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
@@ -39,8 +41,6 @@ def avro(registry, monkeypatch):
 def test_avro_of_old_and_new_schemas_comes_out_as_the_latest_has_it_and_what_is_none_is_a_dead_letter(
     files: Pipeline, registry, avro, transforms
 ):
-    from decimal import Decimal
-
     old, new, dead = serializer(registry.url, OLD), serializer(registry.url, NEW), f"dead-{files.topic}"
     producer, expected = Producer(files.kafka.connection_extra()), []
     old(files.topic, {"id": 0, "old": ""})  # registered first
@@ -74,24 +74,58 @@ def test_a_topic_without_a_schema_is_told_before_anything_is_read(files: Pipelin
         files.run("run1", value=avro)
 
 
-def event(op: str, number: int, amount: str | None) -> bytes:
-    row = {"id": number, "customer": f"customer-{number}", "amount": amount, "placed_at": "2026-01-01T00:00:00Z"}
+ROW = {
+    "type": "record",
+    "name": "shop.orders.Value",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "customer", "type": "string"},
+        {"name": "amount", "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}]},
+        {"name": "placed_at", "type": {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"}},
+    ],
+}
+EVENT = {
+    "type": "record",
+    "name": "shop.orders.Envelope",
+    "fields": [
+        {"name": "before", "type": ["null", ROW], "default": None},
+        {"name": "after", "type": ["null", "shop.orders.Value"], "default": None},
+        {"name": "source", "type": {"type": "record", "name": "Source", "fields": [{"name": "table", "type": "string"}]}},
+        {"name": "op", "type": "string"},
+        {"name": "ts_ms", "type": ["null", "long"], "default": None},
+    ],
+}
+ROW_KEY = {"type": "record", "name": "shop.orders.Key", "fields": [{"name": "id", "type": "long"}]}
+
+
+def event(op: str, number: int, amount: Any, placed_at: Any) -> dict[str, Any]:
+    row = {"id": number, "customer": f"customer-{number}", "amount": amount, "placed_at": placed_at}
     before, after = (row, None) if op == "d" else (None, row)
-    return json.dumps({"before": before, "after": after, "op": op, "source": {"table": "orders"}, "ts_ms": 1}).encode()
+    return {"before": before, "after": after, "op": op, "source": {"table": "orders"}, "ts_ms": 1}
 
 
-@pytest.mark.parametrize("transforms", [(), (ReplaceField(exclude="more"),)], ids=["plain", "transformed"])
-def test_change_events_of_debezium_make_a_table_equal_to_the_one_they_tell_of(table: Pipeline, transforms):
+@pytest.mark.parametrize("how", ["plain", "transformed", "avro"])
+def test_change_events_of_debezium_make_a_table_equal_to_the_one_they_tell_of(table: Pipeline, registry, avro, how):
     with table.postgres.connect(autocommit=True) as connection:
-        connection.execute(f'ALTER TABLE "{table.place}" ADD PRIMARY KEY (id)')
+        connection.execute(f'ALTER TABLE "{table.place}" ADD PRIMARY KEY (id), ALTER COLUMN placed_at TYPE timestamp')
     sink = PostgresSink(conn_id="warehouse", table=table.place, mode="upsert", key=["id"], delete_enabled=True)
-    schema = "id bigint, customer string, amount decimal(12,2), placed_at timestamp" + (", more string" if transforms else "")
+    transforms = (ReplaceField(exclude="more"),) if how == "transformed" else ()
+    schema = "id bigint, customer string, amount decimal(12,2), placed_at timestamp_ntz" + (", more string" if transforms else "")
     options = {"value": Debezium(Json(schema=schema)), "key": Json(schema="id bigint"), "sink": sink, "transforms": transforms}
+    if how == "avro":
+        options |= {"value": Debezium(avro), "key": avro}
+    wire = {part: serializer(registry.url, schema, part) for part, schema in (("key", ROW_KEY), ("value", EVENT))}
     producer, state = Producer(table.kafka.connection_extra()), {}
 
     def send(op: str, number: int, amount: str | None = None) -> None:
-        key = json.dumps({"id": number}).encode()
-        producer.produce(table.topic, event(op, number, amount), key, number % 3)
+        if how == "avro":
+            exact = Decimal(amount) if amount else None
+            key = wire["key"](table.topic, {"id": number})
+            value = wire["value"](table.topic, event(op, number, exact, 1_767_225_600_000_000))
+        else:
+            key = json.dumps({"id": number}).encode()
+            value = json.dumps(event(op, number, amount, "2026-01-01T00:00:00")).encode()
+        producer.produce(table.topic, value, key, number % 3)
         if op == "d":
             producer.produce(table.topic, None, key, number % 3)
             state.pop(number, None)
@@ -110,4 +144,5 @@ def test_change_events_of_debezium_make_a_table_equal_to_the_one_they_tell_of(ta
         assert producer.flush(60) == 0
         report = table.run(f"run{window}", **options)
         assert same_multiset(state.items(), [(row[0], row[2]) for row in table.rows()]) == 54
+        assert {row[3] for row in table.rows()} == {1_767_225_600}
         assert report["records_rejected"] == 0

@@ -14,6 +14,7 @@ from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import files_rows, order
+from tests.support.waiting import settled
 
 
 def send(pipeline, *records, partition=0):
@@ -63,7 +64,8 @@ class TestWindows:
         files.produce(50)
         files.produce(30, transaction="abort")
         files.produce(20, transaction="commit")
-        producer = Producer({**files.kafka.connection_extra(), "transactional.id": files.topic})
+        settings = {"transactional.id": files.topic, "transaction.timeout.ms": 600_000}
+        producer = Producer({**files.kafka.connection_extra(), **settings})
         producer.init_transactions(30)
         producer.begin_transaction()
         producer.produce(files.topic, order(1000), b"k", 0)
@@ -73,6 +75,7 @@ class TestWindows:
         assert report["held_back"] >= 1
         assert files.check() == 70
         producer.commit_transaction(30)
+        settled(files.topic)
         files.run("run2")
         assert files.check() == 71
 

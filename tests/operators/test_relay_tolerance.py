@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import (
     BadRecords,
     CountMismatch,
+    KafkaRefused,
     RowRejected,
     SparkJobFailed,
     TooManyBadRecords,
@@ -26,12 +28,15 @@ from airflow_kafka_spark.transforms import (
     Filter,
     InsertField,
     InsertHeader,
+    MaskField,
+    RecordIsTombstone,
     RegexRouter,
     ReplaceField,
+    Sql,
     TimestampRouter,
     ValueToKey,
 )
-from tests.support.dead_letters import told
+from tests.support.dead_letters import is_bad, told
 from tests.support.lenient import Lenient
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA
@@ -246,6 +251,79 @@ def test_what_no_transform_changes_keeps_its_bytes_and_records_go_where_their_to
     # Nobody knows what a function changes; what still is one column of bytes stays bytes.
     assert orders.run("run2", transforms=[lambda frame: frame])["records_written"] == 1
     assert [r.value for r in orders.read(orders.output) if r.key == b"x"] == [b'{"id": 1}']
+
+
+def test_what_a_filter_takes_out_goes_to_its_topic_as_it_was_read_and_is_no_error(orders, unique):
+    """Each record is in the output, in one of two topics, or a dead letter, whatever later transforms would make of it."""
+    small, gone, dead = unique("small"), unique("gone"), unique("dead")
+    orders.kafka.create_topic(small, 5)
+    bad = orders.send_mixed(120, 10)
+    orders.records_in([(b"k", None, [("why", b"x"), ("why", None)]), (None, None, None)])
+    transforms = [
+        Filter(predicate=RecordIsTombstone(), to=gone, reason="it is gone"),
+        Filter(predicate=Condition("id % 4 <> 0"), negate=True, to=small),
+        Cast("id:int8"),
+        Filter(predicate=Condition("id % 4 = 1")),
+        # Not done with what went elsewhere.
+        MaskField("customer", "-"),
+        Sql(columns={"id": "id", "one": "id / (id % 4 <> 0)::int"}),
+    ]
+    options = {"value": ORDERS, "transforms": transforms, "preserve_partitions": True, "behavior_on_null_values": "fail"}
+    orders.kafka.create_topic(dead, 1)
+    report = orders.run("run1", **options, **tolerant(dead, max_errors=bad))
+
+    def number(record):
+        return decoded(record)["id"]
+
+    def stays(record):
+        if record.value is None or number(record) % 4 in (0, 1):
+            return None
+        return record.key, json.dumps({"id": number(record), "one": float(number(record))}, separators=(",", ":")).encode()
+
+    read = [r for r in orders.read(orders.topic) if not is_bad(r.value)]
+    kept = same_multiset([what for r in read if (what := stays(r))], [r.content[:2] for r in orders.read(orders.output)])
+    away = 0
+    reasons = {small: "`id % 4 <> 0` does not hold", gone: "it is gone"}
+    for topic, goes in ((small, lambda r: r.value and number(r) % 4 == 0), (gone, lambda r: r.value is None)):
+        there = []
+        for record in orders.read(topic):
+            own = [h for h in record.headers if not h[0].startswith("__kafka_spark.routed.")]
+            facts = {name.rpartition(".")[2]: (value or b"").decode() for name, value in record.headers[len(own) :]}
+            assert (facts["pipeline"], facts["topic"], facts["reason"]) == (orders.name, orders.topic, reasons[topic])
+            there.append((int(facts["partition"]), int(facts["offset"]), *record.content[:3], tuple(own)))
+        away += same_multiset([(r.partition, r.offset, *r.content) for r in read if goes(r)], there)
+    assert (kept, away) == (60, 32)
+    names = ("read", "written", "routed", "filtered", "rejected")
+    assert [report[f"records_{name}"] for name in names] == [122 + bad, 60, 32, 30, bad]
+    assert sum(part["records"] for part in report["published"]) == 60 and len(orders.read(dead)) == bad
+    assert {part["topic"] for part in report["routed"]} == {small, gone}
+    assert sum(part["records"] for part in report["routed"]) == 32
+
+
+def test_a_letter_that_its_topic_does_not_take_says_what_to_change_and_nothing_of_its_partition_is_published(orders, unique):
+    dead = unique("dead")
+    orders.kafka.create_topic(dead, 1, config={"max.message.bytes": "1500"})
+    orders.records_in([(b"k", os.urandom(3000), None)])
+    with pytest.raises(KafkaRefused, match=f"sending dead letters to topic `{dead}`.*max.message.bytes"):
+        orders.run(value=ORDERS, columns={"id": "id"}, **tolerant(dead))
+    assert orders.read(orders.output) == [] == orders.read(dead)
+
+
+def test_topics_that_a_filter_must_not_send_records_to_are_refused_all_at_once(orders, unique):
+    dead, away = unique("dead"), unique("away")
+    orders.kafka.create_topic(away, 1, config={"cleanup.policy": "compact"})
+    taken = {orders.topic: "is read", orders.output: "good records go", dead: "dead letter", away: "compacted"}
+    taken[f"ledger-{orders.name}"] = "its ledger"
+    orders.send(3)
+    with pytest.raises(ValidationError) as raised:
+        orders.run(value=ORDERS, transforms=[Filter(to=topic) for topic in taken], **tolerant(dead))
+    found = {problem.where: str(problem) for problem in raised.value.problems}
+    for number, why in enumerate(taken.values()):
+        assert why in found[f"transforms[{number}] Filter.to"]
+    beside = [Filter(predicate=Condition("id = 1"), to=dead), RegexRouter(".*", dead)]
+    with pytest.raises(RowRejected, match="one that a Filter sends records to"):
+        orders.run(value=ORDERS, transforms=beside)
+    assert orders.read(dead) == []
 
 
 def test_all_problems_of_tolerance_and_transforms_come_at_once_and_nothing_is_touched(orders):

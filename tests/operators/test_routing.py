@@ -9,6 +9,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import TooManyRouted, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
+from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.transforms import Cast, Condition, Filter, RecordIsTombstone, Sql
 from tests.support.dead_letters import is_bad, letters, produce_mixed, told
 from tests.support.oracle import same_multiset
@@ -145,9 +146,10 @@ def test_topics_that_would_go_round_or_lose_records_and_wrong_options_are_refuse
     assert "Give `to`" in found["transforms[5] Filter.reason"]
 
 
-def test_between_topics_it_is_refused_with_what_does_the_same(files: Pipeline):
+def test_between_topics_another_sink_is_refused_with_what_does_the_same(files: Pipeline):
+    lake = Filter(to=FilesSink(path="/nowhere"))
     operator = KafkaToKafkaOperator(
-        task_id="task", topics=files.topic, topic="out", group_id=files.name, value=Json(schema=SCHEMA), transforms=[refused("x")]
+        task_id="task", topics=files.topic, topic="out", group_id=files.name, value=Json(schema=SCHEMA), transforms=[lake]
     )
-    with pytest.raises(ValidationError, match="RegexRouter"):
+    with pytest.raises(ValidationError, match="Name a topic, and take it to the sink with a KafkaToSinkOperator"):
         operator.execute(context("run1"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Avro, Json
-from airflow_kafka_spark.sinks import PostgresSink
+from airflow_kafka_spark.sinks import FilesSink, PostgresSink, files_evolve
+from airflow_kafka_spark.sinks.base import Shape
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline
 from tests.support.registry import serializer
@@ -21,6 +23,19 @@ NOTE = {
     "default": None,
 }
 NEW = {**OLD, "fields": [*OLD["fields"], NOTE]}
+
+
+def test_a_name_that_differs_in_case_only_is_no_new_column(table: Pipeline, tmp_path):
+    """Spark would read the two as one; neither sink adds it, nor says that it would."""
+    there, other = (pa.schema([("id", pa.int64()), (name, pa.string())]) for name in ("name", "Name"))
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'CREATE TABLE "{table.place} cased" (id bigint, name text)')
+    for evolves in (False, True):
+        files = FilesSink(path=str(tmp_path / "lake"), auto_evolve=evolves)
+        found = list(files_evolve.problems(files, files_evolve.columns_of(there), other))
+        sink = PostgresSink(conn_id="warehouse", table=f'"{table.place} cased"', auto_evolve=evolves)
+        found += sink.validate(Shape("pipeline", other))
+        assert len(found) == 2 and all("`name`" in problem.what and "auto_evolve" not in problem.action for problem in found)
 
 
 @pytest.mark.parametrize("kind", ["avro", "json"])

@@ -11,6 +11,7 @@ from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources import FilesSource
+from airflow_kafka_spark.transforms import Filter
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import run
 from tests.support.shop import shop
@@ -64,10 +65,11 @@ def test_what_is_wrong_is_said_before_anything_starts(orders, options, where, ma
     assert committed_records(orders.kafka.connection_extra(), orders.topic) == []
 
 
-def test_dead_letters_do_not_go_where_good_rows_or_the_ledger_are(orders):
+def test_neither_dead_letters_nor_what_a_filter_takes_out_go_where_good_rows_or_the_ledger_are(orders):
     for topic, told in ((orders.topic, "where good rows go"), (f"ledger-{orders.name}", "is its ledger")):
         found = problems(orders, errors_tolerance="all", errors_deadletterqueue_topic_name=topic)
         assert told in found["errors_deadletterqueue_topic_name"]
+        assert told in problems(orders, transforms=[Filter(to=topic)])["transforms[0] Filter.to"]
 
 
 def test_all_problems_are_told_at_once(orders):

@@ -21,6 +21,7 @@ from tests.support.connect import spark_connect
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import Victim
 from tests.support.shop import Shop, shop
+from tests.support.waiting import settled
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def test_rows_of_files_are_published_once_over_connect(kafka, unique, tmp_path, 
         attempt = Victim(make_files, options, f"run{window}", fault=None, once=tmp_path / f"attempt-{window}")
         report = through(attempt, connection)
         assert report["records_written"] == 624
+    settled(topic)
     values = [json.loads(value) for *_, value in committed_records(kafka.connection_extra(), topic)]
     assert same_multiset(expected, ((value["id"], value["name"]) for value in values)) == 1_248
 

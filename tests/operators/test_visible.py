@@ -27,6 +27,8 @@ SETTINGS = {
     "KAFKA_SPARK__TOPIC_URL": "http://kafka-ui.test/{connection}/topics/{topic}",
     "KAFKA_SPARK__TABLE_URL": "http://catalog.test/{scheme}/{name}",
     "KAFKA_SPARK__HISTORY_SERVER_URL": "http://history.test/",
+    # After ten seconds an event would be given up: a machine may be that busy.
+    "OPENLINEAGE__EXECUTION_TIMEOUT": "300",
 }
 
 

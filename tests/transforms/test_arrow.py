@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
-from airflow_kafka_spark.transforms import Cast, Condition, Filter, InsertField, MaskField, ReplaceField, chain
+from airflow_kafka_spark.transforms import Cast, Condition, Filter, InsertField, MaskField, ReplaceField, TopicNameMatches, chain
 from tests.transforms import test_chain, test_connect_examples
 
 CASES = {case.name: case for case in (*test_chain.CASES, *test_connect_examples.CASES)}
@@ -27,7 +27,7 @@ TEXTS = [
     *(None, "", " ", "a", "A", "true", "TRUE", "tRuE", "ＴＲＵＥ", "false", "1", "-1", "+1", " 12 ", "\t3\n", "\x7f4", "\u00a05"),
     *("0x1", "1.5", "1e3", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "-9223372036854775809"),
     *("00012", "١٢", "a%b", "a_b", "ab", "größe", "😀x", "x\ny", "orders-eu", "orders", "order", "K", "\u212a", "abc\n"),
-    *("--1", "+", "-", "1 2", "x" * 150, "2147483648", "128", "-129"),
+    *("--1", "+", "-", "1 2", "x" * 150, "2147483648", "128", "-129", "9" * 5000, "-" + "0" * 5000 + "7", "+00"),
 ]
 DATES = [None, date(1970, 1, 1), date(1969, 12, 31), date(2024, 2, 29), date(1, 1, 1), date(9999, 12, 31)]
 MOMENTS = [None, BASE, *(BASE + timedelta(microseconds=n) for n in (-1, 1999, -1500001))]
@@ -216,6 +216,17 @@ RECORDS = (
     "key binary, value struct<id:bigint,t:string>, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key:string,value:binary>>"
 )
+
+
+@pytest.mark.parametrize("pattern", [r"orders\..*", "orders.*", r".*\.eu-[0-9]+", "(orders|.)[.]eu.*"])
+def test_names_of_topics_are_matched_in_arrow_as_in_spark(spark, pattern) -> None:
+    topics = ["orders", "orders.eu", "orders.eu-1", "ordersxeu", "xorders.eu", "a.eu-12", ".", "", None]
+    frame = spark.createDataFrame([(None, None, topic, 0, 0, None, None) for topic in topics], RECORDS).coalesce(1)
+
+    def made(given: DataFrame) -> DataFrame:
+        return chain(given, [Filter(predicate=TopicNameMatches(pattern), negate=True)])
+
+    assert_same(in_arrow(spark, frame.toArrow(), frame.schema, made), made(frame).toArrow())
 
 
 def test_a_program_grows_with_the_length_of_its_chain_and_not_faster(spark) -> None:

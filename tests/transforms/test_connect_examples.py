@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 
 import pytest
+from pyspark.sql import functions as F
 
 from airflow_kafka_spark.transforms import (
     Cast,
@@ -26,6 +27,7 @@ from airflow_kafka_spark.transforms import (
     TopicNameMatches,
     ValueToKey,
 )
+from airflow_kafka_spark.transforms.moments import read, written
 from tests.transforms.cases import Case, Outcome, Row, check, run
 
 
@@ -39,6 +41,7 @@ def header(name: str, text: str | None) -> dict:
 
 DAY_AND_TIME = datetime(1970, 1, 2, 0, 0, 1, 234000, tzinfo=timezone.utc)
 TIMES = "yyyy MM dd HH mm ss SSS z"
+RFC = "EEE, dd MMM yyyy HH:mm:ss z"
 
 
 def route(name: str, regex: str, replacement: str, topic: str, expected: str) -> Case:
@@ -83,6 +86,14 @@ ROUTERS = [
         [Row("v", timestamp=datetime.fromtimestamp(1483425001, timezone.utc))],
         [{"topic": "foo-test-201701"}],
     ),
+    Case(
+        "TimestampRouter with the year of the week, as Confluent documents it",
+        [TimestampRouter("foo-${topic}-${timestamp}", "YYYYMM")],
+        [Row("v", timestamp=datetime.fromtimestamp(1483425001, timezone.utc))],
+        [{"topic": "foo-test-201701"}],
+    ),
+    route("RegexRouter with the whole match", ".*", "acme_$0", "Order", "acme_Order"),
+    route("RegexRouter with a quotation that does not end", r"(a)\Q.b", "$1", "a.b", "a"),
     Case("Filter with TopicNameMatches", [Filter(predicate=TopicNameMatches("foo"))], [Row("v", topic="foo")], []),
 ]
 
@@ -96,6 +107,18 @@ CASTS = [
     cast("Cast true", 42, "int", "boolean", True),
     cast("Cast false", 0, "int", "boolean", False),
     cast("Cast string", 42, "int", "string", "42"),
+    cast("Cast of the documentation", 63521704.02, "double", "string", "63521704.02"),
+    cast("Cast a large float32 to string", 63521704.0, "float", "string", "63521704.0"),
+    cast("Cast a very large float to string", 1e15, "double", "string", "1.0E15"),
+    cast("Cast a small float to string", -0.0001, "double", "string", "-1.0E-4"),
+    cast("Cast NaN to string", float("nan"), "double", "string", "NaN"),
+    Case(
+        "Cast fields of the documentation, in a list and in capitals",
+        [Cast(["ID:STRING", "score:float64"])],
+        [Row((46920, 4761))],
+        [{"value": {"ID": "46920", "score": 4761.0}}],
+        value="struct<ID:int,score:int>",
+    ),
     cast("Cast decimal to string", Decimal(42), "decimal(10,0)", "string", "42"),
     cast("Cast timestamp to string", DAY_AND_TIME, "timestamp", "string", "1970-01-02T00:00:01.234Z"),
     cast("Cast float to int32", 42.125, "float", "int32", 42),
@@ -371,7 +394,7 @@ FIELDS = [
     ),
     Case(
         "MaskField with a replacement",
-        [MaskField("ssn", "***-***"), MaskField(["byte", "long", "double", "decimal"], "123")],
+        [MaskField("ssn", "***-***"), MaskField("byte", "123.9"), MaskField(["long", "double", "decimal"], "123")],
         [Row(("1-2", 1, 2, 3.0, Decimal(1), None))],
         [{"value": {"ssn": "***-***", "byte": 123, "long": 123, "double": 123.0, "decimal": 123.0, "none": None}}],
         value="struct<ssn:string,byte:tinyint,long:bigint,double:double,decimal:decimal(5,1),none:string>",
@@ -439,6 +462,13 @@ HEADER_CASES = [
             }
         ],
         key="struct<id:int,ts:bigint,name:string>",
+    ),
+    Case(
+        "HeaderFrom one field for two headers, and structures with nulls in them",
+        [HeaderFrom("n,n,s", "one,other,s", "move")],
+        [Row((12345678.5, (1, None)))],
+        [{"value": {}, "headers": [header("one", "12345678.5"), header("other", "12345678.5"), header("s", '{"a":1,"b":null}')]}],
+        value="struct<n:double,s:struct<a:int,b:string>>",
     ),
     Case(
         "HeaderFrom types",
@@ -509,6 +539,18 @@ MOMENTS = [
     moment(
         "before 1970 to seconds", -1500, "bigint", "string", "1969-12-31 23:59:58.500", "string", format="yyyy-MM-dd HH:mm:ss.SSS"
     ),
+    moment("the year of a week", 1483425001864, "bigint", "string", "201701", "string", format="YYYYMM"),
+    moment("day and month names", "Tue, 03 jan 2017 06:30:01 GMT", "string", "unix", 1483425001000, "bigint", format=RFC),
+    moment("two digits of a year", "25/04/99", "string", "Date", "1999-04-25", "date", format="dd/MM/yy"),
+    moment(
+        "a fraction behind digits", "20170103063001864", "string", "unix", 1483425001864, "bigint", format="yyyyMMddHHmmssSSS"
+    ),
+    Case(
+        "no weekday where one is expected",
+        [TimestampConverter("Date", format=RFC)],
+        [Row("Foo, 03 Jan 2017 06:30:01 GMT")],
+        [{"__kafka_error": f'TimestampConverter: the value is "Foo, 03 Jan 2017 06:30:01 GMT", expected a text like {RFC}'}],
+    ),
     Case(
         "TimestampConverter field",
         [TimestampConverter("Timestamp", "ts")],
@@ -552,3 +594,39 @@ def outcomes(spark) -> dict[str, Outcome]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_documented_example_gives_the_documented_result(case, outcomes) -> None:
     check(case, outcomes[case.name])
+
+
+WRITTEN = [
+    "YYYYMM",
+    "YY-ww",
+    "Y",
+    "u EEE",
+    "W",
+    "F",
+    "WW/FF w",
+    "hh:mm aa",
+    "d.M.y H:m:s.SSS",
+    "YYYY'Y'''",
+    "yyyy#{MM}",
+    "D k K G z X",
+]
+
+
+def test_moments_are_written_as_java_writes_them(spark) -> None:
+    first = datetime(2015, 12, 20, 12, 5, tzinfo=timezone.utc)
+    days = [first + timedelta(days=3 * n, milliseconds=n * 3600007) for n in range(130)]
+    frame = spark.createDataFrame([(day,) for day in days], "at timestamp").coalesce(1)
+    found = frame.select(*(written(F.col("at"), pattern) for pattern in WRITTEN)).collect()
+    java = spark._jvm.java
+    for number, pattern in enumerate(WRITTEN):
+        simple = java.text.SimpleDateFormat(pattern, java.util.Locale.US)
+        simple.setTimeZone(java.util.TimeZone.getTimeZone("UTC"))
+        wanted = [simple.format(java.util.Date(round(day.timestamp() * 1000))) for day in days]
+        assert [row[number] for row in found] == wanted, pattern
+
+
+def test_years_of_two_digits_are_among_the_80_before_and_the_20_behind(spark) -> None:
+    frame = spark.createDataFrame([(text,) for text in ("31.12.45", "23.11.46", "29.02.60", "29.02.00")], "t string").coalesce(1)
+    now = datetime(2026, 11, 22, tzinfo=timezone.utc)
+    found = frame.select(F.year(read(F.col("t"), "dd.MM.yy", now))).collect()
+    assert [row[0] for row in found] == [2045, 1946, 1960, 2000]

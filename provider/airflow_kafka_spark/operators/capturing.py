@@ -24,6 +24,7 @@ from airflow_kafka_spark.windows.offset_set import OffsetSet, digest_of
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.road.columns import NullValues
+    from airflow_kafka_spark.windows.report import Report
 
 SHOWN = 5
 
@@ -334,6 +335,11 @@ def refuse_lost(captures: Sequence[Capture], known: DeadLetters | None, window: 
         listed = ", ".join(found.sink for found in gone)
         what = f"an earlier attempt at window {window} was about to bring records to {listed} by a Filter with `to`, or has"
         raise ValidationError([Problem("transforms", what, "Keep such a Filter until this window is complete")])
+
+
+def with_routed(report: Report, count: int, **facts: Any) -> Report:
+    """A report of what the sink had taken before, and what went elsewhere."""
+    return replace(report, records_read=report.records_read + count, records_routed=report.records_routed + count, **facts)
 
 
 def _put_letters(results: Sequence[SplitResult]) -> tuple[bytes, dict[TopicPartition, list[int]]]:

@@ -16,11 +16,12 @@ from airflow_kafka_spark.operators.publishing import (
     hold_to_limit,
     publish_splits,
     publisher,
+    routing,
     target,
     topic_uris,
     writer_classes,
 )
-from airflow_kafka_spark.operators.transforming import TransformingOperator
+from airflow_kafka_spark.operators.transforming import TransformingOperator, target_problems
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.windows.instants import now_ms
@@ -64,7 +65,8 @@ class KafkaToKafkaOperator(TransformingOperator):
     :param transforms: what becomes of records, in order: Kafka Connect's single message transforms
         (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame, in place of ``filter``, ``columns``
         and ``output_key``. A key or a value that none of them changes keeps its bytes. A record whose topic they change goes
-        there: such topics have to exist, and to keep their partitions while a window is open.
+        there: such topics have to exist, and to keep their partitions while a window is open. What a ``Filter(to=...)`` takes
+        out goes to that topic as it was read, in the transaction of its partition's other records.
     :param output_value: how ``columns`` are written; default :class:`~airflow_kafka_spark.formats.Json`. Behind ``transforms``:
         how a changed value is; default by its type, structs as JSON, numbers and texts as text, bytes as they are.
     :param output_key: the column of the new key, or several, of ``columns`` or of the record; None (default) leaves keys as they
@@ -216,9 +218,7 @@ class KafkaToKafkaOperator(TransformingOperator):
     def _target_problems(self) -> list[Problem]:
         if not self.subscription.validate() and self.subscription.matches(str(self.sink.topic)):
             return [Problem("topic", f"`{self.sink.topic}` is read, too: its records would go round", "Write to another topic")]
-        same = self.errors.topic is not None and self.errors.topic == self.sink.topic
-        found = f"`{self.sink.topic}` is where good records go"
-        mixed = [Problem("errors_deadletterqueue_topic_name", found, "Name another topic")] if same else []
+        mixed = target_problems(self.sink.topic, self.errors, self.routes())
         return [*mixed, *self.sink.server_problems(self.kafka)]
 
     def null_value_problems(self) -> list[Problem]:
@@ -284,7 +284,7 @@ class KafkaToKafkaOperator(TransformingOperator):
             self.spark,
             window,
             left,
-            self._reshaping if self.transforms else self._change,
+            replace(self._reshaping, pipeline=ledger.family_name) if self.transforms else self._change,
             self._publisher(ledger, self._consumed(window, ledger, left), letters),
             self.kafka.consumer_config(),
             skip_lost=self.data_loss == "skip",
@@ -298,7 +298,7 @@ class KafkaToKafkaOperator(TransformingOperator):
         self.check_results(window, rejected)
 
     def _publisher(self, ledger: Ledger, consumed: Consumed, letters: DeadLetterTopic | None) -> Publisher:
-        made = publisher(self.kafka, self.sink, ledger, consumed)
+        made = routing(publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
         return burying(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
 
     def error_classes(self) -> dict[str, str]:
@@ -349,7 +349,7 @@ class KafkaToKafkaOperator(TransformingOperator):
         value, key = self.formats
         originals = (("key", "key"), ("value", "value"))
         shaping = Shaping(value, key, tuple(map(as_transform, self.transforms)), originals, self.null_values)
-        reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic)))
+        reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *self.routes().values())))
         return Reshaping(
             shaping,
             Routing(str(self.sink.topic), self.subscription, reserved),

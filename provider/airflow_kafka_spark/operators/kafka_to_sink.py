@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
@@ -22,19 +22,14 @@ from airflow_kafka_spark.operators.capturing import (
     refuse,
     refuse_lost,
     remaining,
+    with_routed,
 )
-from airflow_kafka_spark.operators.tolerance import refuse_forgotten, topic_problems
+from airflow_kafka_spark.operators.tolerance import refuse_forgotten
 from airflow_kafka_spark.operators.transforming import TransformingOperator
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.instants import now_ms
-from airflow_kafka_spark.windows.model import (
-    TASK_PUT,
-    Split,
-    SplitResult,
-    TopicPartition,
-    Window,
-)
+from airflow_kafka_spark.windows.model import TASK_PUT, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report, sum_up
 
 if TYPE_CHECKING:
@@ -105,7 +100,7 @@ class KafkaToSinkOperator(TransformingOperator):
         "errors_deadletterqueue_topic_name",
     )
     ui_color = "#e8f1ff"
-    routes_records = True
+    captures_records = True
 
     def __init__(
         self,
@@ -122,7 +117,7 @@ class KafkaToSinkOperator(TransformingOperator):
 
     def problems(self, run: Run) -> list[Problem]:
         flow = self._type_problems() or self.decoding_problems()
-        problems = [*self.reading_problems(run), *flow, *self.server_problems(), *self._aside_problems()]
+        problems = [*self.reading_problems(run), *flow, *self.server_problems(), *self.error_problems()]
         if self.split_records and getattr(self.sink, "whole_partitions", False):
             found = "this sink upserts split by split: each partition has to be one"
             problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
@@ -145,25 +140,6 @@ class KafkaToSinkOperator(TransformingOperator):
             for where, value, kind in expected
             if not isinstance(value, kind)
         ]
-
-    def _aside_problems(self) -> list[Problem]:
-        """Of the topics that records go to which do not go to the sink."""
-        dead, problems = self.errors.topic, self.error_problems()
-        for where, topic in self._routes().items():
-            if topic == dead and self.errors.tolerates:
-                problems.append(Problem(where, f"`{topic}` is the dead letter topic, too", "Name another topic"))
-            else:
-                problems += topic_problems(self.kafka, where, topic, self.taken(topic), "records")
-        return problems
-
-    def _routes(self) -> dict[str, str]:
-        """The topics that transforms send records to, by the argument that names them."""
-        if not self.transforms or isinstance(self.transforms, str):
-            return {}
-        from airflow_kafka_spark.transforms import Transform
-
-        found = {f"transforms[{n}] {t.name}.to": t.routes_to for n, t in enumerate(self.transforms) if isinstance(t, Transform)}
-        return {where: topic for where, topic in found.items() if isinstance(topic, str)}
 
     def _capture_problems(self) -> list[Problem]:
         """Of the sinks that records go to instead of this operator's own."""
@@ -195,7 +171,7 @@ class KafkaToSinkOperator(TransformingOperator):
     # --- 4. move, 5. commit ---
 
     def move(self, window: Window, ledger: Ledger) -> Report:
-        from airflow_kafka_spark.road.refused import with_refused
+        from airflow_kafka_spark.road.refused import replaced, with_refused
         from airflow_kafka_spark.sinks.dead_letters import SetAside, known_to
 
         splits, shape = self.splits(window), self._shape(window.pipeline)
@@ -204,7 +180,7 @@ class KafkaToSinkOperator(TransformingOperator):
         # A zombie that has been asleep since the plan learns here, cheaply, that it is one; the broker and the sink know anyway.
         ledger.verify()
         tolerance, known = self.errors.in_tasks(letters, ledger), known_to(ledger)
-        refuse_forgotten(window, known, buries=letters is not None, routes=bool(self._routes()))
+        refuse_forgotten(window, known, buries=letters is not None, routes=bool(self.routes()))
         refuse_lost(self._captures, known, window)
         hook, tolerated = self.kafka if letters else None, tolerance is not None
         with ExitStack() as opened:
@@ -213,8 +189,13 @@ class KafkaToSinkOperator(TransformingOperator):
             for capture in self._captures:
                 others.begin(*self._part(capture, window))
             others.run(lambda part, out, left_out: self._capture(part, window, out, left_out, tolerance))
-            with self.running(self._road(window, splits, shape, tolerance, others.left_out)) as job:
+            road = partial(self._road, window, shape=shape, tolerance=tolerance, left_out=others.left_out)
+            with self.running(road(splits)) as job:
                 results = job.run(writer.split_writer()) if splits else []
+            if put_off := tuple(writer.put_off(results)):
+                self.progress.step("move")
+                with self.running(road(put_off)) as job:
+                    results = replaced(results, job.run(writer.split_writer()))
             faults.reached("job.done")
             if not tolerated:
                 self.check_results(window, results)
@@ -247,9 +228,12 @@ class KafkaToSinkOperator(TransformingOperator):
         known = ledger.memory.dead.get(window.number)
         # Where the sink had taken the window before, its reader and its counts of what went elsewhere are gone.
         if known and known.routes and not report.routed:
-            report = _with_routed(report, sum(part.records for part in known.routes), routed=known.routes)
+            report = with_routed(report, sum(part.records for part in known.routes), routed=known.routes)
         if known and (captured := known.captures(window.replay)) and not report.captured:
-            report = _with_routed(report, sum(part.records for part in captured), captured=captured)
+            report = with_routed(report, sum(part.records for part in captured), captured=captured)
+        # And without a topic only the ledger knows how many bad ones an earlier attempt has left out.
+        if known and (skipped := known.skips(window.replay)) and not report.records_rejected:
+            report = replace(report, records_read=report.records_read + skipped, records_rejected=skipped)
         return super().close(ledger, window, report)
 
     def _part(self, capture: Capture, window: Window) -> tuple[Capture, Window, tuple[Split, ...], Shape]:
@@ -392,8 +376,3 @@ class KafkaToSinkOperator(TransformingOperator):
         for capture in self._captures:
             made[capture.index] = replace(capture.filter, to=self.rendered(capture.sink, context, env))
         self.transforms = made or self.transforms
-
-
-def _with_routed(report: Report, count: int, **facts: Any) -> Report:
-    """A report of what the sink had taken before, and what went elsewhere."""
-    return replace(report, records_read=report.records_read + count, records_routed=report.records_routed + count, **facts)

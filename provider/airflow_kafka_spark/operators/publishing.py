@@ -62,6 +62,7 @@ def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consu
         partitions={sink.topic: target(kafka, sink).partitions} if sink.topic else {},
         transaction_timeout=sink.transaction_timeout,
         consumed=consumed,
+        conn_id=kafka.conn_id,
     )
 
 
@@ -84,12 +85,27 @@ def burying(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLet
 
     if letters is None:
         return replace(made, burial=Burial())
-    kafka.create_topic(letters.name, 1, letters.replication_factor)
+    made, partitions = _reaching(made, kafka, sink, letters.name, letters.replication_factor)
+    return replace(made, burial=Burial(letters.name, partitions, letters.envelope))
+
+
+def routing(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iterable[str]) -> Publisher:
+    """The same, also sending records to topics that a ``Filter`` names, in the transactions of their splits; the topics are
+    created if they are missing.
+    """
+    known = dict(made.partitions)
+    for topic in dict.fromkeys(topics):
+        made, known[topic] = _reaching(made, kafka, sink, topic, -1)
+    return replace(made, partitions=known, routes=frozenset(topics))
+
+
+def _reaching(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, replication_factor: int) -> tuple[Publisher, int]:
+    """The same, with room for the records that a topic may hold, and the number of its partitions; it is there from now on."""
+    kafka.create_topic(topic, 1, replication_factor)
     config = dict(made.config)
     if "message.max.bytes" not in sink.producer_config:
-        config["message.max.bytes"] = max(int(config.get("message.max.bytes", 0)), kafka.largest_record(letters.name))
-    partitions = len(kafka.describe_topics([letters.name])[letters.name].partitions)
-    return replace(made, config=config, burial=Burial(letters.name, partitions, letters.envelope))
+        config["message.max.bytes"] = max(int(config.get("message.max.bytes", 0)), kafka.largest_record(topic))
+    return replace(made, config=config), len(kafka.describe_topics([topic])[topic].partitions)
 
 
 def hold_to_limit(

@@ -16,21 +16,25 @@ from airflow_kafka_spark.operators.publishing import (
     hold_to_limit,
     publish_splits,
     publisher,
+    routing,
     target,
     topic_uris,
     writer_classes,
 )
 from airflow_kafka_spark.operators.tolerance import SHOWN
 from airflow_kafka_spark.operators.tolerant import TolerantOperator
+from airflow_kafka_spark.operators.transforming import route_problems, routes_of, target_problems
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
-from airflow_kafka_spark.windows.model import Applied, SourcePlan, Target, TopicPartition, Window, first_bad
+from airflow_kafka_spark.windows.model import TRANSFORMATION, Applied, SourcePlan, Target, TopicPartition, Window, first_bad
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.publish import ReadWith
+    from airflow_kafka_spark.road.publish_shaping import RowShaping
     from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.transforms.base import TransformLike
 
 
 class SourceToKafkaOperator(TolerantOperator):
@@ -51,6 +55,12 @@ class SourceToKafkaOperator(TolerantOperator):
     :param key_format: how they become a key; default :class:`~airflow_kafka_spark.formats.String` for one column,
         :class:`~airflow_kafka_spark.formats.Json` for several.
     :param headers: header name -> column.
+    :param transforms: what becomes of the records that rows are, in order: Kafka Connect's single message transforms
+        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame. What comes to the first is what the
+        other arguments make of a row; what comes out of the last is written by ``value`` and ``key_format``, a key without the
+        latter by its type. A record whose topic they change goes there: such topics have to exist, and to keep their partitions
+        while a window is open. What a ``Filter(to=...)`` takes out goes to that topic in JSON, as the source gave it, in the
+        transaction of its split's other records.
     :param partition: a column that says each record's partition; without it keys are placed as the Java client places them.
     :param timestamp: a column of the record's time; default the time of writing.
     :param auto_create: create the topic when it is missing, with ``partitions``, ``replication_factor`` and ``topic_config``.
@@ -58,10 +68,11 @@ class SourceToKafkaOperator(TolerantOperator):
     :param transaction_timeout: seconds that one split may take, at most the brokers' ``transaction.max.timeout.ms``; default 300.
     :param allow_new_partitions: go on with a window whose topic was given more partitions meanwhile: keys then move.
     :param read_with: ``task``: Spark's tasks read and encode their splits by themselves, which is fastest; ``spark``: the JVM
-        does, for executors without the driver that this takes; ``auto`` (default): ``task`` where it is certain to make the same
-        records, byte for byte, else ``spark``.
-    :param errors_tolerance: ``none`` (default): a bad row, one that does not fit the schema of ``value`` or ``key_format`` (Avro,
-        Protobuf, JsonSchema), keeps its split from being published, and fails the window; ``all``: the other rows are published.
+        does, for executors without the driver that this takes, and always where there are ``transforms``; ``auto`` (default):
+        ``task`` where it is certain to make the same records, byte for byte, else ``spark``.
+    :param errors_tolerance: ``none`` (default): a bad row, one that cannot be transformed, or does not fit the schema of
+        ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema), keeps its split from being published, and fails the window;
+        ``all``: the other rows are published.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad rows go to as JSON, each exactly once: in the
         transaction of its split's records. Created with one partition, before anything is published, when it is missing.
         Templated.
@@ -90,6 +101,7 @@ class SourceToKafkaOperator(TolerantOperator):
         topic_column: str | None = None,
         value_columns: Sequence[str] | None = None,
         headers: Mapping[str, str] | None = None,
+        transforms: Sequence[TransformLike] = (),
         partition: str | None = None,
         timestamp: str | None = None,
         auto_create: bool = False,
@@ -124,6 +136,7 @@ class SourceToKafkaOperator(TolerantOperator):
         )
         super().__init__(sink=sink, kafka_conn_id=kafka_conn_id, **kwargs)
         self.source = source
+        self.transforms = transforms
         self.read_with = read_with
         self.add_assets(asset_uris(source, RowSource), topic_uris(kafka_conn_id, self.sink))
 
@@ -147,19 +160,36 @@ class SourceToKafkaOperator(TolerantOperator):
             *self.pipeline_problems(run),
             *unknown,
             *of_source,
-            *self.sink.problems(columns),
+            *self.sink.problems(columns, transformed=bool(self.transforms)),
+            *self._transform_problems(),
             *self.sink.server_problems(self.kafka),
             *self._error_problems(),
             *self.spark_problems(),
         ]
 
+    def _transform_problems(self) -> list[Problem]:
+        """What is wrong with the transforms' options, without Spark."""
+        if not self.transforms:
+            return []
+        from airflow_kafka_spark.transforms import InsertField, TimestampRouter, problems
+
+        found = problems(self.transforms)
+        if self.read_with == "task":
+            found.append(Problem("read_with", "Spark reads for transforms, not each task by itself", 'Use "auto"'))
+        for index, transform in enumerate(() if found else self.transforms):
+            if isinstance(transform, InsertField) and transform.offset_field:
+                what = "a row has no offset before it is written"
+                found.append(Problem(f"transforms[{index}] InsertField.offset_field", what, "Leave it out"))
+            if isinstance(transform, TimestampRouter) and not self.sink.timestamp:
+                what = "without `timestamp` a row has no time before it is written"
+                found.append(Problem(f"transforms[{index}] TimestampRouter", what, "Give the operator a `timestamp` column"))
+        return found
+
     def _error_problems(self) -> list[Problem]:
-        if problems := self.errors.problems():
-            return problems
-        if self.errors.topic and self.errors.topic == self.sink.topic:
-            found = f"`{self.sink.topic}` is where good rows go"
-            return [Problem("errors_deadletterqueue_topic_name", found, "Name another topic")]
-        return self.errors.server_problems(self.kafka, (self.ledger_topic,))
+        routes, taken = routes_of(self.transforms), (self.ledger_topic,)
+        mixed = target_problems(self.sink.topic, self.errors, routes, "rows")
+        wrong = self.errors.problems() or self.errors.server_problems(self.kafka, taken)
+        return [*mixed, *wrong, *route_problems(self.kafka, routes, self.errors, lambda topic: taken)]
 
     # --- 2. fence and look ---
 
@@ -189,6 +219,7 @@ class SourceToKafkaOperator(TolerantOperator):
             found = f"the window has {len(frozen.splits)} splits, more than {MAX_SPLITS}"
             raise SourceRejected(self.source.uri, found, "Make splits larger, or windows smaller")
         targets = [target(self.kafka, self.sink)] if self.sink.topic else []
+        self._check_transforms(frozen.splits[:1])
         return Window(
             pipeline=ledger.pipeline,
             number=ledger.memory.last_number + 1,
@@ -205,6 +236,18 @@ class SourceToKafkaOperator(TolerantOperator):
                 {found.topic: found.partitions for found in targets},
             ),
         )
+
+    def _check_transforms(self, bounds: Sequence[Mapping[str, Any]]) -> None:
+        """Before anything is written down: a chain that does not fit the rows would hold the window up. Nothing is read for it.
+
+        :param bounds: of splits.
+        :raises ValidationError: it does not, or what comes out cannot be written.
+        """
+        from airflow_kafka_spark.road.publish import reading
+
+        if bounds and (shaping := self._shaping) is not None:
+            with reading(self.spark, self.source) as session:
+                shaping.check(self.source.frame(session, bounds))
 
     def check(self, window: Window) -> None:
         """The topic is the one the window was planned for, with the partitions it had.
@@ -241,19 +284,30 @@ class SourceToKafkaOperator(TolerantOperator):
         from airflow_kafka_spark.road.publish import PublishJob
 
         how = self._publisher(window, ledger)
-        with self.running(PublishJob(self.spark, window, self.source, self.sink, how, left, self.read_with)) as job:
+        shaping = self._shaping and self._shaping.telling(ledger.family_name, self.source.uri, str(window))
+        job = PublishJob(self.spark, window, self.source, self.sink, how, left, self.read_with, shaping)
+        with self.running(job):
             hold_to_limit(job, self.errors, window, ledger)
             _, rejected = job.run()
         if count := sum(result.rejected for result in rejected):
             raise RowsRejected(str(window), count, first_bad(rejected, SHOWN))
 
+    @property
+    def _shaping(self) -> RowShaping | None:
+        from airflow_kafka_spark.road.publish_shaping import RowShaping
+
+        reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *routes_of(self.transforms).values())))
+        return RowShaping(tuple(self.transforms), self.sink, reserved) if self.transforms else None
+
     def _publisher(self, window: Window, ledger: Ledger) -> Publisher:
         from airflow_kafka_spark.sinks.kafka_fitting_worker import RowEnvelope
 
-        made = publisher(self.kafka, self.sink, ledger)
+        topics = routes_of(self.transforms).values()
+        made = routing(publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)
         if not self.errors.tolerates:
             return made
-        letters = self.errors.dead_letters(self.kafka, ledger.family_name, writer_classes(self.sink))
+        classes = writer_classes(self.sink) | ({TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {})
+        letters = self.errors.dead_letters(self.kafka, ledger.family_name, classes)
         if letters is not None:
             envelope = RowEnvelope(**vars(letters.envelope), source=self.source.uri, window=str(window))
             letters = replace(letters, envelope=envelope)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyBadRecords, ValidationError
-from airflow_kafka_spark.windows.model import SplitResult, Window, first_bad
+from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, TooManyBadRecords, ValidationError
+from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
@@ -58,6 +59,12 @@ class ErrorOptions:
             return [Problem(n, found, 'Set `errors_tolerance="all"`') for n, v in given.items() if v is not None]
         return [*self._topic_problems(), *self._limit_problems()]
 
+    def too_many(self, count: int, records: int) -> bool:
+        """Whether more of a window's records are bad than may be. A share is exact: 29 of 100 are not more than 0.29."""
+        if self.most is None:
+            return False
+        return count > (self.most if isinstance(self.most, int) else Decimal(repr(float(self.most))) * records)
+
     def _topic_problems(self) -> list[Problem]:
         where = "errors_deadletterqueue_topic_name"
         if self.topic and self.skip:
@@ -65,6 +72,10 @@ class ErrorOptions:
         if not self.topic and not self.skip:
             action = "Name a topic, or say `errors_skip=True`: they are then left out for good, and only counted"
             return [Problem(where, "bad records would be lost without a word", action)]
+        factor = self.replication_factor
+        if self.topic and (isinstance(factor, bool) or not isinstance(factor, int) or (factor < 1 and factor != -1)):
+            found = f"`{factor!r}` is no number of replicas; expected a whole number from 1, or -1 for the brokers' default"
+            return [Problem("errors_deadletterqueue_topic_replication_factor", found)]
         return []
 
     def _limit_problems(self) -> list[Problem]:
@@ -73,7 +84,8 @@ class ErrorOptions:
             return []
         is_count = isinstance(most, int) and not isinstance(most, bool) and most >= 0
         if not is_count and not (isinstance(most, float) and 0 < most < 1):
-            return [Problem("max_errors", f"`{most}` is neither a whole number of at least 0 nor a share between 0 and 1")]
+            found = f"`{most!r}` is neither a whole number of at least 0 nor a share between 0 and 1"
+            return [Problem("max_errors", found, "Give a number (`0`: none, `100`), or a share (`0.01`: one of a hundred)")]
         return []
 
     def server_problems(self, hook: KafkaHook, read: Sequence[str]) -> list[Problem]:
@@ -96,7 +108,7 @@ class ErrorOptions:
         if not count:
             return
         samples = first_bad(results, SHOWN)
-        if self.most is not None and count > (self.most if isinstance(self.most, int) else self.most * records):
+        if self.most is not None and self.too_many(count, records):
             raise TooManyBadRecords(str(window), count, records, self.most, samples)
         log.warning(
             "%s of the %s records of window %s are bad, and %s:\n%s%s",
@@ -137,11 +149,19 @@ def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str]
     :param taken: topics that it must not be: those that are read, and the ledger.
     :param what: the records, for the message.
     """
+    if not isinstance(topic, str) or not TOPIC_NAME.fullmatch(topic):
+        action = "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
+        return [Problem(where, f"`{topic}` is no name that a topic may have", action)]
     if topic in taken:
         return [Problem(where, f"`{topic}` is read by this very pipeline, or is its ledger", "Name another topic")]
     try:
         found = hook.describe_topics([topic], missing="omit")
         policy = hook.topic_config([topic])[topic].get("cleanup.policy", "") if found else ""
+    except KafkaRefused as error:
+        rights = (
+            f"Give the connection's user WRITE, DESCRIBE and DESCRIBE_CONFIGS on topic `{topic}`, and CREATE where it is missing"
+        )
+        return [Problem(where, error.found, rights if "AUTHORIZATION" in error.code else error.action)]
     except KafkaSparkError as error:
         return [Problem("kafka_conn_id", error.found, error.action)]
     if "compact" in policy:

@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.operators.decoding import DecodingOperator
+from airflow_kafka_spark.operators.tolerance import ErrorOptions, topic_problems
 from airflow_kafka_spark.operators.tolerant import TolerantOperator
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, TRANSFORMATION, VALUE_CONVERTER
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.transforms.base import TransformLike
+
+
+def routes_of(transforms: Sequence[TransformLike]) -> dict[str, str]:
+    """The topics that transforms send records to, by the argument that names each."""
+    if not transforms:
+        return {}
+    from airflow_kafka_spark.transforms.base import routes
+
+    return routes(transforms)
+
+
+def route_problems(
+    hook: KafkaHook, routes: Mapping[str, str], errors: ErrorOptions, taken: Callable[[str], Sequence[str]]
+) -> list[Problem]:
+    """Why records cannot be sent to the topics that a ``Filter`` names.
+
+    :param routes: these topics, by the argument that names each.
+    :param taken: the topics that a topic must not be.
+    """
+    problems = []
+    for where, topic in routes.items():
+        if topic == errors.topic and errors.tolerates:
+            problems.append(Problem(where, f"`{topic}` is the dead letter topic, too", "Name another topic"))
+        else:
+            problems += topic_problems(hook, where, topic, taken(topic), "records")
+    return problems
+
+
+def target_problems(target: str | None, errors: ErrorOptions, routes: Mapping[str, str], what: str = "records") -> list[Problem]:
+    """Topics that records are set aside in, and which are where the good ones go.
+
+    :param routes: those that transforms send records to, by the argument that names each.
+    :param what: the records, for the message.
+    """
+    aside = {"errors_deadletterqueue_topic_name": errors.topic, **routes}
+    found = f"`{target}` is where good {what} go"
+    return [Problem(where, found, "Name another topic") for where, topic in aside.items() if topic and topic == target]
 
 
 class TransformingOperator(TolerantOperator, DecodingOperator):
@@ -24,14 +63,19 @@ class TransformingOperator(TolerantOperator, DecodingOperator):
         super().__init__(**kwargs)
         self.transforms = transforms
 
-    routes_records = False
-    """Whether ``Filter(to=...)`` may send what it takes out to another topic."""
+    captures_records = False
+    """Whether ``Filter(to=...)`` may hand what it takes out to another sink."""
 
     def error_problems(self) -> list[Problem]:
-        """What is wrong with the options for bad records, by themselves and as the brokers see it."""
-        if problems := self.errors.problems():
-            return problems
-        return self.errors.server_problems(self.kafka, self.taken(self.errors.topic))
+        """What is wrong with the options for bad records, by themselves and as the brokers see it; and with the topics that
+        transforms send records to.
+        """
+        problems = self.errors.problems() or self.errors.server_problems(self.kafka, self.taken(self.errors.topic))
+        return [*problems, *route_problems(self.kafka, self.routes(), self.errors, self.taken)]
+
+    def routes(self) -> dict[str, str]:
+        """The topics that transforms send records to, by the argument that names each."""
+        return routes_of(self.transforms)
 
     def taken(self, topic: str | None) -> tuple[str, ...]:
         """Topics that nothing is set aside in: those that are read, and the ledger."""
@@ -44,7 +88,7 @@ class TransformingOperator(TolerantOperator, DecodingOperator):
             return []
         from airflow_kafka_spark.transforms import problems
 
-        found = problems(self.transforms, routing=self.routes_records)
+        found = problems(self.transforms, capturing=self.captures_records)
         if self.read_with == "spark":
             found.append(Problem("read_with", "on the way to transforms tasks read by themselves", "Leave it out"))
         return found

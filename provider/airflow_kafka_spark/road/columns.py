@@ -111,6 +111,7 @@ class Layout:
         nulls = [i for i, dead in enumerate(absent) if dead and i not in left_out] if absent is not None else []
         if self.null_values == "fail":
             bad |= dict.fromkeys(nulls, NO_VALUE)
+            bad_keys.difference_update(nulls)
         for name, column in self.metadata:
             columns[column] = metadata_of(name, records)
         arrays = [columns[name] for name in self.schema.names]

@@ -7,7 +7,8 @@ doing both. Byte for byte they write the same records; a task publishes them ali
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.road.publish_shaping import RowShaping
     from airflow_kafka_spark.road.publish_worker import ReadAndPublishTask
     from airflow_kafka_spark.sinks.kafka import KafkaSink
     from airflow_kafka_spark.sinks.kafka_worker import Publisher
@@ -43,6 +45,7 @@ class PublishJob:
     :param left: the indexes of the splits that are not published yet, ascending.
     :param read_with: ``task``: tasks read and encode their splits themselves (fastest; what reads has to be on the executors);
         ``spark``: the JVM does; ``auto``: ``task`` where that is certain to make the same records, else ``spark``.
+    :param shaping: the transforms between them: then the JVM reads; None where there are none.
     """
 
     spark: SparkHook
@@ -52,6 +55,7 @@ class PublishJob:
     publisher: Publisher
     left: tuple[int, ...]
     read_with: ReadWith = "auto"
+    shaping: RowShaping | None = None
     _watch: Watch = field(init=False, repr=False)
     _doing: str = field(default="published", init=False, repr=False)
 
@@ -72,24 +76,21 @@ class PublishJob:
         return published, [result_from_json(facts["rejected"]) for facts in results if "rejected" in facts]
 
     def count(self) -> list[SplitResult]:
-        """Read the splits that are left and count the rows that do not fit: the same job, but nothing is published.
+        """Read the splits that are left and count the bad rows: the same job, but nothing is published.
 
         :return: their accounts; none where every row fits, whatever it holds.
         :raises KafkaSparkError: as :meth:`run` does.
         """
-        return [result_from_json(facts["counted"]) for facts in self._told(None)] if self.sink.may_refuse else []
+        if self.shaping is None and not self.sink.may_refuse:
+            return []
+        return [result_from_json(facts["counted"]) for facts in self._told(None)]
 
     def _told(self, publisher: Publisher | None) -> list[dict[str, Any]]:
         assert self.window.source is not None
         self._doing = "counted" if publisher is None else "published"
         bounds = [self.window.source.splits[index] for index in self.left]
         task = self._reading_task(bounds) if publisher is not None else None
-        settings = SETTINGS if task is not None else {**SETTINGS, **self.source.settings}
-        with (
-            self.spark.session(jars=() if task is not None else self._jars()) as session,
-            sql_settings(session, settings),
-            self._watch.over(session),
-        ):
+        with reading(self.spark, self.source, by_spark=task is None) as session, self._watch.over(session):
             frame = self._read_by_spark(session, bounds, publisher) if task is None else self._read_by_tasks(session, task)
             try:
                 results = collect(frame, self.window)
@@ -101,7 +102,7 @@ class PublishJob:
 
     def _reading_task(self, bounds: Sequence[Mapping[str, Any]]) -> ReadAndPublishTask | None:
         """What tasks do if they read by themselves, None where Spark has to; the only place that decides."""
-        if self.read_with == "spark":
+        if self.read_with == "spark" or self.shaping is not None:
             return None
         reader = self.source.reader(bounds, self.sink.columns)
         encoder = reader if isinstance(reader, str) else self.sink.encoder(reader.columns)
@@ -126,19 +127,18 @@ class PublishJob:
         from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
         from airflow_kafka_spark.sinks.kafka_worker import PublishTask
 
-        records = self.sink.records(self.source.frame(session, bounds))
+        rows = self.source.frame(session, bounds)
+        if self.shaping is not None:
+            burial = publisher.burial if publisher is not None else None
+            records = self.shaping.records(rows, keep=burial is not None and burial.topic is not None)
+            task: PublishTask = self.shaping.task(records, publisher, self.left)
+        else:
+            records = self.sink.records(rows)
+            encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer if self.sink.key else None)
+            task = PublishTask(publisher, self.left, Fitting(encoders))
         if not self.spark.is_connect and (found := records.rdd.getNumPartitions()) != len(bounds):
             raise SparkJobFailed(str(self.window), f"the source gave {found} partitions for {len(bounds)} splits")
-        encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer if self.sink.key else None)
-        task = PublishTask(publisher, self.left, Fitting(encoders))
         return records.mapInArrow(cast(Any, task), "result string")
-
-    def _jars(self) -> tuple[str, ...]:
-        from airflow_kafka_spark.hooks import jars
-
-        if self.spark.is_connect or not self.source.packages:  # a server that is only connected to has its own, and Java
-            return ()
-        return tuple(map(str, jars.resolve(list(self.source.packages), exclude_bundled=True)))
 
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
@@ -148,3 +148,22 @@ class PublishJob:
         rate = tasks / seconds if seconds else 0.0
         to_go = f", about {(len(self.left) - tasks) / rate:,.0f} s to go" if rate else ""
         return f"Window {self.window}: {tasks} of {len(self.left)} splits {self._doing} after {seconds:.0f} s{to_go}"
+
+
+@contextmanager
+def reading(spark: SparkHook, source: RowSource, *, by_spark: bool = True) -> Iterator[SparkSession]:
+    """A session in which a source is read.
+
+    :param by_spark: Spark reads it, not each task by itself.
+    """
+    settings = {**SETTINGS, **source.settings} if by_spark else SETTINGS
+    with spark.session(jars=_jars(spark, source) if by_spark else ()) as session, sql_settings(session, settings):
+        yield session
+
+
+def _jars(spark: SparkHook, source: RowSource) -> tuple[str, ...]:
+    from airflow_kafka_spark.hooks import jars
+
+    if spark.is_connect or not source.packages:  # a server that is only connected to has its own, and Java
+        return ()
+    return tuple(map(str, jars.resolve(list(source.packages), exclude_bundled=True)))

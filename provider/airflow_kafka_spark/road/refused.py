@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
 
 
+def replaced(results: Sequence[SplitResult], again: Sequence[SplitResult]) -> list[SplitResult]:
+    """The accounts of a window's splits, where some were moved once more: only what was told then counts of these."""
+    new = {result.index: result for result in again}
+    return [new.get(result.index, result) for result in results]
+
+
 def with_refused(
     results: Sequence[SplitResult], refused: Sequence[BadRecord], splits: Sequence[Split], hook: KafkaHook | None
 ) -> list[SplitResult]:

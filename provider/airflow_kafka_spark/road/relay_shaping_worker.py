@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues
 from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
-from airflow_kafka_spark.road.shaping_worker import ABSENT, ERROR, OFFSET
+from airflow_kafka_spark.road.shaping_worker import ABSENT, ERROR, OFFSET, parted
+from airflow_kafka_spark.sinks.dead_letters_worker import routed_records
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
 from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, Split
@@ -25,13 +26,16 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.kafka import Subscription
 
 
+RESERVED = "the ledger, the dead letter topic, or one that a Filter sends records to"
+
+
 @dataclass(frozen=True)
 class Routing:
     """Where records go whose topic the transforms have changed; the others go to the pipeline's own.
 
     :param topic: the pipeline's own.
     :param read: what it reads: a record that went there would go round.
-    :param reserved: its ledger, and its dead letter topic.
+    :param reserved: its ledger, its dead letter topic, and those that a filter sends records to.
     """
 
     topic: str
@@ -49,7 +53,7 @@ class Routing:
         for topic in pc.unique(rows.column(at).filter(changed)).to_pylist():
             if topic is not None and (self.read.matches(topic) or topic in self.reserved):
                 first = rows.column(OFFSET)[pc.index(topics, pa.scalar(topic, topics.type)).as_py()].as_py()
-                what = "the ledger or the dead letter topic" if topic in self.reserved else "read: it would go round"
+                what = RESERVED if topic in self.reserved else "read: it would go round"
                 found = f"the transforms send it to topic `{topic}`, which is {what}"
                 raise RowRejected(f"record {split.range.topic_partition}@{first}", found, "Correct the transforms")
         return rows.set_column(at, "topic", topics)
@@ -63,12 +67,14 @@ class Sorting:
     :param tolerance: what becomes of records that could not be transformed, or cannot be written.
     :param routing: where transforms may change topics.
     :param fitting: makes bytes of keys and values that arrive as rows.
+    :param pipeline: the pipeline's name, for records that a filter sends elsewhere.
     """
 
     null_values: NullValues
     tolerance: Tolerance | None = None
     routing: Routing | None = None
     fitting: Fitting = field(default_factory=lambda: Fitting({}))
+    pipeline: str = ""
 
     def of(self, split: Split, batches: Iterator[pa.RecordBatch]) -> Incoming:
         """A split's records, to be published."""
@@ -84,17 +90,26 @@ class _Shaped(Incoming):
     _ignored: int = 0
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        passed, bad = 0, Bad(self.split, self.rules.tolerance)
+        passed, routed, bad = 0, 0, Bad(self.split, self.rules.tolerance)
         for batch in super().__iter__():
-            rows = bad.fitting(self._good(batch, bad), self.rules.fitting)
+            stays, away = parted(self.split, batch)
+            rows = bad.fitting(self._good(stays, bad), self.rules.fitting)
             passed += rows.num_rows
+            routed += away.num_rows
             if rows.num_rows and not bad.ends_it:
                 yield self._sent(rows)
+            if away.num_rows and not bad.ends_it:
+                yield self._elsewhere(away)
         if self.result is None:
             raise RowsCutOff
         read = bad.account(self.result)
-        filtered = read.records - read.rejected - self._ignored - passed
-        self.result = replace(read, ignored=self._ignored, filtered=filtered)
+        filtered = read.records - read.rejected - self._ignored - routed - passed
+        self.result = replace(read, ignored=self._ignored, filtered=filtered, routed=routed)
+
+    def _elsewhere(self, away: pa.RecordBatch) -> pa.RecordBatch:
+        """Records as they were read, each with the topic that a filter sends it to."""
+        records = routed_records(pa.Table.from_batches([away]), self.rules.pipeline)
+        return records.append_column("topic", away.column("to"))
 
     def _good(self, batch: pa.RecordBatch, bad: Bad) -> pa.RecordBatch:
         absent, errors = batch.column(ABSENT), batch.column(ERROR)

@@ -202,7 +202,7 @@ class WriteTask:
         passed = ignored = routed = 0
         with Output(self.writer, split) as output:
             for batch in incoming:
-                batch, away = _routed(split, batch)
+                batch, away = parted(split, batch)
                 routes.add(away)
                 routed += away.num_rows
                 rows, count, found = self._rows(batch)
@@ -222,8 +222,10 @@ class WriteTask:
                 output.write(rows)
             result = incoming.result
             assert result is not None
-            if result.rejected and self.tolerance is None:
+            if self.tolerance is None and result.rejected:
                 output.give_up()
+            elif result.rejected or bad.count or routed or result.routed:
+                output.put_off()
             token = output.close()
         faults.reached("split.flushed")
         routed += result.routed
@@ -300,21 +302,28 @@ def _stage(reason: str) -> str:
     return VALUE_CONVERTER if reason == NO_VALUE else TRANSFORMATION
 
 
-def _routed(split: Split, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """What stays of a batch, and what goes elsewhere."""
+def parted(split: Split, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """What stays of a batch, and what goes elsewhere: of :data:`ROUTED`."""
     at = batch.schema.get_field_index(ROUTE)
     routes = batch.column(at) if at >= 0 else None
     if routes is None or routes.null_count == len(routes):
         return batch, _NONE
     found = batch.filter(routes.is_valid())
-    told = [json.loads(text) for text in found.column(at).to_pylist()]
-    reasons = pa.array([reason for _, reason in told], pa.string())
+    topics, reasons = told_of(found.column(at))
     letters = _letters(split, found.set_column(found.schema.get_field_index(ERROR), ERROR, reasons))
-    topics = pa.array([topic for topic, _ in told], pa.string())
     return batch.filter(routes.is_null()), pa.RecordBatch.from_arrays([*letters.columns, topics], schema=ROUTED)
 
 
 _NONE = pa.RecordBatch.from_pylist([], schema=ROUTED)
+
+
+def told_of(routes: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Where records go, and why.
+
+    :param routes: of :data:`ROUTE`, none of them null.
+    """
+    told = [json.loads(text) for text in routes.to_pylist()]
+    return tuple(pa.array([pair[at] for pair in told], pa.string()) for at in range(2))
 
 
 def _refused(rows: Rows, batch: pa.RecordBatch, refused: Mapping[int, str]) -> tuple[Rows, pa.RecordBatch]:

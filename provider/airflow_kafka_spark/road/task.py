@@ -98,6 +98,8 @@ class SplitTask:
                 if self.tolerance is not None:
                     lines = self.tolerance.take(records, lines, letters)
                     lines = self.tolerance.refuse(records, lines, output.refusals(lines.rows), letters)
+                    if lines.bad:
+                        output.put_off()
                 elif lines.bad:
                     output.give_up()
                 result = add(result, records, lines.ignored, lines.bad)
@@ -133,6 +135,11 @@ class Output:
         if self._writing and rows.batch.num_rows:
             self.writer.write(rows)
             faults.reached("split.mid")
+
+    def put_off(self) -> None:
+        """What becomes of some of its records has to be decided before the split is committed."""
+        if self._writing:
+            self.writer.put_off()
 
     def give_up(self) -> None:
         """The window cannot be committed any more: the rest of the split is only read to count what is bad."""

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.windows.model import TOPIC_NAME
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
-
-_LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Subscription:
         problems = [
             Problem("topics", f"`{t}` cannot be a topic's name", "Use letters, digits, `.`, `_` and `-`, at most 249 of them")
             for t in self.topics
-            if not _LEGAL_TOPIC.fullmatch(t) or t in (".", "..")
+            if not TOPIC_NAME.fullmatch(t)
         ]
         if len(set(self.topics)) < len(self.topics):
             problems.append(Problem("topics", "a topic is named twice", "Name each topic once"))

@@ -141,7 +141,8 @@ class ByColumns(Transform):
         old = r.Record(frame.schema)
         wanted = dict(self.changes(old))
         applies = r.applies(frame)
-        if "keep" in wanted:
+        stays = r.LEFT_OUT in frame.columns
+        if "keep" in wanted and not stays:
             # Not deterministic, so that Spark leaves the filter where it is: on its way down through a chain it would take a copy
             # of all expressions with it at each step, and their number would grow exponentially.
             wanted["keep"] = F.when(F.monotonically_increasing_id() >= 0, wanted["keep"])
@@ -149,7 +150,7 @@ class ByColumns(Transform):
         # In two steps, so that an expression is computed once however often it is named below.
         computed = r.scoped(frame).select(*r.unscoped(frame), *new) if self.over_fields else frame.select("*", *new)
         types = {name: computed.schema[_NEW + name].dataType for name in wanted}
-        if "keep" in wanted:
+        if "keep" in wanted and not stays:
             computed = computed.where(~applies | F.coalesce(F.col(_NEW + "keep"), F.lit(False)))
         parts = []
         for part in r.PARTS:
@@ -163,10 +164,14 @@ class ByColumns(Transform):
         if "error" in wanted:
             told = F.concat(F.lit(f"{self.name}: "), F.col(_NEW + "error"))
             error = F.coalesce(error, told)
-        kept = [name for name in r.carried(frame) if name not in (r.ERROR, r.MEETS, r.ROUTE)]
+        left_out = []
+        if "keep" in wanted and stays:
+            left_out = [(F.col(r.LEFT_OUT) | (applies & ~F.coalesce(F.col(_NEW + "keep"), F.lit(False)))).alias(r.LEFT_OUT)]
+        named = (r.ERROR, r.MEETS, r.ROUTE, *([r.LEFT_OUT] if left_out else []))
+        kept = [name for name in r.carried(frame) if name not in named]
         routed = [F.col(name) for name in (r.ROUTE, _NEW + "route") if name in computed.columns]
         route = [F.coalesce(*routed).alias(r.ROUTE)] if routed else []
-        return computed.select(*parts, *map(spark_column, kept), *route, error.alias(r.ERROR))
+        return computed.select(*parts, *map(spark_column, kept), *left_out, *route, error.alias(r.ERROR))
 
 
 @dataclass(frozen=True)
@@ -203,12 +208,12 @@ def as_transform(given: Any) -> Transform:
     return given if isinstance(given, Transform) else Python(given)
 
 
-def problems(transforms: Sequence[TransformLike], where: str = "transforms", *, routing: bool = False) -> list[Problem]:
+def problems(transforms: Sequence[TransformLike], where: str = "transforms", *, capturing: bool = False) -> list[Problem]:
     """What is wrong with the options of a chain's transforms, all of it at once, without Spark.
 
     :param transforms: in the order in which they apply.
     :param where: the operator's argument.
-    :param routing: whether the operator sends records elsewhere that a transform takes out (``Filter(to=...)``).
+    :param capturing: whether the operator hands records to other sinks that a transform takes out (``Filter(to=<sink>)``).
     """
     if isinstance(transforms, (str, Transform)) or not isinstance(transforms, Sequence):
         return [Problem(where, f"found {transforms!r}; expected a list of transforms", "Put them in a list")]
@@ -217,21 +222,32 @@ def problems(transforms: Sequence[TransformLike], where: str = "transforms", *, 
         transform = as_transform(given)
         at = f"{where}[{index}] {transform.name}"
         found += transform.validate(at)
-        if transform.routes_to and not routing:
-            what = f"it sends records to `{transform.routes_to}`, which only KafkaToSinkOperator does"
-            found.append(Problem(f"{at}.to", what, "Between topics name another one with RegexRouter; or leave `to` out"))
-        if transform.captured_by is not None and not routing:
+        if transform.captured_by is not None and not capturing:
             what = "it sends records to a sink, which only KafkaToSinkOperator does"
-            found.append(Problem(f"{at}.to", what, "Use a KafkaToSinkOperator of its own for them; or leave `to` out"))
+            found.append(Problem(f"{at}.to", what, "Name a topic, and take it to the sink with a KafkaToSinkOperator"))
     return found
 
 
-def chain(frame: DataFrame, transforms: Sequence[TransformLike], where: str = "transforms") -> DataFrame:
+def routes(transforms: Sequence[TransformLike], where: str = "transforms") -> dict[str, str]:
+    """The topics that a chain sends records to which it takes out, by the argument that names each; none of what is no chain.
+
+    :param where: the operator's argument.
+    """
+    if not isinstance(transforms, Sequence):
+        return {}
+    found = {f"{where}[{n}] {t.name}.to": t.routes_to for n, t in enumerate(transforms) if isinstance(t, Transform)}
+    return {where: topic for where, topic in found.items() if isinstance(topic, str)}
+
+
+def chain(
+    frame: DataFrame, transforms: Sequence[TransformLike], where: str = "transforms", changed: set[str] | None = None
+) -> DataFrame:
     """Apply transforms in order.
 
     :param frame: a record frame: ``key``, ``value``, ``topic``, ``partition``, ``offset``, ``timestamp``, ``headers`` and columns
         whose names begin with ``__kafka_``. The session's time zone is UTC.
     :param where: the operator's argument.
+    :param changed: is given the parts of a record that they may change, where somebody asks for them.
     :return: a record frame: the parts in this order, the carried columns as they came, and ``__kafka_error``, null where all is
         well. Rows that end a split are as they were. Nothing is run. Do not filter it: Spark moves a filter down through all of
         the chain, with copies of its expressions; a :class:`~airflow_kafka_spark.transforms.routing.Filter` stays where it is.
@@ -244,6 +260,9 @@ def chain(frame: DataFrame, transforms: Sequence[TransformLike], where: str = "t
         transform = as_transform(given)
         at = f"{where}[{index}] {transform.name}"
         try:
+            if changed is not None:
+                # Nobody knows what a function of a frame changes.
+                changed |= set(transform.changes(r.Record(frame.schema)) if isinstance(transform, ByColumns) else r.PARTS)
             frame = transform.guarded(frame)
             _ = frame.schema  # Spark Connect says what is wrong only when it is asked
         except ValidationError as error:
@@ -261,12 +280,25 @@ def marked(frame: DataFrame, predicate: Predicate | None, negate: bool) -> DataF
 
     if predicate is None:
         return frame
+    if predicate.over_fields:
+        refuse_no_condition(frame, predicate.test(), "predicate")
     asked = r.is_record(frame)
     meets = F.coalesce(F.when(asked, predicate.test()), F.lit(False))
     column = (asked & ~meets if negate else meets).alias(r.MEETS)
     if predicate.over_fields:
         return r.scoped(frame).select(*r.unscoped(frame), column)
     return frame.select("*", column)
+
+
+def refuse_no_condition(frame: DataFrame, condition: Column, where: str) -> None:
+    """Before Spark takes a user's SQL for a boolean, and fails at the first record for which it cannot.
+
+    :raises ValidationError: it is none.
+    """
+    found = r.scoped(frame).select(condition.alias(r.MEETS)).schema[r.MEETS].dataType.simpleString()
+    if found not in ("boolean", "void"):
+        what = f"it is {found}; expected a condition, which is true or false"
+        raise ValidationError([Problem(where, what, "Compare it with something, for instance `a = 'x'`")])
 
 
 def _record_frame(frame: DataFrame, where: str, *, routed: bool) -> DataFrame:

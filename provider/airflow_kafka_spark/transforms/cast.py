@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.transforms import record as r
 from airflow_kafka_spark.transforms.base import OfPart
+from airflow_kafka_spark.transforms.defaults import KeepsNulls
 from airflow_kafka_spark.transforms.texts import as_text, shown
 
 if TYPE_CHECKING:
@@ -31,23 +32,23 @@ _INTEGERS = ("int8", "int16", "int32", "int64")
 
 
 @dataclass(frozen=True)
-class Cast(OfPart):
+class Cast(KeepsNulls, OfPart):
     """Casts fields, or a whole key or value, to other types.
 
     Numbers lose their fraction on the way to an integer; booleans are 1 and 0; a number is true unless its whole part is 0; a
     text is true when it is ``true``, in any case; dates are days and timestamps milliseconds since 1970; binaries become base64.
     What does not fit is the record's error (Connect cuts numbers off instead). Nulls stay null.
 
-    :param spec: field -> type, ``"id:int64,price:float64"`` or a mapping; one type casts the whole key or value. The types are
-        int8, int16, int32, int64, float32, float64, boolean, string.
+    :param spec: field -> type, ``"id:int64,price:float64"``, a list of such pairs, or a mapping; one type casts the whole key or
+        value. The types are int8, int16, int32, int64, float32, float64, boolean, string, in any case.
     """
 
-    spec: str | Mapping[str, str]
+    spec: str | Sequence[str] | Mapping[str, str]
 
     def validate(self, where: str) -> list[Problem]:
         problems = super().validate(where)
         known = ", ".join(TYPES)
-        if not self.spec or not isinstance(self.spec, (str, Mapping)):
+        if not self.spec or not isinstance(self.spec, (str, Sequence, Mapping)):
             what = f"found {self.spec!r}; expected `field:type` pairs, or one type for the whole {self.of}"
             return [*problems, Problem(f"{where}.spec", what, f"The types are {known}")]
         try:
@@ -62,9 +63,12 @@ class Cast(OfPart):
 
     def _wanted(self) -> dict[str, str]:
         """Field -> type; the whole key or value is the field without a name."""
-        if isinstance(self.spec, str) and ":" not in self.spec and "," not in self.spec:
-            return {"": self.spec.strip()}
-        return r.pairs(self.spec)
+        if isinstance(self.spec, Mapping):
+            return {name: str(target).lower() for name, target in self.spec.items()}
+        given = r.listed(self.spec)
+        if len(given) == 1 and ":" not in given[0]:
+            return {"": given[0].lower()}
+        return {name: target.lower() for name, target in r.pairs(given).items()}
 
     def changes(self, record: r.Record) -> Mapping[str, Column]:
         from pyspark.sql import functions as F

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.transforms import record as r
-from airflow_kafka_spark.transforms.base import ByColumns, OfPart
+from airflow_kafka_spark.transforms.base import OfPart
+from airflow_kafka_spark.transforms.defaults import KeepsNulls
 from airflow_kafka_spark.transforms.predicates import name_problems
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ExtractField(OfPart):
+class ExtractField(KeepsNulls, OfPart):
     """The key or value becomes one of its fields. A tombstone stays one.
 
     :param field: the field's name; a path with ``field_syntax_version="V2"``.
@@ -92,7 +93,7 @@ class Flatten(OfPart):
                 raise ValidationError([Problem("of", what, "Declare it as a struct, or leave it out with ReplaceField")])
             if isinstance(found, StructType):
                 inner = {f.name: f.dataType for f in found}
-                yield from self._flat(whole.getField(name), inner, f"{path}{self.delimiter}")
+                yield from self._flat(whole.getField(name), inner, f"{path}{self.delimiter}" if path else "")
             else:
                 yield path, whole.getField(name)
 
@@ -116,7 +117,7 @@ class HoistField(OfPart):
 
 
 @dataclass(frozen=True)
-class InsertField(OfPart):
+class InsertField(KeepsNulls, OfPart):
     """Fields of what is known of the record, and one of a constant, are added. A tombstone stays one.
 
     A name that ends in ``!`` is required: a record that lacks it has an error. One that ends in ``?`` is not, as by default.
@@ -142,7 +143,7 @@ class InsertField(OfPart):
         if not given:
             problems.append(Problem(where, "found no field to insert; expected at least one", "Name for instance `topic_field`"))
         for option, spec in given.items():
-            problems += name_problems(f"{where}.{option}_field", spec.rstrip("!?") if isinstance(spec, str) else spec)
+            problems += name_problems(f"{where}.{option}_field", _inserted(spec) if isinstance(spec, str) else spec)
         if (self.static_field is None) != (self.static_value is None):
             what = "`static_field` and `static_value` belong together; found one of them"
             problems.append(Problem(f"{where}.static_value", what, "Give both, or neither"))
@@ -161,21 +162,22 @@ class InsertField(OfPart):
 
         whole = F.col(self.of)
         new, errors = {}, []
+        names = {option: _inserted(spec) for option, spec in self._given().items()}
         for option, spec in self._given().items():
-            name = spec[:-1] if spec.endswith(("!", "?")) else spec
+            name = names[option]
             new[name] = F.lit(self.static_value) if option == "static" else F.col(option)
             if spec.endswith("!"):
                 missing = whole.isNotNull() & new[name].isNull()
                 errors.append(F.when(missing, F.lit(f"found a record without a {option}, expected one for `{name}`")))
         fields = record.fields(self.of, "of")
-        doubles = [*fields, *(spec.rstrip("!?") for spec in self._given().values())]
-        refuse_doubles("of", doubles, "Choose another name, or drop the field before with ReplaceField(exclude=...)")
+        action = "Choose another name, or drop the field before with ReplaceField(exclude=...)"
+        refuse_doubles("of", [*fields, *names.values()], action)
         made = r.rebuilt(whole, {n: whole.getField(n) for n in fields} | new)
         return {self.of: made} | ({"error": F.coalesce(*errors)} if errors else {})
 
 
 @dataclass(frozen=True)
-class ReplaceField(OfPart):
+class ReplaceField(KeepsNulls, OfPart):
     """Fields are left out or renamed. A tombstone stays one.
 
     :param include: only these fields stay; empty keeps all.
@@ -223,7 +225,7 @@ class ReplaceField(OfPart):
 
 
 @dataclass(frozen=True)
-class ValueToKey(ByColumns):
+class ValueToKey(KeepsNulls):
     """The key becomes a struct of fields of the value. A tombstone has none of them: that is its error, as in Connect; give
     ``predicate=RecordIsTombstone(), negate=True`` where tombstones come.
 
@@ -245,12 +247,20 @@ class ValueToKey(ByColumns):
         return {"key": key, "error": F.when(value.isNull(), F.lit("found a null value (a tombstone), expected a struct"))}
 
 
-def names_problems(where: str, names: object) -> list[Problem]:
-    """What is wrong with a list of names that must not be empty, nor hold one twice."""
+def _inserted(spec: str) -> str:
+    """The name of a field that is inserted, without the mark that says whether it is required."""
+    return spec[:-1] if spec.endswith(("!", "?")) else spec
+
+
+def names_problems(where: str, names: object, *, twice: bool = False) -> list[Problem]:
+    """What is wrong with a list of names that must not be empty.
+
+    :param twice: whether it may hold a name twice.
+    """
     if not isinstance(names, (str, Sequence)) or not (found := r.listed(names)):
         return [Problem(where, f"found {names!r}; expected at least one name", "Name fields")]
     problems = [p for name in found for p in name_problems(where, name)]
-    if problems:
+    if problems or twice:
         return problems
     doubles = sorted(name for name, count in Counter(found).items() if count > 1)
     return [Problem(where, f"found `{name}` twice; expected each name once", "Leave one out") for name in doubles]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.transforms import record as r
 from airflow_kafka_spark.transforms.base import ByColumns, OfPart
+from airflow_kafka_spark.transforms.defaults import KeepsNulls
 from airflow_kafka_spark.transforms.fields import names_problems
 from airflow_kafka_spark.transforms.predicates import name_problems
 from airflow_kafka_spark.transforms.texts import as_text
@@ -67,14 +68,14 @@ class InsertHeader(ByColumns):
 
 
 @dataclass(frozen=True)
-class HeaderFrom(OfPart):
+class HeaderFrom(KeepsNulls, OfPart):
     """Fields of the key or value become headers, behind those that are there.
 
     A header's value is the field's in text, as Connect's ``SimpleHeaderConverter`` writes it: numbers and texts as they are,
     binaries in base64, timestamps in ISO 8601, structures in JSON; a null has no value. A tombstone has no fields: that is its
     error, as in Connect.
 
-    :param fields: the fields.
+    :param fields: the fields; one may become several headers.
     :param headers: the headers' names, in the same order.
     :param operation: ``move`` takes the fields out of the key or value, ``copy`` leaves them.
     """
@@ -84,7 +85,7 @@ class HeaderFrom(OfPart):
     operation: Literal["copy", "move"]
 
     def validate(self, where: str) -> list[Problem]:
-        problems = [*super().validate(where), *names_problems(f"{where}.fields", self.fields)]
+        problems = [*super().validate(where), *names_problems(f"{where}.fields", self.fields, twice=True)]
         if not isinstance(self.headers, (str, Sequence)) or not r.listed(self.headers):
             problems.append(Problem(f"{where}.headers", f"found {self.headers!r}; expected at least one name", "Name headers"))
         elif len(r.listed(self.headers)) != len(r.listed(self.fields)):

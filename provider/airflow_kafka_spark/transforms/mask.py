@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.transforms import record as r
 from airflow_kafka_spark.transforms.base import OfPart
+from airflow_kafka_spark.transforms.defaults import KeepsNulls
 from airflow_kafka_spark.transforms.fields import names_problems
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
 @dataclass(frozen=True)
-class MaskField(OfPart):
+class MaskField(KeepsNulls, OfPart):
     """Fields get a value that says nothing: 0, false, an empty text or list, 1970-01-01. Nulls stay null.
 
     A tombstone has no fields: that is its error, as in Connect.
@@ -89,13 +90,15 @@ def _replaced(text: str, found: DataType) -> Column | None:
 
     if isinstance(found, t.StringType):
         return F.lit(text)
+    if not text.isascii() or "_" in text:  # which Python takes for numbers, but Spark does not
+        return None
     try:
         if isinstance(found, t.IntegralType):
             limit = 2 ** (_BITS[found.simpleString()] - 1)
-            return F.lit(text).cast(found) if -limit <= int(text) < limit else None
+            whole = Decimal(text)
+            return F.lit(str(int(whole))).cast(found) if -limit - 1 < whole < limit else None
         if isinstance(found, (t.FloatType, t.DoubleType)):
-            float(text)
-            return F.lit(text).cast(found)
+            return F.lit(repr(float(text))).cast(found)
         if isinstance(found, t.DecimalType):
             number = Decimal(text)
             fits = number == round(number, found.scale) and abs(number) < 10 ** (found.precision - found.scale)

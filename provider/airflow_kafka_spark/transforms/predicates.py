@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.transforms.patterns import regex_problems, whole_match
+from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.transforms.patterns import java_problems, regex_problems, whole_match
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -44,6 +44,8 @@ class TopicNameMatches(Predicate):
     def test(self) -> Column:
         from pyspark.sql import functions as F
 
+        if problems := java_problems("predicate.pattern", self.pattern):
+            raise ValidationError(problems)
         return F.col("topic").rlike(whole_match(self.pattern))
 
 

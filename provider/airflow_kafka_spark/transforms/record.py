@@ -37,6 +37,10 @@ ERROR = "__kafka_error"
 ROUTE = "__kafka_route"
 """Where a record goes instead of the sink, and why; null where it goes on. Only there where a transform of the chain routes."""
 
+LEFT_OUT = "__kafka_left_out"
+"""Whether a row is left out, where those that are stay in the frame to be counted: it is no record any more. Only there where
+whoever made the frame wants that; elsewhere rows that are left out are gone."""
+
 MEETS = "__kafka_meets"
 """Whether a record meets the predicate at hand."""
 
@@ -96,11 +100,12 @@ def carried(frame: DataFrame) -> list[str]:
 
 
 def is_record(frame: DataFrame) -> Column:
-    """The rows that a transform may look at: records, without an error so far and not sent elsewhere."""
+    """The rows that a transform may look at: records, without an error so far, not left out and not sent elsewhere."""
     from pyspark.sql import functions as F
 
     fine = F.col(ERROR).isNull() if ERROR in frame.columns else F.lit(True)
     fine = fine & F.col(ROUTE).isNull() if ROUTE in frame.columns else fine
+    fine = fine & ~F.col(LEFT_OUT) if LEFT_OUT in frame.columns else fine
     return fine & F.col(END).isNull() if END in frame.columns else fine
 
 

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.transforms import record as r
 from airflow_kafka_spark.transforms.base import ByColumns
-from airflow_kafka_spark.transforms.patterns import date_format_problems, regex_problems, replacement_problems, whole_match
+from airflow_kafka_spark.transforms.moments import written
+from airflow_kafka_spark.transforms.patterns import (
+    date_format_problems,
+    java_problems,
+    regex_problems,
+    replacement_problems,
+    whole_match,
+)
 from airflow_kafka_spark.transforms.predicates import Condition, name_problems
+from airflow_kafka_spark.windows.model import TOPIC_NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from airflow_kafka_spark.sinks.base import Sink
-
-
-_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,10 @@ class Filter(ByColumns):
     of the operator, in the same window. Later transforms do not touch them; it is no error.
 
     Guarantee, with a topic: a ``read_committed`` reader of it sees each of them exactly once, as it was read: key, value,
-    timestamp and headers, and behind those why it is there.
+    timestamp and headers, and behind those why it is there. A row of a source is shown as the source gave it, in JSON.
 
-    Guarantee, with a sink: each of them is in it exactly once, as the transforms before this one have left it, and in no other
-    sink or topic. Both sinks take the window whole; the operator's own is the last one to do so.
+    Guarantee, with a sink (``KafkaToSinkOperator`` alone): each of them is in it exactly once, as the transforms before this one
+    have left it, and in no other sink or topic. Both sinks take the window whole; the operator's own is the last one to do so.
 
     :param to: a topic of the same cluster, created with one partition when it is missing; or a sink, another one than the
         operator's, which takes windows whole.
@@ -65,7 +70,7 @@ class Filter(ByColumns):
         from airflow_kafka_spark.sinks.base import Sink
 
         if isinstance(self.to, str):
-            return bool(_TOPIC.fullmatch(self.to))
+            return bool(TOPIC_NAME.fullmatch(self.to))
         return self.to is None or isinstance(self.to, Sink)
 
     def changes(self, record: r.Record) -> Mapping[str, Column]:
@@ -113,6 +118,8 @@ class RegexRouter(ByColumns):
     def changes(self, record: r.Record) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
+        if problems := java_problems("regex", self.regex):
+            raise ValidationError(problems)
         return {"topic": F.regexp_replace("topic", F.lit(whole_match(self.regex)), F.lit(self.replacement))}
 
 
@@ -121,7 +128,7 @@ class TimestampRouter(ByColumns):
     """Another topic, made of the topic and the record's timestamp (UTC). A record without a timestamp has an error.
 
     :param topic_format: the new name; ``${topic}`` and ``${timestamp}`` stand for the two.
-    :param timestamp_format: a datetime pattern of Spark's.
+    :param timestamp_format: a date pattern, as :class:`~airflow_kafka_spark.transforms.TimestampConverter` writes.
     """
 
     topic_format: str = "${topic}-${timestamp}"
@@ -131,13 +138,13 @@ class TimestampRouter(ByColumns):
         return [
             *super().validate(where),
             *name_problems(f"{where}.topic_format", self.topic_format),
-            *date_format_problems(f"{where}.timestamp_format", self.timestamp_format),
+            *date_format_problems(f"{where}.timestamp_format", self.timestamp_format, calendar=True),
         ]
 
     def changes(self, record: r.Record) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
-        known = {"${topic}": F.col("topic"), "${timestamp}": F.date_format("timestamp", self.timestamp_format)}
+        known = {"${topic}": F.col("topic"), "${timestamp}": written(F.col("timestamp"), self.timestamp_format)}
         pieces = [piece for piece in re.split(r"(\$\{topic\}|\$\{timestamp\})", self.topic_format) if piece]
         name = F.concat(*(known[piece] if piece in known else F.lit(piece) for piece in pieces))
         missing = F.col("timestamp").isNull()

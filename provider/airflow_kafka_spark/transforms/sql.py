@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, ValidationError
 from airflow_kafka_spark.transforms import record as r
-from airflow_kafka_spark.transforms.base import ByColumns, Transform
+from airflow_kafka_spark.transforms.base import ByColumns, Transform, refuse_no_condition
 from airflow_kafka_spark.transforms.predicates import name_problems
 
 if TYPE_CHECKING:
@@ -47,6 +47,13 @@ class Sql(ByColumns):
             problems += name_problems(f"{where}.columns", name)
             problems += name_problems(f"{where}.columns", text, f"an expression for `{name}`")
         return problems
+
+    def guarded(self, frame: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        if self.filter is not None:
+            refuse_no_condition(frame, F.expr(self.filter), "filter")
+        return super().guarded(frame)
 
     def changes(self, record: r.Record) -> Mapping[str, Column]:
         from pyspark.sql import functions as F

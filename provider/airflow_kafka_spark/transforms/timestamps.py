@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.transforms import moments
 from airflow_kafka_spark.transforms import record as r
 from airflow_kafka_spark.transforms.base import OfPart
+from airflow_kafka_spark.transforms.defaults import KeepsNulls
 from airflow_kafka_spark.transforms.patterns import date_format_problems
 from airflow_kafka_spark.transforms.texts import shown
 
@@ -23,7 +25,7 @@ _LIMIT = 253402300800000  # the first millisecond of the year 10000: what is bey
 
 
 @dataclass(frozen=True)
-class TimestampConverter(OfPart):
+class TimestampConverter(KeepsNulls, OfPart):
     """A moment in another form: a text, a number since 1970 (UTC), or Spark's date or timestamp. Nulls stay null.
 
     What comes may be a text, an integer, a date or a timestamp: its type says which. What cannot be read is the record's error.
@@ -32,7 +34,7 @@ class TimestampConverter(OfPart):
         type for times of day) or ``Timestamp`` (timestamp).
     :param field: the field; empty where the whole key or value is the moment.
     :param format: a datetime pattern of Spark's (for whole milliseconds, seconds and coarser the same as Java's
-        SimpleDateFormat): how a text is read, and how one is written.
+        SimpleDateFormat, whose week years and weeks are written, too): how a text is read, and how one is written.
     :param unix_precision: what numbers count, read and written. Read numbers are cut to milliseconds, as in Connect.
     """
 
@@ -50,7 +52,7 @@ class TimestampConverter(OfPart):
         if not isinstance(self.field, str):
             problems.append(Problem(f"{where}.field", f"found {self.field!r}; expected a name, or an empty text", "Correct it"))
         if self.format or self.target_type == "string":
-            problems += date_format_problems(f"{where}.format", self.format)
+            problems += date_format_problems(f"{where}.format", self.format, calendar=True)
         return problems
 
     def changes(self, record: r.Record) -> Mapping[str, Column]:
@@ -86,7 +88,10 @@ class TimestampConverter(OfPart):
             if not self.format:
                 found = f"{what} is a string, and there is no format to read it by"
                 raise ValidationError([Problem("format", found, "Give one, for instance `yyyy-MM-dd HH:mm:ss`")])
-            return F.try_to_timestamp(column, F.lit(self.format))
+            if letters := moments.unreadable(self.format):
+                found = f"{what} is a string, which cannot be read by `{self.format}`: {', '.join(letters)}"
+                raise ValidationError([Problem("format", found, "Leave these letters out; `E` may only stand at the beginning")])
+            return moments.read(column, self.format)
         if isinstance(had, t.IntegralType):
             millis = self._millis(column.cast("bigint"))
             return F.when(F.abs(millis.cast("double")) < _LIMIT, F.timestamp_millis(millis))
@@ -107,7 +112,7 @@ class TimestampConverter(OfPart):
         from pyspark.sql import functions as F
 
         if self.target_type == "string":
-            return F.date_format(moment, self.format)
+            return moments.written(moment, self.format)
         if self.target_type == "Date":
             return F.to_date(moment)
         if self.target_type == "Time":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from airflow_kafka_spark.road.arrow.types import INSTANT, LONG, TEXT, cast_of, i
 EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
 
 _BOOLEAN = pa.bool_()
+_DOT = re.compile(r"((?<!\\)(?:\\\\)*)\.")  # that is not escaped
 _LAST_MILLISECOND = 253402300800000
 _PASSED_ON = ("Alias", "TryMultiply")  # what Spark puts in the latter's place is its child
 _LOGIC = {"And": "both", "Or": "either", "Not": "negated"}
@@ -196,7 +198,7 @@ class Expression:
     def _RLike(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         # A topic's name has no line ends, of which Java and RE2 think differently.
         topic = self._builder.is_column(self._node(at + 1), "topic")
-        return self._of_text(at, "matches", lambda pattern: is_common(pattern.replace(".", "") if topic else pattern))
+        return self._of_text(at, "matches", lambda pattern: is_common(_DOT.sub(r"\1a", pattern) if topic else pattern))
 
     def _of_text(self, at: int, function: str, fits: Callable[[str], bool] = lambda _: True) -> int:
         text, part = map(self._node, self._children(at))

@@ -256,7 +256,11 @@ def whole_number(kind: pa.DataType, text: Value) -> Value:
 
 def _parsed(text: str) -> int | None:
     stripped = text.encode().strip(_STRIPPED)
-    number = int(stripped) if _WHOLE.fullmatch(stripped) else None
+    if not _WHOLE.fullmatch(stripped):
+        return None
+    digits = stripped.lstrip(b"+-0") or b"0"
+    # Python refuses to read thousands of digits.
+    number = int(digits) * (-1 if stripped.startswith(b"-") else 1) if len(digits) < 20 else None
     return number if number is not None and -(2**63) <= number < 2**63 else None
 
 
