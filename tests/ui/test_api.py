@@ -17,13 +17,14 @@ def the(rows, name):
 
 @pytest.fixture(scope="module")
 def listed(site):
-    """The list, once the ledger is read and the lag is measured."""
+    """The list, once every ledger is read, or known to be missing, and the lag is measured."""
 
     def look():
         answer = site.login("viewer").get("pipelines", limit=500)
         assert answer.status == 200, answer.body
         found = the(answer.json["pipelines"], "billing/copy")
-        return answer.json if found and found["lag_records"] is not None else None
+        measured = found and found["lag_records"] is not None and found["lag_seconds"]
+        return answer.json if measured and all(ledger["state"] != "loading" for ledger in answer.json["ledgers"]) else None
 
     return eventually(look)
 
@@ -230,7 +231,8 @@ def test_an_action_is_planned_first_then_done_and_remembered_with_the_user(site,
     (change,) = eventually(lambda: page()["changes"])
     assert (change["action"], change["who"], change["why"]) == ("reset", "editor", "again <b>")
     assert (change["before"], change["after"]) == ([["ui-odd", 0, 10]], [["ui-odd", 0, 3]])
-    assert {p["partition"]: p["position"] for p in page()["partitions"]} == {0: 3, 1: 10, 2: 10}
+    # The change is one record of the ledger, the position another one.
+    eventually(lambda: {p["partition"]: p["position"] for p in page()["partitions"]} == {0: 3, 1: 10, 2: 10})
 
     assert editor.post("actions/pause", {**place, "why": "night"}).json["done"] is True
     row = eventually(lambda: (r := page()["row"])["is_paused"] and r)
@@ -266,7 +268,13 @@ def test_dead_letters_are_shown_cut_and_as_text(site, listed):
         lambda: (p := viewer.get("pipeline", ledger=LEDGER, pipeline="billing/copy").json)["dead_letters"]["total"] == 3 and p
     )
     assert page["dead_letters"]["windows"] == [{"number": 2, "name": "2", "records": 3, "topic": "ui-dead"}]
-    found = viewer.get("dead-letters", ledger=LEDGER, pipeline="billing/copy", window=2).json
+    # Of a broker that is slow the page shows as many as came in time.
+    found = eventually(
+        lambda: (
+            len((f := viewer.get("dead-letters", ledger=LEDGER, pipeline="billing/copy", window=2).json).get("records", ())) > 2
+            and f
+        )
+    )
     assert found["total"] == 3
     first, second, third = found["records"]
     assert first["value"] == {"text": script.decode(), "bytes": len(script), "cut": False, "binary": False}

@@ -13,7 +13,7 @@ from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.instants import iso
 from airflow_kafka_spark.windows.memory import Entry, Memory
-from airflow_kafka_spark.windows.model import State, TopicPartition
+from airflow_kafka_spark.windows.model import Landed, State, TopicPartition
 
 SERIES = 100
 """Windows whose figures are drawn."""
@@ -28,6 +28,28 @@ class Told:
         self.entry, self.dead = entry, dead
         self.name = window_name(entry)
         self.task = task_of(entry.window.run)
+
+    @property
+    def landed(self) -> tuple[Landed, ...]:
+        """Where its dead letters lie. Those that went along with what was published are known by its report alone."""
+        if self.dead and self.dead.landed:
+            return self.dead.landed
+        return tuple(Landed(**part) for part in self.report.get("dead_letters") or ())
+
+    @property
+    def elsewhere(self) -> list[dict[str, Any]]:
+        """To which topics and sinks transforms have sent how many of its records."""
+        counts: dict[str, int] = {}
+        for part in self.report.get("routed") or ():
+            counts[part["topic"]] = counts.get(part["topic"], 0) + part["records"]
+        for part in self.report.get("captured") or ():
+            counts[part["sink"]] = counts.get(part["sink"], 0) + part["records"]
+        return [{"to": name, "records": records} for name, records in sorted(counts.items())]
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """What is told of it once it is complete."""
+        return (self.entry.report or {}) if self.entry.state is State.COMPLETE else {}
 
     @property
     def order(self) -> tuple[int, Any]:
@@ -66,12 +88,11 @@ def win(told: Told, tasks: Tasks) -> dict[str, Any]:
     """A window, as the pages show it."""
     entry, window = told.entry, told.entry.window
     complete = entry.state is State.COMPLETE
-    report: Mapping[str, Any] = (entry.report or {}) if complete else {}
+    report = told.report
     timings = report.get("timings") or {}
     task = told.task
     state = tasks.states.get(task) if task else None
     gaps = report.get("gaps") if complete else [vars(gap) for gap in window.gaps]
-    landed = told.dead.landed if told.dead else ()
     return {
         "number": window.number,
         "name": told.name,
@@ -87,6 +108,8 @@ def win(told: Told, tasks: Tasks) -> dict[str, Any]:
         "records_deleted": report.get("records_deleted"),
         "records_rejected": report.get("records_rejected"),
         "records_filtered": report.get("records_filtered", 0) if complete else None,
+        "records_routed": report.get("records_routed", 0) if complete else None,
+        "routed": told.elsewhere,
         "bytes": report.get("bytes"),
         "rate": report.get("rate"),
         "latency": report.get("latency"),
@@ -105,7 +128,8 @@ def win(told: Told, tasks: Tasks) -> dict[str, Any]:
         "moved": window.moved,
         "gaps": gaps or [],
         "dead_letters": [
-            {"topic": p.topic, "partition": p.partition, "first": p.first, "last": p.last, "records": p.records} for p in landed
+            {"topic": p.topic, "partition": p.partition, "first": p.first, "last": p.last, "records": p.records}
+            for p in told.landed
         ],
         "task_state": state.state if state else None,
         # Only of a DAG that is there: another Airflow may have moved the window.
@@ -145,13 +169,17 @@ def change(found: Change) -> dict[str, Any]:
 
 def dead_letters(told: Iterable[Told]) -> dict[str, Any]:
     """How many there are, and of which windows."""
-    found = [(t, sum(p.records for p in t.dead.landed)) for t in told if t.dead]
     windows = [
-        {"number": t.entry.window.number, "name": t.name, "records": records, "topic": t.dead.topic}
-        for t, records in found
-        if t.dead and records
+        {
+            "number": t.entry.window.number,
+            "name": t.name,
+            "records": sum(part.records for part in landed),
+            "topic": t.dead.topic if t.dead and t.dead.topic else landed[0].topic,
+        }
+        for t in told
+        if (landed := t.landed)
     ]
-    return {"total": sum(records for _, records in found), "windows": windows}
+    return {"total": sum(window["records"] for window in windows), "windows": windows}
 
 
 def series(told: Iterable[Told], samples: Iterable[tuple[float, int, float | None]]) -> dict[str, Any]:
@@ -163,7 +191,7 @@ def series(told: Iterable[Told], samples: Iterable[tuple[float, int, float | Non
 
 
 def _point(told: Told) -> dict[str, Any]:
-    report = told.entry.report or {}
+    report = told.report
     latency = report.get("latency") or {}
     published = report.get("published")
     return {

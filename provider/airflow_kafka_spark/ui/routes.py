@@ -122,8 +122,8 @@ def dead_letters(
     with watch.lock:
         shelf = watch.shelves.pipelines.get(name)
         told = windows_of(shelf) if shelf else []
-    mine = [t for t in told if t.dead and (not window or window in (t.name, str(t.entry.window.number)))]
-    landed = [part for t in mine if t.dead for part in t.dead.landed]
+    mine = [t for t in told if t.landed and (not window or window in (t.name, str(t.entry.window.number)))]
+    landed = [part for t in mine for part in t.landed]
     names = frozenset({name, *(t.entry.window.pipeline for t in mine)})
     letters = Letters(names, landed, min(max(limit, 1), MOST_LETTERS))
 
