@@ -34,8 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # Worth it where many JVMs follow: where test processes run side by side.
     archive.use(make=bool(config.getoption("numprocesses", default=None)))
     from airflow_kafka_spark.errors import KafkaSparkError
-    from airflow_kafka_spark.hooks import jars
+    from airflow_kafka_spark.hooks import jars, kafka_requests
     from airflow_kafka_spark.sources.jdbc_postgres import DRIVER
+
+    # A lone broker knows at once what there is not. Every new ledger is such a topic, and each was asked for over two seconds.
+    kafka_requests.SPREAD_SECONDS = 0.2
 
     # Hundreds of processes import the same modules: where Python shall leave no bytecode beside them, it is kept elsewhere.
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
@@ -57,6 +60,8 @@ _TOGETHER = {
     "test_json_spark.py", "test_spark_connect.py", "test_connect_examples.py", "test_chain.py",
     "test_schema_registry.py", "test_watcher.py", "test_wire_formats.py", "test_visible.py",
     "test_connections.py", "test_avro_write.py", "test_source_tolerance.py", "test_arrow.py",
+    "test_kafka.py", "test_base.py", "test_jdbc_spark.py", "test_jdbc_mariadb.py",
+    "test_publish_broker.py", "test_publish_cluster.py",
 }  # fmt: skip
 _ONE_SITE = {"test_api.py", "test_pages.py", "test_page_intervals.py"}
 
@@ -81,6 +86,12 @@ def kafka() -> Iterator[EmbeddedKafka]:
     """One broker for the whole run. A test that kills or pauses it brings it back."""
     with EmbeddedKafka() as server:
         yield server
+
+
+@pytest.fixture
+def several_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics are asked for as long as brokers may not have heard of them."""
+    monkeypatch.setattr("airflow_kafka_spark.hooks.kafka_requests.SPREAD_SECONDS", 1.0)
 
 
 @pytest.fixture(scope="session")

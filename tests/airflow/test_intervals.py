@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.testing import EmbeddedAirflow
 from airflow_kafka_spark.testing._processes import wait_until
-from tests.support.connect import spark_connect
+from tests.support.connect import AIRFLOW_PATH, spark_connect
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import COLUMNS, order, row_of
 
@@ -90,7 +90,7 @@ def airflow(kafka, postgres, tmp_path_factory):
         # Airflow on PostgreSQL: on SQLite it refuses a backfill while anybody else writes.
         database = postgres.connection_uri().replace("postgres:", "postgresql+psycopg:", 1).rpartition("/")[0] + "/airflow"
         setting = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
-        env = {"PYTHONPATH": os.getcwd(), setting: database, f"{setting}_ASYNC": database}
+        env = {"PYTHONPATH": AIRFLOW_PATH, setting: database, f"{setting}_ASYNC": database}
         with EmbeddedAirflow(directory / "dags", connections=connections, env=env, parallelism=4) as server:
             server.directory = directory
             yield server

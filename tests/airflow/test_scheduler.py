@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.testing import EmbeddedAirflow
+from tests.support.connect import AIRFLOW_PATH
 from tests.support.pipelines import COLUMNS, SPARK, Pipeline
 
 DAG = """
@@ -42,7 +42,7 @@ def airflow(kafka, postgres, tmp_path_factory):
     once = directory / "fault"
     once.touch()
     connections = {"kafka_default": kafka.connection_json(), "spark_default": SPARK, "warehouse": postgres.connection_uri()}
-    env = {faults.FAULT: "close.begin", faults.ONCE: str(once), "PYTHONPATH": os.getcwd()}
+    env = {faults.FAULT: "close.begin", faults.ONCE: str(once), "PYTHONPATH": AIRFLOW_PATH}
     with EmbeddedAirflow(directory / "dags", connections=connections, env=env) as server:
         server.flows = {
             kind: Pipeline(kafka=kafka, postgres=postgres, kind=kind, name=name, topic=topic, place=place, directory=directory)

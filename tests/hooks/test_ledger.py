@@ -133,7 +133,8 @@ def hanging(attempt, kafka, pipeline, topic, ledger_topic_name, unique):
     complete_one(attempt, pipeline, topic, 1)
     with attempt() as ledger:
         partition = ledger.topic.look(pipeline).partition
-    other = Producer({**kafka.connection_extra(), "transactional.id": unique("other")})
+    settings = {"transactional.id": unique("other"), "transaction.timeout.ms": 600_000}
+    other = Producer({**kafka.connection_extra(), **settings})
     other.init_transactions(30)
     other.begin_transaction()
     other.produce(ledger_topic_name, b"{}", b'["other","window",1]', partition)
@@ -142,7 +143,8 @@ def hanging(attempt, kafka, pipeline, topic, ledger_topic_name, unique):
 
 
 def test_another_pipelines_open_transaction_alone_holds_nobody_up(attempt, hanging, monkeypatch):
-    monkeypatch.setattr(ledger_topic, "READ_SECONDS", 1.0)
+    # Less than the brokers let it stay open: whoever waited for it would fail.
+    monkeypatch.setattr(ledger_topic, "READ_SECONDS", 30.0)
     with attempt() as ledger:
         assert ledger.memory.last_number == 1
     hanging.abort_transaction(30)

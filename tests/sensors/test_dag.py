@@ -45,7 +45,7 @@ PARSE = """if True:
     begun = time.process_time()
     bag = DagBag(dag_folder=sys.argv[1], bundle_name="testing")
     assert not bag.import_errors, bag.import_errors
-    print(len(bag.dags["many"].tasks), time.process_time() - begun)
+    print(len(bag.dags["many"].tasks), time.process_time() - begun, begun)
 """
 
 
@@ -91,8 +91,9 @@ def test_a_sensor_that_times_out_softly_is_skipped_in_a_dag(kafka, topic, run_da
 
 
 def test_a_dag_file_with_many_of_them_is_parsed_nearly_as_fast_as_one_with_empty_ones(tmp_path):
-    """In processes of their own: what a file's imports cost is part of it, apart from Airflow's own."""
-    seconds = {}
+    """In processes of their own: what a file's imports cost is part of it, apart from Airflow's own, which tell how fast the
+    machine is."""
+    seconds, airflow = {}, []
     for name, (imports, task) in (("empty", EMPTY), ("ours", OURS)):
         folder = tmp_path / name
         folder.mkdir()
@@ -103,8 +104,9 @@ def test_a_dag_file_with_many_of_them_is_parsed_nearly_as_fast_as_one_with_empty
             done = subprocess.run(
                 [sys.executable, "-c", PARSE, str(folder)], env=env, capture_output=True, text=True, timeout=400, check=True
             )
-            tasks, elapsed = done.stdout.split()[-2:]
+            tasks, elapsed, before = done.stdout.split()[-3:]
             assert int(tasks) == 50
             took.append(float(elapsed))
+            airflow.append(float(before))
         seconds[name] = min(took)
-    assert seconds["ours"] - seconds["empty"] < 1, seconds
+    assert seconds["ours"] - seconds["empty"] < min(airflow) / 2, (seconds, airflow)

@@ -35,7 +35,7 @@ def upstream(unique, topic):
 def sensor(upstream, **options):
     name = upstream.pipeline
     return KafkaWindowSensor(
-        **{"task_id": "wait", "pipeline": name, "ledger_topic": f"ledger-{name}", "poke_interval": 0.2, "timeout": 60, **options}
+        **{"task_id": "wait", "pipeline": name, "ledger_topic": f"ledger-{name}", "poke_interval": 0.2, "timeout": 300, **options}
     )
 
 

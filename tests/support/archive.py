@@ -1,6 +1,7 @@
-"""Spark's classes as the JVM has them once they are loaded, in a file: a start with it takes little more than half the CPU time.
+"""Classes as a JVM has them once they are loaded, in files: a start with one takes little more than half the CPU time.
 
-The file is a class data sharing archive of Java's own, kept in the cache of jars; where it does not fit, Java does without.
+The files are class data sharing archives of Java's own, kept in the cache of jars; where one does not fit, Java does without.
+There is one for Spark, and one for the embedded Kafka, which finds it by itself.
 """
 
 from __future__ import annotations
@@ -8,12 +9,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaException, Producer
 
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.hooks import jars
+from airflow_kafka_spark.testing import EmbeddedKafka
+from airflow_kafka_spark.testing._kafka_nodes import class_archive
+from airflow_kafka_spark.testing.kafka import JVM_OPTIONS
 
 # Short lives: what a better compiler would gain, they do not see.
 _SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -27,17 +35,20 @@ rows.filter("id > 2").mapInArrow(lambda batches: batches, "id long, n int, text 
 
 
 def use(*, make: bool) -> None:
-    """Let all Sparks that are started from here on be quick to start.
+    """Let all Sparks and Kafkas that are started from here on be quick to start.
 
-    :param make: make the archive where there is none yet, which takes some twenty seconds.
+    :param make: make the archives where there are none yet, which takes some twenty seconds.
     """
     if "SPARK_SUBMIT_OPTS" in os.environ:  # a test process has it from the one that started it
         return
     options = _SHORT
-    with contextlib.suppress(KafkaSparkError, OSError):  # without Java: the tests that need it say so
+    with contextlib.suppress(KafkaSparkError, OSError):  # without Java, or a network: the tests that need it say so
         archive = _path()
-        if make and not archive.exists():
-            _make(archive)
+        if make:
+            with ThreadPoolExecutor(2) as makers:
+                made = makers.submit(_make_for_kafka)
+                _make(archive)
+            made.result()
         if archive.exists():
             options += f" -XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
     os.environ |= {"SPARK_SUBMIT_OPTS": options, "SPARK_LAUNCHER_OPTS": _SHORT}
@@ -54,8 +65,9 @@ def _path() -> Path:
 
 
 def _make(archive: Path) -> None:
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    mine = archive.with_suffix(f".{os.getpid()}")
+    if archive.exists():
+        return
+    mine = _begun(archive)
     options = f"{_SHORT} -XX:ArchiveClassesAtExit={mine} -Xlog:disable"
     # Java writes it when it ends, which is after Python has; it holds the other end of this pipe until then.
     subprocess.run(
@@ -64,3 +76,41 @@ def _make(archive: Path) -> None:
     )  # fmt: skip
     if mine.exists():
         mine.rename(archive)
+
+
+def _make_for_kafka() -> None:
+    """Of a broker that has done a little of everything, written when it ends."""
+    training = EmbeddedKafka()
+    training._prepare()
+    archive = class_archive(training._java, training._jars)
+    if archive.exists():
+        return
+    mine = _begun(archive)
+    with EmbeddedKafka(jvm_options=(*JVM_OPTIONS, f"-XX:ArchiveClassesAtExit={mine}", "-Xlog:disable")) as kafka:
+        with contextlib.suppress(KafkaException):
+            _use_a_little(kafka)
+        broker = kafka.broker().process
+        assert broker is not None
+        broker.end(polite=signal.SIGTERM, seconds=120)
+    if mine.exists():
+        mine.rename(archive)
+
+
+def _use_a_little(kafka: EmbeddedKafka) -> None:
+    kafka.create_topic("trained", 2, {"cleanup.policy": "compact"})
+    producer = Producer({**kafka.connection_extra(), "transactional.id": "trained", "log_level": 0})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce("trained", b"value", b"key")
+    producer.commit_transaction(60)
+    consumer = Consumer({**kafka.connection_extra(), "group.id": "trained", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["trained"])
+    if consumer.poll(60) is not None:
+        consumer.commit(asynchronous=False)
+    consumer.close()
+
+
+def _begun(archive: Path) -> Path:
+    """Where it is written before it is whole."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    return archive.with_suffix(f".{os.getpid()}")

@@ -102,8 +102,9 @@ def browser() -> Iterator[Open]:
 
         def make(url: str, *, width: int = 1280, height: int = 800, theme: str = "light", cookies: Any = None) -> Visit:
             context = chromium.new_context(
-                viewport={"width": width, "height": height}, color_scheme=theme, locale="en-GB", timezone_id="UTC"
-            )
+                viewport={"width": width, "height": height}, color_scheme=theme, locale="en-GB", timezone_id="UTC",
+                reduced_motion="reduce",
+            )  # fmt: skip
             context.set_default_timeout(PATIENCE)
             context.add_init_script(f"localStorage.setItem('theme', '{theme}')")
             if cookies:

@@ -137,7 +137,7 @@ def standalone(directory: Path) -> Iterator[str]:
             command = [start, f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0", *arguments]
             keeper.spawn(command, log=directory / "cluster.log", env=environment)
         log = directory / "cluster.log"
-        up = processes.wait_until(lambda: log.read_text().count("Registering worker 127") == 2, 90, every=0.1)
+        up = processes.wait_until(lambda: log.read_text().count("Registering worker 127") == 2, 300, every=0.1)
         assert up, processes.tail(log, 30)
         yield url
     finally:

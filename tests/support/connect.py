@@ -1,4 +1,4 @@
-"""A real Spark Connect server, for tasks that shall not start a JVM of their own."""
+"""Tasks that are quick to start: a real Spark Connect server, so that none has a JVM of its own, and a path for their Airflow."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 import pyspark
 
 from airflow_kafka_spark.testing._processes import Keeper, free_ports, tail, wait_until
+
+AIRFLOW_PATH = os.pathsep.join([os.getcwd(), str(Path(__file__).with_name("in_scheduler"))])
+"""A ``PYTHONPATH``: of the tests, and of what the scheduler imports for all of its tasks."""
 
 
 @contextmanager
@@ -35,7 +38,7 @@ def spark_connect(directory: Path, *, jars: Sequence[str] = (), env: Mapping[str
     keeper, log = Keeper("Spark Connect"), directory / "connect.log"
     try:
         keeper.spawn([*submit, "--master", "local[2]", *jars, *settings, "spark-internal"], log=log, env=environment)
-        assert wait_until(lambda: "Spark Connect server started" in log.read_text(), 90), tail(log)
+        assert wait_until(lambda: "Spark Connect server started" in log.read_text(), 300), tail(log)
         yield port
     finally:
         keeper.close()

@@ -51,7 +51,7 @@ class EmbeddedMariaDB:
             log=self.log,
             user=ids,
         )
-        assert made.wait(60) == 0, processes.tail(self.log, 30)
+        assert made.wait(300) == 0, processes.tail(self.log, 30)
         # With its first words it makes the user that tests connect as, for who can connect at all is decided by the password.
         first = directory / "init.sql"
         statements = (
@@ -67,7 +67,7 @@ class EmbeddedMariaDB:
         # Zero dates are allowed: tables of earlier times hold them.
         options += ["--skip-name-resolve", "--innodb-buffer-pool-size=64M", "--sql-mode="]
         process = self._keeper.spawn([server, "--no-defaults", *data, *options], log=self.log, user=ids, farewell=signal.SIGKILL)
-        processes.wait_until(lambda: self._accepts() or not process.running, 60, every=0.2)
+        processes.wait_until(lambda: self._accepts() or not process.running, 300, every=0.2)
         assert self._accepts(), processes.tail(self.log, 30)
         return self
 

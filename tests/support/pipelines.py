@@ -11,8 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToSinkOperator
@@ -20,6 +19,7 @@ from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support.oracle import committed_records, same_multiset, windows_tile
 from tests.support.runs import Attempts
+from tests.support.waiting import eventually, settled
 
 COLUMNS = "id bigint, customer text, amount numeric(12,2), placed_at timestamptz"
 SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
@@ -100,6 +100,7 @@ class Pipeline(Attempts):
         producer.flush(60)
         if transaction:
             getattr(producer, f"{transaction}_transaction")(30)
+            settled(self.topic, seconds=120)
 
     # --- runs ---
 
@@ -134,19 +135,29 @@ class Pipeline(Attempts):
         return committed_records(self.kafka.connection_extra(), self.topic)
 
     def committed(self, *, stable: bool = True) -> dict[int, int]:
-        """The group's committed offset per partition; -1001 where there is none, or where a transaction is still open over it.
+        """The group's committed offset per partition; -1001 where there is none.
 
-        :param stable: False looks below an open transaction.
+        :param stable: wait until no transaction is open over it: a commit is answered before the group's partition is told of
+            it. False looks below an open one.
         """
-        admin = AdminClient(self.kafka.connection_extra())
-        from confluent_kafka import ConsumerGroupTopicPartitions
+        level = "read_committed" if stable else "read_uncommitted"
+        # Not the admin client: it ends the process when the group's coordinator is not ready (librdkafka 2.16).
+        consumer = Consumer({**self.kafka.connection_extra(), "group.id": self.name, "isolation.level": level})
 
-        partitions = [
-            TopicPartition(self.topic, p) for p in admin.list_topics(self.topic, timeout=30).topics[self.topic].partitions
-        ]
-        request = ConsumerGroupTopicPartitions(self.name, partitions)
-        answer = admin.list_consumer_group_offsets([request], require_stable=stable)[self.name].result(30)
-        return {p.partition: p.offset for p in answer.topic_partitions}
+        def look() -> list[TopicPartition]:
+            try:
+                found = consumer.committed(partitions, 10)
+            except KafkaException:
+                return []
+            return [] if any(p.error for p in found) else found
+
+        try:
+            partitions = [
+                TopicPartition(self.topic, p) for p in consumer.list_topics(self.topic, timeout=30).topics[self.topic].partitions
+            ]
+            return {p.partition: p.offset for p in eventually(look)}
+        finally:
+            consumer.close()
 
     def check(self) -> int:
         """Every committed record of the topic is in the sink exactly once, and the group stands at the end of the last window."""

@@ -63,7 +63,7 @@ class Reader:
         self._partitions = list(self._consumer.list_topics(self.topic, timeout=30).topics[self.topic].partitions)
         self._consumer.assign([TopicPartition(self.topic, partition, 0) for partition in self._partitions])
         self._thread.start()
-        self._wait(lambda: len(self._at) == len(self._partitions), 60, "to stand in every partition")
+        self._wait(lambda: len(self._at) == len(self._partitions), 180, "to stand in every partition")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -76,7 +76,7 @@ class Reader:
         """How many records it was handed until now."""
         return len(self._records)
 
-    def caught_up(self, seconds: float = 60) -> list[Record]:
+    def caught_up(self, seconds: float = 180) -> list[Record]:
         """All that it was handed, once it has come to the high watermark, as that is now, of every partition.
 
         :raises AssertionError: it does not get there: a transaction is open, or brokers do not answer.

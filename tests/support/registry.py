@@ -72,14 +72,17 @@ def _fetched(into: Path, lock: int) -> Path:
     return archive
 
 
-def serializer(url: str, schema: Mapping[str, Any], **conf: Any) -> Callable[[str, Any], bytes]:
-    """Confluent's own, for values: of a topic and a value."""
+def serializer(url: str, schema: Mapping[str, Any], part: str = "value", **conf: Any) -> Callable[[str, Any], bytes]:
+    """Confluent's own, of a topic and a value.
+
+    :param part: ``key`` or ``value``.
+    """
     from confluent_kafka.schema_registry import SchemaRegistryClient
     from confluent_kafka.schema_registry.avro import AvroSerializer
-    from confluent_kafka.serialization import MessageField, SerializationContext
+    from confluent_kafka.serialization import SerializationContext
 
     write = AvroSerializer(SchemaRegistryClient({"url": url}), json.dumps(schema), conf=conf)
-    return lambda topic, value: write(value, SerializationContext(topic, MessageField.VALUE))
+    return lambda topic, value: write(value, SerializationContext(topic, part))
 
 
 class EmbeddedRegistry:

@@ -78,7 +78,7 @@ class EmbeddedS3:
         env = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "3", "PYTHONUNBUFFERED": "1"}
         command = [sys.executable, "-m", "moto.server", "-H", processes.LOOPBACK, "-p", str(port)]
         self._process = self._keeper.spawn(command, log=self.log, env=env)
-        assert processes.wait_until(lambda: "Running on" in self.log.read_text(), 60), processes.tail(self.log)
+        assert processes.wait_until(lambda: "Running on" in self.log.read_text(), 180), processes.tail(self.log)
         self._first: tuple[str, str] = ("nobody", "nothing")
         self._first = self.user("everybody", EVERYTHING)
         return self

@@ -14,11 +14,11 @@ from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources import JdbcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
-from airflow_kafka_spark.testing._processes import wait_until
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import SPARK
 from tests.support.reader import Reader, same_log
 from tests.support.runs import Attempts
+from tests.support.waiting import settled
 
 SPLIT = 200
 
@@ -83,19 +83,8 @@ class Shop(Attempts):
             yield self.reader
 
     def wait_settled(self, seconds: float = 20, also: tuple[str, ...] = ()) -> None:
-        """Until no transaction is open in the topic, the ledger and others. A commit is answered before every partition is told
-        of it.
-        """
-        from airflow_kafka_spark.hooks.kafka import KafkaHook
-
-        with KafkaHook() as hook:
-
-            def open_in() -> list[Any]:
-                found = hook.offsets([self.topic, self.arguments["ledger_topic"], *also])
-                assert found
-                return [tp for tp, offsets in found.items() if offsets.lso != offsets.high]
-
-            assert wait_until(lambda: not open_in(), seconds, every=0.1), f"a transaction is open in {open_in()}"
+        """Until no transaction is open in the topic, the ledger and others."""
+        settled(self.topic, self.arguments["ledger_topic"], *also, seconds=seconds)
 
     def check(self) -> int:
         """Every row of the table is on the topic exactly once, for who reads now and for who read all the while, and no

@@ -13,10 +13,10 @@ from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
 from airflow_kafka_spark.sinks.kafka_worker import Publisher
 from airflow_kafka_spark.testing import EmbeddedKafka
-from airflow_kafka_spark.testing._processes import wait_until
 from airflow_kafka_spark.windows.model import SourcePlan, Window
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.reader import Reader, same_log
+from tests.support.waiting import settled
 
 ROWS = 500
 
@@ -40,12 +40,7 @@ class Splits:
 
     def wait_settled(self, seconds: float = 30) -> None:
         """Until no transaction is open in the topic and the ledger."""
-
-        def settled() -> bool:
-            found = self.hook.offsets([self.reader.topic, self.ledger.topic.name])
-            return bool(found) and all(offsets.lso == offsets.high for offsets in found.values())
-
-        assert wait_until(settled, seconds, every=0.1), "a transaction stays open"
+        settled(self.reader.topic, self.ledger.topic.name, seconds=seconds)
 
     def check(self) -> int:
         """Every row of all splits is there once, for both readers, and nothing is open."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from airflow_kafka_spark.testing._processes import wait_until
 
@@ -20,3 +20,17 @@ def eventually(look: Callable[[], T], seconds: float = 180.0) -> T:
 
     assert wait_until(is_there, seconds, every=0.1), "it did not happen in time"
     return found[0]
+
+
+def settled(*topics: str, seconds: float = 20.0) -> None:
+    """Wait until no transaction is open in topics. A commit is answered before every partition is told of it."""
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+    with KafkaHook() as hook:
+
+        def open_in() -> list[Any]:
+            found = hook.offsets(topics)
+            assert found
+            return [tp for tp, offsets in found.items() if offsets.lso != offsets.high]
+
+        assert wait_until(lambda: not open_in(), seconds, every=0.1), f"a transaction is open in {open_in()}"

@@ -56,11 +56,11 @@ def produce(kafka: EmbeddedKafka, topic: str, values: list[str], **settings: Any
 
 def consume(kafka: EmbeddedKafka, topic: str, count: int) -> list[str]:
     consumer = Consumer({**kafka.connection_extra(group_id="reader", auto_offset_reset="earliest"), **IMPATIENT})
-    partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+    partitions = consumer.list_topics(topic, timeout=120).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
     values: list[str] = []
     try:
-        while len(values) < count and (batch := consumer.consume(count, timeout=30)):
+        while len(values) < count and (batch := consumer.consume(count - len(values), timeout=120)):
             values += [message.value().decode() for message in batch if not message.error()]
     finally:
         consumer.close()
@@ -214,7 +214,7 @@ def test_three_brokers_survive_the_kill_and_the_pause_of_one(unique: Callable[[s
             expected += [f"{number}-{n}" for n in range(100)]
             produce(kafka, topic, expected[-100:], **IMPATIENT)
             (kafka.restart if fault == kafka.kill else kafka.resume)(number)
-        assert processes.wait_until(lambda: in_sync(kafka, topic), 30)
+        assert processes.wait_until(lambda: in_sync(kafka, topic), 180)
         # All at once, as when the power fails: the first to come back is no cluster yet, and restart does not wait for one.
         for number in range(3):
             kafka.kill(number)
@@ -371,10 +371,14 @@ def test_over_tls_the_right_password_connects_and_a_wrong_one_is_refused(
     assert reachable(right)
     refusals: list[Any] = []
     wrong = AdminClient({**QUIET, **right, "sasl.password": "wrong", "error_cb": refusals.append})
-    with pytest.raises(KafkaException):
-        wrong.list_topics(timeout=2)
-    wrong.poll(1)
-    assert any(error.name() == "_AUTHENTICATION" for error in refusals)
+
+    def refused() -> bool:
+        with pytest.raises(KafkaException):
+            wrong.list_topics(timeout=0.3)
+        wrong.poll(0)
+        return any(error.name() == "_AUTHENTICATION" for error in refusals)
+
+    assert processes.wait_until(refused, 60)
 
 
 def test_a_secured_broker_takes_and_gives_records(secured: EmbeddedKafka) -> None:

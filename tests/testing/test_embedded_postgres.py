@@ -181,7 +181,7 @@ def test_it_works_for_an_ordinary_user(tmp_path: Path) -> None:
     try:
         # As the keeper starts it, it may read a Python that belongs to root.
         child = keeper.spawn([sys.executable, "-c", code], log=log, user=(nobody.pw_uid, nobody.pw_gid))
-        assert child.wait(60) == 0, log.read_text()
+        assert child.wait(300) == 0, log.read_text()
     finally:
         keeper.close()
     uid, directory = log.read_text().split()

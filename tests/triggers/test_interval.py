@@ -24,16 +24,17 @@ def watch(topic, end, grace=10**6):
 
 
 def test_it_is_complete_once_every_partition_has_passed_the_end(kafka, hook, topic):
-    end = ago(100)
-    produce(kafka, topic, 3, 0, age=101)
-    produce(kafka, topic, 1, 0, age=99)
-    produce(kafka, topic, 5, 1, age=200)
+    end = ago(1000)
+    # An age counts from when it is sent, a while after `end` was set.
+    produce(kafka, topic, 3, 0, age=2000)
+    produce(kafka, topic, 1, 0, age=999)
+    produce(kafka, topic, 5, 1, age=2000)
     looking = watch(topic, end)
     sight = looking.look(hook)
     assert not sight.done
     assert sight.value["offsets"] == {f"{topic}-0": 3}
     assert sight.value["waiting"] == [f"{topic}-1"]
-    produce(kafka, topic, 1, 1, age=100 - 1)
+    produce(kafka, topic, 1, 1, age=999)
     sight = looking.look(hook)
     assert sight.done
     assert sight.value["offsets"] == {f"{topic}-0": 3, f"{topic}-1": 5}
@@ -48,9 +49,10 @@ def test_a_record_at_the_very_end_belongs_to_the_next_interval(kafka, hook, topi
 
 
 def test_a_partition_without_such_a_record_is_idle_once_the_grace_is_over(kafka, hook, topic):
-    produce(kafka, topic, 1, 0, age=1)
-    assert not watch(topic, ago(5), grace=3600).look(hook).done
-    sight = watch(topic, ago(5), grace=4).look(hook)
+    end = ago(5)
+    produce(kafka, topic, 1, 0)
+    assert not watch(topic, end, grace=3600).look(hook).done
+    sight = watch(topic, end, grace=4).look(hook)
     assert sight.done
     assert sight.value["idle"] == [f"{topic}-1"]
 

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import json
 import os
 import secrets
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark.errors import ServerFailed
+from airflow_kafka_spark.hooks.jars import cache_directory
 from airflow_kafka_spark.testing._embedded import Embedded
 from airflow_kafka_spark.testing._processes import LOOPBACK, Server, free_ports, tail, wait_until
 
 _START_SECONDS = 300.0
 _ASK_AGAIN_SECONDS = 60.0
+_DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
+_OF_DATABASE = ("AIRFLOW__DATABASE__", "AIRFLOW__CORE__AUTH_MANAGER")
 _FINAL = frozenset({"success", "failed"})
 
 # On a machine that has too much to do nobody is to be given up who is only slow.
@@ -81,7 +90,7 @@ class EmbeddedAirflow(Embedded):
         self.home = self._files
         self.port, *log_ports = free_ports(3)
         self.env = self._environment(log_ports)
-        self.cli("db", "migrate")
+        self._migrate()
         self.cli("dags", "reserialize")
 
     def _begin(self, *, last_attempt: bool) -> bool:
@@ -222,13 +231,35 @@ class EmbeddedAirflow(Embedded):
 
     # --- inside ---
 
+    def _migrate(self) -> None:
+        """Make the database; an SQLite as a copy of one that the same Airflow with the same providers has made before."""
+        database = self.home / "airflow.db"
+        if database.exists() or self.env[_DATABASE] != self._sqlite:
+            self.cli("db", "migrate")
+            return
+        made = cache_directory() / "airflow" / f"{_migrations(self.env)}.db"
+        if made.exists():
+            shutil.copyfile(made, database)
+            return
+        self.cli("db", "migrate")
+        made.parent.mkdir(parents=True, exist_ok=True)
+        mine = made.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        # Not a copy of the file: some of it may be in SQLite's log yet.
+        with closing(sqlite3.connect(database)) as migrated, closing(sqlite3.connect(mine)) as copy:
+            migrated.backup(copy)
+        mine.rename(made)
+
+    @property
+    def _sqlite(self) -> str:
+        # SQLite has one writer at a time: the others wait, half a minute if need be.
+        return f"sqlite:///{self.home}/airflow.db?timeout=30"
+
     def _environment(self, log_ports: list[int]) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW__", "AIRFLOW_HOME"))}
         settings = {
             "CORE__DAGS_FOLDER": self.dags_folder,
             "CORE__LOAD_EXAMPLES": False,
-            # SQLite has one writer at a time: the others wait, half a minute if need be.
-            "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout=30",
+            "DATABASE__SQL_ALCHEMY_CONN": self._sqlite,
             "CORE__DAGS_ARE_PAUSED_AT_CREATION": False,
             "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": True,
             "CORE__PARALLELISM": self._parallelism,
@@ -277,3 +308,10 @@ class EmbeddedAirflow(Embedded):
             return False
         wanted = ["scheduler", *(c for c in self._components if c == "triggerer")]
         return all(health[name]["status"] == "healthy" for name in wanted)
+
+
+def _migrations(env: Mapping[str, str]) -> str:
+    """A name for all that decides what is in a new database: Airflow, what may bring migrations of its own, and settings."""
+    found = {f"{d.name} {d.version}" for d in importlib.metadata.distributions() if d.name.startswith("apache-airflow")}
+    settings = {f"{k}={v}" for k, v in env.items() if k.startswith(_OF_DATABASE) and k != _DATABASE}
+    return hashlib.sha256("\n".join([sys.version, *sorted(found), *sorted(settings)]).encode()).hexdigest()[:16]

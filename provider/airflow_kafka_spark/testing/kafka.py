@@ -36,7 +36,8 @@ class EmbeddedKafka(Embedded):
 
     The settings suit a small machine; what differs from Kafka's defaults and may matter: topics are not created by
     themselves, records are kept until the topic's own ``retention.ms`` says otherwise (so that records with old
-    timestamps stay), a silent broker is given up after 3 s, abandoned transactions are looked for every second.
+    timestamps stay), a silent broker is given up after 3 s, a lone one after 5 s, abandoned transactions are looked for every
+    second.
 
     :param brokers: 1 or 3. With 3, topics have three replicas and need two in sync.
     :param data_dir: where data, settings and logs go; it is kept, and a later instance finds the data there. Default: a
@@ -72,7 +73,7 @@ class EmbeddedKafka(Embedded):
         self._admin_client: AdminClient | None = None
         self._paused: set[int] = set()
         self._java = Path()
-        self._class_path = ""
+        self._jars: tuple[Path, ...] = ()
 
     def __repr__(self) -> str:
         where = self.bootstrap_servers if self._brokers else "not started"
@@ -82,7 +83,7 @@ class EmbeddedKafka(Embedded):
 
     def _prepare(self) -> None:
         self._java = find_java()
-        self._class_path = ":".join(map(str, resolve([KAFKA_BROKER, _LOGGING])))
+        self._jars = tuple(resolve([KAFKA_BROKER, _LOGGING]))
         if self.security:
             self.security.make_certificates(self._certificates)
 
@@ -166,7 +167,13 @@ class EmbeddedKafka(Embedded):
         :raises KafkaException: there is none.
         """
         self._admin().delete_topics([name], operation_timeout=30)[name].result(30)
-        if not processes.wait_until(lambda: name not in self._topics(), 30):
+
+        def is_gone() -> bool:
+            # A broker that does not answer says nothing.
+            metadata = self._metadata()
+            return metadata is not None and name not in metadata.topics
+
+        if not processes.wait_until(is_gone, 30):
             raise ServerFailed("Kafka", f"the topic {name} is still there 30 s after it was deleted")
 
     # --- faults ---
@@ -228,9 +235,11 @@ class EmbeddedKafka(Embedded):
 
     def _command(self, broker: Broker) -> list[str]:
         logging = Path(__file__).with_name("log4j2.properties")
+        archive = nodes.class_archive(self._java, self._jars)
+        shared = [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"] if archive.exists() else []
         return [
-            *(str(self._java), *self._jvm_options, f"-Dlog4j2.configurationFile={logging}"),
-            *("-cp", self._class_path),
+            *(str(self._java), *shared, *self._jvm_options, f"-Dlog4j2.configurationFile={logging}"),
+            *("-cp", ":".join(map(str, self._jars))),
         ]
 
     def _launch(self, number: int) -> None:
