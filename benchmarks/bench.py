@@ -86,6 +86,8 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
     """Everything started and filled."""
     from pyspark.sql import SparkSession
 
+    from airflow_kafka_spark.hooks.spark import SparkHook
+
     spark_jars = [
         *jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True),
         *jars.resolve([JDBC_DRIVER], exclude_bundled=True),
@@ -103,18 +105,17 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
         os.environ["AIRFLOW_CONN_WAREHOUSE"] = postgres.connection_uri()
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+        # As operators make one.
+        settings = {
+            **SparkHook().settings(),
+            "spark.master": "local[2]",
+            "spark.jars": ",".join(map(str, spark_jars)),
+            "spark.driver.memory": "2g",
+        }
         builder: Any = SparkSession.builder
-        spark = (
-            builder.master("local[2]")
-            .config("spark.jars", ",".join(map(str, spark_jars)))
-            .config("spark.driver.memory", "2g")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.sql.session.timeZone", "UTC")
-            .getOrCreate()
-        )
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
         try:
             yield Stand(kafka, postgres, spark, records, rounds, directory)

@@ -181,7 +181,10 @@ def _cpu_seconds() -> float:
     """What this process, Spark's JVM and its Python workers have used until now, with workers that have ended."""
     import psutil
 
-    spark = [p for p in psutil.Process().children(recursive=True) if any("SparkSubmit" in word for word in p.cmdline())]
+    spark = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # one that has just ended, or is a zombie
+            spark += [child] if any("SparkSubmit" in word for word in child.cmdline()) else []
     used = psutil.Process().cpu_times()
     seconds = used.user + used.system
     for process in {*spark, *(child for p in spark for child in p.children(recursive=True))}:
