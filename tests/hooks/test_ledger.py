@@ -277,7 +277,6 @@ def test_expired_group_offsets_cost_only_the_short_cut(attempt, hook, pipeline, 
 
 
 def test_a_pipeline_is_found_when_partitions_were_added_to_the_ledger(attempt, hook, kafka, topic, unique):
-    from confluent_kafka.admin import AdminClient, NewPartitions
 
     name = unique("grown")
     kafka.create_topic(name, 1, {"cleanup.policy": "compact"})
@@ -285,8 +284,7 @@ def test_a_pipeline_is_found_when_partitions_were_added_to_the_ledger(attempt, h
     for pipeline in pipelines:
         with Ledger(hook, pipeline, "run", topic=name) as ledger:
             ledger.close({}, ledger.plan(window(pipeline, topic, 1)).window.ends)
-    admin = AdminClient(kafka.connection_extra())
-    admin.create_partitions([NewPartitions(name, 7)])[name].result(30)
+    kafka.create_partitions(name, 7)
     for pipeline in pipelines:
         with Ledger(hook, pipeline, "run", topic=name) as ledger:
             assert ledger.memory.last_number == 1

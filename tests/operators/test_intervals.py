@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import DataLoss, IntervalNotOver, IntervalOverlaps, IntervalsOpen, ValidationError
 from airflow_kafka_spark.hooks.kafka import KafkaHook
@@ -102,8 +102,7 @@ def test_a_partition_created_later_belongs_to_the_intervals_of_its_records(inter
     intervals.produce(130, partition=1)
     intervals.produce(130, partition=2)
     first = intervals.run(0)
-    admin = AdminClient(intervals.pipeline.kafka.connection_extra())
-    admin.create_partitions([NewPartitions(intervals.pipeline.topic, 4)])[intervals.pipeline.topic].result(30)
+    intervals.pipeline.kafka.create_partitions(intervals.pipeline.topic, 4)
     intervals.produce(100, 150, partition=3)
     second = intervals.run(1)
     assert {r["partition"]: (r["start"], r["end"]) for r in second["ranges"]}[3] == (0, 1)

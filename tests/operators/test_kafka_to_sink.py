@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import BadRecords, DataLoss, OffsetsWentBack, TopicRecreated, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
@@ -90,8 +90,7 @@ class TestWindows:
     def test_a_partition_added_later_is_read_from_its_first_record(self, files):
         files.produce(300)
         files.run()
-        admin = AdminClient(files.kafka.connection_extra())
-        admin.create_partitions([NewPartitions(files.topic, 5)])[files.topic].result(30)
+        files.kafka.create_partitions(files.topic, 5)
         send(files, (b"a", order(9001)), (b"b", order(9002)), partition=4)
         report = files.run("run2", starting_offsets="latest")
         assert {r["partition"]: (r["start"], r["end"]) for r in report["ranges"]}[4] == (0, 2)

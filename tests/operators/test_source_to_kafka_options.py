@@ -102,12 +102,9 @@ def test_a_topic_is_created_on_request(orders, unique):
 
 
 def test_a_topic_with_more_partitions_than_planned_is_refused_unless_that_is_allowed(orders):
-    from confluent_kafka.admin import AdminClient, NewPartitions
-
     orders.sell(500)
     assert orders.victim("run1", fault="publish.committed").wait() == 1
-    admin = AdminClient(orders.kafka.connection_extra())
-    admin.create_partitions([NewPartitions(orders.topic, 6)])[orders.topic].result(30)
+    orders.kafka.create_partitions(orders.topic, 6)
     with pytest.raises(PartitionsChanged, match="allow_new_partitions"):
         orders.run("run1")
     orders.run("run1", allow_new_partitions=True)

@@ -38,7 +38,8 @@ class Intervals:
 
     def produce(self, *minutes: float, partition: int | None = None) -> None:
         """One record for each, with a timestamp so many minutes after the beginning."""
-        producer = Producer(self.pipeline.kafka.connection_extra())
+        # In this order, whatever has to be sent twice.
+        producer = Producer({**self.pipeline.kafka.connection_extra(), "enable.idempotence": True})
         for minute in minutes:
             at = round((BEGIN + timedelta(minutes=minute)).timestamp() * 1000)
             place = self.sent % 3 if partition is None else partition

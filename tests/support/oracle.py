@@ -9,17 +9,23 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 
+class RecordsDiffer(AssertionError):
+    """Records are lost, doubled, or other ones. A run of the tests never gives these a second try."""
+
+
 def same_multiset(expected: Iterable[Any], found: Iterable[Any]) -> int:
     """Assert that both hold the same items the same number of times, in any order; how many were compared.
 
-    :raises AssertionError: naming what is missing and what is too much; also when there was nothing to compare.
+    :raises RecordsDiffer: naming what is missing and what is too much.
+    :raises AssertionError: there was nothing to compare.
     """
     want, have = Counter(expected), Counter(found)
     missing, surplus = want - have, have - want
-    assert not missing and not surplus, (
-        f"{sum(missing.values())} missing, {sum(surplus.values())} too many; "
-        f"missing {list(missing.items())[:5]}, too many {list(surplus.items())[:5]}"
-    )
+    if missing or surplus:
+        raise RecordsDiffer(
+            f"{sum(missing.values())} missing, {sum(surplus.values())} too many; "
+            f"missing {list(missing.items())[:5]}, too many {list(surplus.items())[:5]}"
+        )
     assert want, "nothing was compared"
     return sum(want.values())
 
@@ -61,9 +67,8 @@ def windows_tile(ranges_of_windows: Iterable[Iterable[dict[str, Any]]], first: d
         for r in ranges:
             place = (r["topic"], r["partition"])
             if place in ends:
-                assert r["start"] == ends[place], (
-                    f"{place}: a window starts at {r['start']}, the one before ended at {ends[place]}"
-                )
+                if r["start"] != ends[place]:
+                    raise RecordsDiffer(f"{place}: a window starts at {r['start']}, the one before ended at {ends[place]}")
                 joints += 1
             ends[place] = r["end"]
     assert joints, "nothing was compared"

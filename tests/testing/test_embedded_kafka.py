@@ -107,6 +107,19 @@ def test_every_partition_has_a_leader_when_create_topic_returns(kafka: EmbeddedK
     assert config_of(admin, ResourceType.TOPIC, topic)["cleanup.policy"] == "compact"
 
 
+def test_every_partition_serves_when_create_partitions_returns(kafka: EmbeddedKafka, unique: Callable[[str], str]) -> None:
+    topic = unique("growing")
+    kafka.create_topic(topic)
+    for total in range(2, 30, 3):
+        kafka.create_partitions(topic, total)
+        failed: list[Any] = []
+        producer = Producer(kafka.connection_extra(retries=0))
+        producer.produce(topic, b"new", partition=total - 1, on_delivery=lambda error, _, failed=failed: failed.append(error))
+        assert producer.flush(30) == 0 and failed == [None]
+    with pytest.raises(KafkaException):
+        kafka.create_partitions(topic, 2)
+
+
 def test_a_topic_is_not_known_any_more_when_delete_topic_returns(kafka: EmbeddedKafka, unique: Callable[[str], str]) -> None:
     topic = unique("short-lived")
     kafka.create_topic(topic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -131,7 +131,7 @@ class EmbeddedKafka(Embedded):
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None, *, replication: int | None = None
     ) -> None:
-        """Create a topic and wait until every partition of it has a leader.
+        """Create a topic and wait until every partition of it has a leader that serves it.
 
         :param replication: default one per broker.
         :raises KafkaException: it exists, or its name or config is invalid.
@@ -160,6 +160,18 @@ class EmbeddedKafka(Embedded):
                 return False
             raise
         return True
+
+    def create_partitions(self, name: str, total: int) -> None:
+        """Let a topic have more partitions, and wait until every one of them has a leader that serves it.
+
+        :param total: how many it has then.
+        :raises KafkaException: it has as many already, or does not exist.
+        """
+        from confluent_kafka.admin import NewPartitions
+
+        self._admin().create_partitions([NewPartitions(name, total)], operation_timeout=30)[name].result(30)
+        if not processes.wait_until(lambda: self._led(name, total), 30):
+            raise ServerFailed("Kafka", f"the topic {name} has no leaders for its {total} partitions after 30 s")
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and wait until the brokers do not know it any more.
@@ -326,7 +338,23 @@ class EmbeddedKafka(Embedded):
 
     def _led(self, name: str, partitions: int) -> bool:
         topic = self._topics().get(name)
-        return topic is not None and len(topic.partitions) >= partitions and all(p.leader >= 0 for p in topic.partitions.values())
+        if topic is None or len(topic.partitions) < partitions or any(p.leader < 0 for p in topic.partitions.values()):
+            return False
+        return self._served(name, topic.partitions)
+
+    def _served(self, name: str, partitions: Iterable[int]) -> bool:
+        """A broker tells that it leads a partition a moment before it does: what is sent in between is refused and sent again,
+        maybe behind what was sent later."""
+        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        wanted = {TopicPartition(name, partition): OffsetSpec.earliest() for partition in partitions}
+        try:
+            for future in self._admin().list_offsets(wanted, request_timeout=5).values():
+                future.result(10)
+        except KafkaException:
+            return False
+        return True
 
     def _end(self, broker: Broker, polite: int) -> None:
         if broker.process is not None:
