@@ -10,10 +10,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors import FollowedMismatch, Problem, ValidationError
-from airflow_kafka_spark.operators.base import Run, WindowOperator
+from airflow_kafka_spark.operators.base import WindowOperator
 from airflow_kafka_spark.operators.bounds import starts
 from airflow_kafka_spark.operators.from_kafka_check import argument_problems, kafka_problems, max_records, upstream_counts
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of
+from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.sources.kafka import Subscription, read_log
 from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written, parse_stop
 from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window

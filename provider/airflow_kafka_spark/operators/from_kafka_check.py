@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 from ast import literal_eval
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, TopicMissing
-from airflow_kafka_spark.operators.base import Run, problem_from
+from airflow_kafka_spark.operators.base import problem_from
 from airflow_kafka_spark.operators.bounds import bound_problems
 from airflow_kafka_spark.operators.intervals import interval_of, interval_problem, option_problems
+from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.windows.latency import parse_counts
-
-if TYPE_CHECKING:
-    from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 
 _CHOICES = {"data_loss": ("fail", "skip"), "read_with": ("auto", "task", "spark"), "on_mismatch": ("fail", "warn")}
 
 
-def argument_problems(operator: FromKafkaOperator, run: Run) -> list[Problem]:
+def argument_problems(operator: Any, run: Run) -> list[Problem]:
     """What is wrong with the arguments, without asking anybody."""
     problems = [
         *operator.subscription.validate(),
@@ -36,7 +34,7 @@ def argument_problems(operator: FromKafkaOperator, run: Run) -> list[Problem]:
     return problems
 
 
-def _option_problems(operator: FromKafkaOperator) -> Iterator[Problem]:
+def _option_problems(operator: Any) -> Iterator[Problem]:
     for where, known in _CHOICES.items():
         if (value := getattr(operator, where)) not in known:
             yield Problem(where, f"`{value}` is not one of {', '.join(known)}")
@@ -54,7 +52,7 @@ def _option_problems(operator: FromKafkaOperator) -> Iterator[Problem]:
             yield Problem(where, f"`{value}` is not a whole number of at least 1")
 
 
-def kafka_problems(operator: FromKafkaOperator) -> list[Problem]:
+def kafka_problems(operator: Any) -> list[Problem]:
     """What the brokers say: topics that are missing, a group that somebody consumes with."""
     try:
         return [*_topic_problems(operator), *_group_problems(operator)]
@@ -62,7 +60,7 @@ def kafka_problems(operator: FromKafkaOperator) -> list[Problem]:
         return [problem_from("kafka_conn_id", error)]
 
 
-def _topic_problems(operator: FromKafkaOperator) -> Iterator[Problem]:
+def _topic_problems(operator: Any) -> Iterator[Problem]:
     subscription, hook = operator.subscription, operator.kafka
     if subscription.topics:
         missing = sorted(set(subscription.topics) - set(hook.describe_topics(subscription.topics, missing="omit")))
@@ -72,7 +70,7 @@ def _topic_problems(operator: FromKafkaOperator) -> Iterator[Problem]:
         yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", "Create one, or correct the pattern")
 
 
-def _group_problems(operator: FromKafkaOperator) -> Iterator[Problem]:
+def _group_problems(operator: Any) -> Iterator[Problem]:
     group = operator.group_id
     if isinstance(group, str) and group.strip() and (members := operator.kafka.group_state(group).members):
         listed = ", ".join(map(str, members))

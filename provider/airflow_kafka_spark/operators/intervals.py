@@ -19,7 +19,7 @@ from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Rang
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
     from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.operators.base import Run
+    from airflow_kafka_spark.operators.run import Run
     from airflow_kafka_spark.windows.memory import Memory
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.operators.base import Run
 from airflow_kafka_spark.operators.publishing import (
     burying,
     check_target,
@@ -21,6 +20,7 @@ from airflow_kafka_spark.operators.publishing import (
     topic_uris,
     writer_classes,
 )
+from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.operators.transforming import TransformingOperator, target_problems
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.kafka import KafkaSink

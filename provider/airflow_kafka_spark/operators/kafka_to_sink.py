@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.operators.base import Run, asset_uris
+from airflow_kafka_spark.operators.base import asset_uris
 from airflow_kafka_spark.operators.capturing import (
     Capture,
     Capturing,
@@ -24,6 +24,7 @@ from airflow_kafka_spark.operators.capturing import (
     remaining,
     with_routed,
 )
+from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.operators.tolerance import refuse_forgotten
 from airflow_kafka_spark.operators.transforming import TransformingOperator
 from airflow_kafka_spark.road.columns import NullValues

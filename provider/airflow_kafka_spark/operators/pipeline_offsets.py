@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.operators.base import Run
 from airflow_kafka_spark.operators.links import Links, WindowLink, of_pipeline
+from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.windows.bounds import ShiftBy, Written, parse_start, parse_stop, parse_target
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 

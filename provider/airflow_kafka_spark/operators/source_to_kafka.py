@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, RowsRejected, SourceRejected
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.operators.base import Run, asset_uris
+from airflow_kafka_spark.operators.base import asset_uris
 from airflow_kafka_spark.operators.publishing import (
     accounts,
     burying,
@@ -21,6 +21,7 @@ from airflow_kafka_spark.operators.publishing import (
     topic_uris,
     writer_classes,
 )
+from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.operators.tolerance import SHOWN
 from airflow_kafka_spark.operators.tolerant import TolerantOperator
 from airflow_kafka_spark.operators.transforming import route_problems, routes_of, target_problems

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from pyspark.sql import SparkSession
 
-    from airflow_kafka_spark.operators.base import Run
+    from airflow_kafka_spark.operators.run import Run
     from airflow_kafka_spark.windows.model import Window
 
 log = logging.getLogger(__name__)

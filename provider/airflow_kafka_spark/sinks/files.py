@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import urllib.parse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -23,28 +21,22 @@ from airflow_kafka_spark.sinks.files_layout import (
     TASKS,
     Record,
     Staging,
-    escape,
     exchange,
     flush,
     make_below,
-    pipeline_slug,
-    window_directory,
 )
-from airflow_kafka_spark.windows.continuity import continues, same_ranges, without_recreated
+from airflow_kafka_spark.sinks.files_table import FilesTable
+from airflow_kafka_spark.windows.continuity import continues, without_recreated
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from airflow_kafka_spark.sinks.files_formats_worker import FileSpec
-
 log = logging.getLogger(__name__)
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 @dataclass(frozen=True)
-class FilesSink(Sink):
+class FilesSink(FilesTable, Sink):
     """Writes each window as a directory of files below ``path``; whoever lists ``path`` sees complete windows only.
 
     Guarantee: exactly-once. A window's directory is written elsewhere, on the same file system, and becomes visible by one
@@ -70,63 +62,15 @@ class FilesSink(Sink):
 
     template_fields: ClassVar[Sequence[str]] = ("path",)
 
-    path: str
-    format: str = "parquet"
-    partition_by: Sequence[str] = ()
-    compression: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    window_column: str = "window"
-    auto_evolve: bool = False
-
-    def __post_init__(self) -> None:
-        names = self.partition_by
-        object.__setattr__(self, "partition_by", (names,) if isinstance(names, str) else tuple(names))
-
     @property
     def guarantee(self) -> Guarantee:
         """Exactly-once: see the class."""
         return Guarantee.EXACTLY_ONCE
 
     @property
-    def uri(self) -> str:
-        """``file:///abs/path``; a path that :meth:`validate` refuses, or that is not rendered yet, is returned as it is."""
-        try:
-            return self.directory.as_uri() if "{{" not in self.path else self.path
-        except ValueError:
-            return str(self.path)
-
-    @property
     def asset_uri(self) -> str:
         """The same."""
         return self.uri
-
-    @property
-    def directory(self) -> Path:
-        """The table's directory.
-
-        :raises ValueError: ``path`` is not an absolute local path or ``file://`` URI.
-        """
-        text = str(self.path)
-        if text.startswith("file:"):
-            parts = urllib.parse.urlsplit(text)
-            if parts.netloc not in ("", "localhost"):
-                raise ValueError(f"`{self.path}` names the host {parts.netloc}")
-            text = urllib.parse.unquote(parts.path)
-        elif found := _SCHEME.match(text):
-            raise ValueError(f"`{self.path}` is not on a file system: {found.group()} is not supported")
-        if not os.path.isabs(text):
-            raise ValueError(f"`{self.path}` is not an absolute path")
-        path = Path(os.path.normpath(text))
-        if path == path.parent:
-            raise ValueError("the root directory cannot be a table")
-        return path
-
-    @property
-    def spec(self) -> FileSpec:
-        """How tasks write files."""
-        from airflow_kafka_spark.sinks.files_formats_worker import FileSpec
-
-        return FileSpec(self.format, self.compression, bool(self.partition_by), dict(self.options))
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Options, types, place and rights, all at once. Writes nothing: a right to write is looked up, not tried."""
@@ -166,60 +110,6 @@ class FilesSink(Sink):
         if self.format == "orc" and self.options.get("timestamps", "utc") == "utc":
             log.info("ORC timestamps are written as UTC: Spark reads them right where its JVMs' time zone is UTC")
         return FilesWindowWriter(self, window, tuple(splits), shape, staging, attempt)
-
-    # --- records ------------------------------------------------------------------------------------------------------
-
-    def window_path(self, window: Window) -> Path:
-        """The window's directory, once it is published."""
-        return self.directory / window_directory(self.window_column, window)
-
-    def record(self, window: Window) -> Record | None:
-        """The whole record of a window, None when it is not published.
-
-        :raises WindowConflict: a window of this number is there, but of other offsets.
-        """
-        record = self._read_record(self.window_path(window), window.pipeline)
-        if record and not same_ranges(record.applied.ranges, window.ranges):
-            there = ", ".join(map(str, record.applied.ranges))
-            raise WindowConflict(str(window), f"{self.window_path(window)} holds {there}", ", ".join(map(str, window.ranges)))
-        return record
-
-    def newest_record(self, pipeline: str) -> Record | None:
-        """The record of the newest window of a pipeline."""
-        named = re.compile(re.escape(f"{escape(self.window_column)}={pipeline_slug(pipeline)}") + r"-(\d{10,})")
-        try:
-            with os.scandir(self.directory) as entries:
-                found = [(int(name[1]), entry.path) for entry in entries if (name := named.fullmatch(entry.name))]
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise SinkUnavailable(self.uri, "looking for the last window", str(error)) from error
-        return self._read_record(Path(max(found)[1]), pipeline) if found else None
-
-    def flush(self) -> None:
-        """Make the names of published windows survive a power cut."""
-        try:
-            for directory in (self.directory, self.directory.parent):
-                flush(directory)
-        except OSError as error:
-            raise SinkUnavailable(self.uri, "making published windows durable", str(error)) from error
-
-    def _read_record(self, directory: Path, pipeline: str) -> Record | None:
-        try:
-            record = Record.load((directory / RECORD).read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            if not os.path.lexists(directory):
-                return None
-            raise WindowConflict(directory.name, f"{directory} has no {RECORD}", "the record every window has") from None
-        except ValueError as error:
-            raise WindowConflict(directory.name, f"{directory / RECORD} cannot be understood: {error}", "a record") from error
-        except OSError as error:
-            raise SinkUnavailable(self.uri, "reading the record of a window", str(error)) from error
-        # Whoever published it may have died before it was durable, and the caller will move Kafka's offsets past it.
-        self.flush()
-        if record.applied.pipeline != pipeline:
-            raise WindowConflict(directory.name, f"{directory} belongs to pipeline `{record.applied.pipeline}`", f"`{pipeline}`")
-        return record
 
 
 class FilesWindowWriter(WindowWriter):

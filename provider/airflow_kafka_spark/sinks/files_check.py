@@ -17,21 +17,21 @@ from airflow_kafka_spark.sinks.files_layout import escape
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files import FilesSink
     from airflow_kafka_spark.sinks.files_formats_worker import FileSpec
+    from airflow_kafka_spark.sinks.files_table import FilesTable
 
 FORMATS = ("parquet", "json", "csv", "orc")
 _LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
 
 
-def problems(sink: FilesSink, shape: Shape) -> list[Problem]:
+def problems(sink: FilesTable, shape: Shape) -> list[Problem]:
     return [*_place(sink, shape), *_columns(sink, shape.schema), *_files(sink, shape.schema)]
 
 
 # --- place --------------------------------------------------------------------------------------------------------------
 
 
-def _place(sink: FilesSink, shape: Shape) -> Iterator[Problem]:
+def _place(sink: FilesTable, shape: Shape) -> Iterator[Problem]:
     try:
         directory = sink.directory
     except ValueError as error:
@@ -73,7 +73,7 @@ def _rights(directory: Path) -> Iterator[Problem]:
         )
 
 
-def _neighbours(sink: FilesSink, shape: Shape, directory: Path) -> Iterator[Problem]:
+def _neighbours(sink: FilesTable, shape: Shape, directory: Path) -> Iterator[Problem]:
     """What is there already must be a table with the same partition columns and of the same format: readers need one."""
     try:
         newest = sink.newest_record(shape.pipeline)
@@ -98,7 +98,7 @@ def _neighbours(sink: FilesSink, shape: Shape, directory: Path) -> Iterator[Prob
 # --- columns ------------------------------------------------------------------------------------------------------------
 
 
-def _columns(sink: FilesSink, schema: pa.Schema) -> Iterator[Problem]:
+def _columns(sink: FilesTable, schema: pa.Schema) -> Iterator[Problem]:
     names = Counter(schema.names)
     if doubled := [n for n, count in names.items() if count > 1]:
         yield Problem("schema", f"there is more than one column `{'`, `'.join(doubled)}`", "Rename all but one of them")
@@ -115,7 +115,7 @@ def _columns(sink: FilesSink, schema: pa.Schema) -> Iterator[Problem]:
         yield Problem("sink.partition_by", "it names all columns, so that none is left for the files", "Leave out at least one")
 
 
-def _window_column(sink: FilesSink, names: list[str]) -> Iterator[Problem]:
+def _window_column(sink: FilesTable, names: list[str]) -> Iterator[Problem]:
     column: Any = sink.window_column
     if not isinstance(column, str) or not column or column[0] in "_.":
         skipped = "readers skip directories that begin with _ or ."
@@ -155,7 +155,7 @@ def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
 # --- files --------------------------------------------------------------------------------------------------------------
 
 
-def _files(sink: FilesSink, schema: pa.Schema) -> Iterator[Problem]:
+def _files(sink: FilesTable, schema: pa.Schema) -> Iterator[Problem]:
     if sink.format not in FORMATS:
         yield Problem("sink.format", f"`{sink.format}` is not known; expected one of {', '.join(FORMATS)}")
         return
@@ -170,7 +170,7 @@ def _files(sink: FilesSink, schema: pa.Schema) -> Iterator[Problem]:
     yield from _types(replace(spec, options={}) if wrong else spec, schema, set(sink.partition_by))
 
 
-def _options(sink: FilesSink, spec: FileSpec) -> Iterator[Problem]:
+def _options(sink: FilesTable, spec: FileSpec) -> Iterator[Problem]:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.files_formats_worker import probe

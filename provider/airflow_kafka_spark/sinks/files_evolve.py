@@ -10,7 +10,7 @@ from airflow_kafka_spark.errors import Problem
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files import FilesSink
+    from airflow_kafka_spark.sinks.files_table import FilesTable
 
 
 def columns_of(schema: pa.Schema) -> dict[str, str]:
@@ -23,7 +23,7 @@ def together(before: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
     return {**before, **columns_of(schema)}
 
 
-def problems(sink: FilesSink, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
+def problems(sink: FilesTable, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
     """What is different from the windows that are there.
 
     :param before: their columns; empty where nothing is known of them.

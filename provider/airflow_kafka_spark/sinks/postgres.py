@@ -5,19 +5,17 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
+from airflow_kafka_spark.sinks.postgres_settings import PostgresSettings
 from airflow_kafka_spark.windows.model import Applied, Split, Window
-
-if TYPE_CHECKING:
-    from airflow_kafka_spark.sinks.postgres_connection import Server
 
 
 @dataclass(frozen=True)
-class PostgresSink(Sink):
+class PostgresSink(PostgresSettings, Sink):
     """Writes windows into a table of PostgreSQL 12 or newer, by COPY from Spark's tasks.
 
     Guarantee, with ``atomic="window"``: exactly-once. Tasks load stages that nobody reads; one transaction then inserts the
@@ -64,25 +62,6 @@ class PostgresSink(Sink):
         "window_column",
     )  # fmt: skip
 
-    conn_id: str
-    table: str
-    mode: Literal["append", "upsert"] = "append"
-    key: Sequence[str] = ()
-    atomic: Literal["window", "split"] = "window"
-    delete_enabled: bool = False
-    auto_create: bool = False
-    auto_evolve: bool = False
-    offset_columns: bool = False
-    window_column: str | None = None
-    windows_table: str = "airflow_windows"
-    splits_table: str = "airflow_window_splits"
-    stage_schema: str | None = None
-    merge: Literal["overlap", "after"] = "overlap"
-    lock_timeout: float = 60.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", (self.key,) if isinstance(self.key, str) else tuple(self.key))
-
     @property
     def takes_tombstones(self) -> bool:  # type: ignore[override]
         return self.delete_enabled
@@ -125,12 +104,6 @@ class PostgresSink(Sink):
         except ValueError:
             schema, table = None, self.table
         return schema or "public", table
-
-    def server(self) -> Server:
-        """:raises ConnectionInvalid: the connection is not defined, or is of no use."""
-        from airflow_kafka_spark.sinks.postgres_connection import read_connection
-
-        return read_connection(self.conn_id, self.lock_timeout)
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Options, connection, server, table, columns and their types, key and its index, rights. Changes nothing."""

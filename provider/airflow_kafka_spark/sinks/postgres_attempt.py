@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from airflow_kafka_spark.sinks.base import Shape
-    from airflow_kafka_spark.sinks.postgres import PostgresSink
+    from airflow_kafka_spark.sinks.postgres_settings import PostgresSettings
     from airflow_kafka_spark.sinks.postgres_worker import Load
 
 OFFSET, TOMBSTONE = "__airflow_offset", "__airflow_tombstone"
@@ -112,7 +112,7 @@ def stage_prefix(key: str) -> str:
     return f"airflow_stage_{key}_"
 
 
-def prepare(sink: PostgresSink, window: Window, splits: Sequence[Split], shape: Shape) -> Attempt:
+def prepare(sink: PostgresSettings, window: Window, splits: Sequence[Split], shape: Shape) -> Attempt:
     """End earlier attempts, clear what they left, make the tables that are missing, and look up the target.
 
     :raises WindowConflict: the window cannot follow the sink's last one.
@@ -202,7 +202,7 @@ def drop_tables(connection: psycopg.Connection, attempt: Attempt) -> None:
 
 
 def _create_missing(
-    connection: psycopg.Connection, sink: PostgresSink, name: Name, windows: Name, markers: Name, shape: Shape
+    connection: psycopg.Connection, sink: PostgresSettings, name: Name, windows: Name, markers: Name, shape: Shape
 ) -> None:
     statements = {windows: sql.create_windows(windows)}
     if sink.atomic == "split":
@@ -221,7 +221,7 @@ def _create_missing(
         run(connection, sql.add_replay(windows))
 
 
-def creation(sink: PostgresSink, name: Name, shape: Shape) -> str:
+def creation(sink: PostgresSettings, name: Name, shape: Shape) -> str:
     """The statement of `auto_create`."""
     columns = [(f.name, created_type(stage_column(f.name, f.type))) for f in shape.schema]
     if sink.offset_columns:
@@ -235,7 +235,7 @@ def creation(sink: PostgresSink, name: Name, shape: Shape) -> str:
 # --- from the rows' columns to the target's ------------------------------------------------------------------------------
 
 
-def _plan(sink: PostgresSink, target: Table, shape: Shape, window: Window) -> tuple[tuple[StageColumn, ...], Merge, bool]:
+def _plan(sink: PostgresSettings, target: Table, shape: Shape, window: Window) -> tuple[tuple[StageColumn, ...], Merge, bool]:
     columns = tuple(stage_column(f.name, f.type) for f in shape.schema)
     evolution.refuse_misfits(target, columns, str(window))
     given = {c.name for c in columns}
@@ -266,7 +266,7 @@ def _plan(sink: PostgresSink, target: Table, shape: Shape, window: Window) -> tu
 
 def _compare_markers(
     connection: psycopg.Connection,
-    sink: PostgresSink,
+    sink: PostgresSettings,
     markers: Name,
     window: Window,
     splits: Sequence[Split],

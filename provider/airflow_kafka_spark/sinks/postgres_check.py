@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.base import Shape
-    from airflow_kafka_spark.sinks.postgres import PostgresSink
     from airflow_kafka_spark.sinks.postgres_catalog import Place, Table
+    from airflow_kafka_spark.sinks.postgres_settings import PostgresSettings
 
 OLDEST = 12
 RESERVED = "__airflow_"
@@ -25,7 +25,7 @@ _CHOICES = {"mode": ("append", "upsert"), "atomic": ("window", "split"), "merge"
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
-def problems(sink: PostgresSink, shape: Shape) -> list[Problem]:
+def problems(sink: PostgresSettings, shape: Shape) -> list[Problem]:
     """See :meth:`PostgresSink.validate`."""
     found = [*_option_problems(sink), *_shape_problems(sink, shape)]
     columns = [c for c in map(_try_stage_column, shape.schema) if c is not None]
@@ -56,7 +56,7 @@ def problems(sink: PostgresSink, shape: Shape) -> list[Problem]:
 # --- what can be said without the server ---------------------------------------------------------------------------------
 
 
-def _option_problems(sink: PostgresSink) -> Iterator[Problem]:
+def _option_problems(sink: PostgresSettings) -> Iterator[Problem]:
     for name, choices in _CHOICES.items():
         if getattr(sink, name) not in choices:
             said = " or ".join(f'"{choice}"' for choice in choices)
@@ -74,7 +74,7 @@ def _option_problems(sink: PostgresSink) -> Iterator[Problem]:
     yield from _mode_problems(sink)
 
 
-def _mode_problems(sink: PostgresSink) -> Iterator[Problem]:
+def _mode_problems(sink: PostgresSettings) -> Iterator[Problem]:
     if sink.mode == "upsert" and not sink.key:
         yield Problem("sink.key", 'it is empty; `mode="upsert"` needs the columns that name a row', 'For instance key=["id"]')
     if sink.mode == "append" and sink.key:
@@ -86,7 +86,7 @@ def _mode_problems(sink: PostgresSink) -> Iterator[Problem]:
         yield Problem("sink.key", f"it names {_names(repeated)} twice")
 
 
-def _shape_problems(sink: PostgresSink, shape: Shape) -> Iterator[Problem]:
+def _shape_problems(sink: PostgresSettings, shape: Shape) -> Iterator[Problem]:
     names = shape.schema.names
     if not names:
         yield Problem("sink", "the rows have no columns", "Give `value=` a schema")
@@ -135,7 +135,7 @@ def _names(names: Iterable[str]) -> str:
 class _Look:
     """One look at the server."""
 
-    sink: PostgresSink
+    sink: PostgresSettings
     columns: Sequence[StageColumn]
     connection: psycopg.Connection
     tolerates: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
@@ -23,6 +23,7 @@ from airflow_kafka_spark.sources.files_cut import (
 )
 from airflow_kafka_spark.sources.files_memory import MOST, Listing, Memory, TooMany
 from airflow_kafka_spark.sources.files_options import lowered, reader_options
+from airflow_kafka_spark.sources.files_settings import FilesSettings
 from airflow_kafka_spark.sources.files_store import LocalStore, Selection, Store, store_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True)
-class FilesSource(RowSource):
+class FilesSource(FilesSettings, RowSource):
     """Reads the new files of a directory, with Spark's own file readers; each window takes those that came since the last.
 
     Guarantee: every file is in exactly one window, and the window's splits give the same rows at every attempt, *as long as the
@@ -98,29 +99,6 @@ class FilesSource(RowSource):
     """
 
     template_fields: ClassVar[Sequence[str]] = ("path", "glob", "conn_id")
-
-    path: str
-    format: str = "parquet"
-    glob: str = "*"
-    recursive: bool = False
-    schema: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    split_bytes: int = 64 << 20
-    max_files: int | None = None
-    max_bytes: int | None = None
-    min_age: float = 0.0
-    on_change: str = "fail"
-    allowed_lateness: float = 6 * 3600.0
-    conn_id: str | None = None
-
-    @property
-    def uri(self) -> str:
-        """``file:///abs/path`` or ``s3a://bucket/prefix``; a path that :meth:`validate` refuses, or that is not rendered yet, is
-        returned as it is."""
-        try:
-            return store_of(self.path, None).uri if "{{" not in str(self.path) else self.path
-        except ValueError:
-            return str(self.path)
 
     @property
     def settings(self) -> Mapping[str, str]:

@@ -13,13 +13,13 @@ from airflow_kafka_spark.sources.files_options import FORMATS, WITH_SCHEMA
 from airflow_kafka_spark.sources.files_store import LocalStore, Selection, store_of
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.sources.files import FilesSource
+    from airflow_kafka_spark.sources.files_settings import FilesSettings
 
 SMALLEST_SPLIT = 1 << 10
 ON_CHANGE = ("fail", "read", "ignore")
 
 
-def problems(source: FilesSource) -> list[Problem]:
+def problems(source: FilesSettings) -> list[Problem]:
     columns: tuple[Column, ...] = ()
     found = [*_place(source), *_numbers(source), *_choices(source)]
     if source.format in FORMATS:
@@ -36,7 +36,7 @@ def problems(source: FilesSource) -> list[Problem]:
 # --- place --------------------------------------------------------------------------------------------------------------
 
 
-def _place(source: FilesSource) -> Iterator[Problem]:
+def _place(source: FilesSettings) -> Iterator[Problem]:
     try:
         store = store_of(source.path, source.conn_id)
     except ValueError as error:
@@ -71,7 +71,7 @@ def _local(store: LocalStore) -> Iterator[Problem]:
 # --- options ------------------------------------------------------------------------------------------------------------
 
 
-def _numbers(source: FilesSource) -> Iterator[Problem]:
+def _numbers(source: FilesSettings) -> Iterator[Problem]:
     whole = (
         ("split_bytes", source.split_bytes, SMALLEST_SPLIT),
         ("max_files", source.max_files, 1),
@@ -87,7 +87,7 @@ def _numbers(source: FilesSource) -> Iterator[Problem]:
             yield Problem(f"source.{name}", f"it is {seconds!r}; expected seconds, from 0")
 
 
-def _choices(source: FilesSource) -> Iterator[Problem]:
+def _choices(source: FilesSettings) -> Iterator[Problem]:
     if source.format not in FORMATS:
         yield Problem("source.format", f"`{source.format}` is not known; expected one of {', '.join(FORMATS)}")
     if source.on_change not in ON_CHANGE:
@@ -98,7 +98,7 @@ def _choices(source: FilesSource) -> Iterator[Problem]:
         yield Problem("source.glob", f"{glob!r} is not a pattern of file names (`*`, `?`, `[...]`)", advice)
 
 
-def _schema(source: FilesSource, columns: tuple[Column, ...]) -> Iterator[Problem]:
+def _schema(source: FilesSettings, columns: tuple[Column, ...]) -> Iterator[Problem]:
     if source.schema is None:
         if source.format in WITH_SCHEMA:
             yield Problem(

@@ -9,19 +9,20 @@ from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.hooks.postgres_names import parse_name
+from airflow_kafka_spark.sources.jdbc_connection import read_database
 from airflow_kafka_spark.sources.jdbc_database import Column, Database, Missing, Relation, Session
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.sources.jdbc import JdbcSource
+    from airflow_kafka_spark.sources.jdbc_settings import JdbcSettings
 
 MODES = ("bulk", "incrementing", "timestamp", "timestamp+incrementing")
 
 
-def problems(source: JdbcSource) -> list[Problem]:
+def problems(source: JdbcSettings) -> list[Problem]:
     """See :meth:`JdbcSource.validate`."""
     found = [problem for check in (_relation_options, _mode_options, _list_options, _number_options) for problem in check(source)]
     try:
-        database = source.database()
+        database = read_database(source.conn_id)
     except ConnectionInvalid as error:
         return [*found, Problem("source.conn_id", error.found, error.action)]
     except ImportError as error:
@@ -43,7 +44,7 @@ def database_extra(package: str) -> str:
 # --- what can be said without the server ----------------------------------------------------------------------------------
 
 
-def _relation_options(source: JdbcSource) -> Iterator[Problem]:
+def _relation_options(source: JdbcSettings) -> Iterator[Problem]:
     if (source.table is None) == (source.query is None):
         given = "both are given" if source.table is not None else "neither is given"
         yield Problem("source", f"{given}; expected either `table` or `query`", "Name a table, or write a query")
@@ -56,7 +57,7 @@ def _relation_options(source: JdbcSource) -> Iterator[Problem]:
             yield Problem("source.table", str(error), 'Write `table`, `schema.table` or `"My schema"."my.table"`')
 
 
-def _mode_options(source: JdbcSource) -> Iterator[Problem]:
+def _mode_options(source: JdbcSettings) -> Iterator[Problem]:
     mode = source.effective_mode
     if mode not in MODES:
         yield Problem("source.mode", f"it is {mode!r}; expected one of {', '.join(MODES)}")
@@ -78,13 +79,13 @@ def _mode_options(source: JdbcSource) -> Iterator[Problem]:
         yield Problem("source.delay", f'it means nothing with `mode="{mode}"`; expected a timestamp to wait for', "Leave it out")
 
 
-def _cursors(source: JdbcSource) -> Iterator[tuple[str, str, str | None]]:
+def _cursors(source: JdbcSettings) -> Iterator[tuple[str, str, str | None]]:
     """Part of the mode, option, and the column it names."""
     yield "timestamp", "timestamp_column", source.timestamp_column
     yield "incrementing", "incrementing_column" if source.incrementing_column else "cursor", source.incrementing
 
 
-def _list_options(source: JdbcSource) -> Iterator[Problem]:
+def _list_options(source: JdbcSettings) -> Iterator[Problem]:
     for option, names in (("key", source.key), ("include_columns", source.include_columns or ())):
         twice = sorted({str(name) for name in names if list(names).count(name) > 1})
         if twice:
@@ -97,7 +98,7 @@ def _list_options(source: JdbcSource) -> Iterator[Problem]:
         yield Problem("source.db_timezone", f"{source.db_timezone!r} is not a time zone; expected one as `Europe/Berlin`")
 
 
-def _number_options(source: JdbcSource) -> Iterator[Problem]:
+def _number_options(source: JdbcSettings) -> Iterator[Problem]:
     counts = {"split_records": source.split_records, "max_records": source.max_records, "fetchsize": source.fetchsize}
     for option, value in counts.items():
         if value is None and option == "max_records":
@@ -120,7 +121,7 @@ def _names(names: Iterable[str]) -> str:
 class _Look:
     """One look at the server."""
 
-    source: JdbcSource
+    source: JdbcSettings
     database: Database
     options_hold: bool
 

@@ -14,7 +14,7 @@ from airflow_kafka_spark.formats.base import Kind
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import SplitReader
-    from airflow_kafka_spark.sources.jdbc import JdbcSource
+    from airflow_kafka_spark.sources.jdbc_settings import JdbcSettings
 
 Values = tuple[str, ...]
 """A row's values in the columns of an order, as the server writes them: they survive JSON, and come back as literals."""
@@ -140,7 +140,7 @@ class Session(ABC):
         """The database's clock, in UTC."""
 
     @abstractmethod
-    def relation(self, source: JdbcSource) -> Relation | Missing: ...
+    def relation(self, source: JdbcSettings) -> Relation | Missing: ...
 
     @abstractmethod
     def place_problems(self) -> Iterator[Problem]:

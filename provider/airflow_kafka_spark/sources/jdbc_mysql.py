@@ -17,7 +17,7 @@ from airflow_kafka_spark.sources.jdbc_database import Column, Database, Dialect,
 from airflow_kafka_spark.sources.jdbc_mysql_types import Facts, column
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.sources.jdbc import JdbcSource
+    from airflow_kafka_spark.sources.jdbc_settings import JdbcSettings
 
 DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
 OLDEST = {"MariaDB": (10, 3), "MySQL": (8, 0)}
@@ -172,7 +172,7 @@ class MysqlSession(Session):
 
     # --- the catalog ---
 
-    def relation(self, source: JdbcSource) -> Relation | Missing:
+    def relation(self, source: JdbcSettings) -> Relation | Missing:
         if source.query is not None:
             return self._query(source.query)
         schema, table = parse_name(source.table or "")

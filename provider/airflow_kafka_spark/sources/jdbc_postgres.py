@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from airflow_kafka_spark.sources.base import SplitReader
-    from airflow_kafka_spark.sources.jdbc import JdbcSource
+    from airflow_kafka_spark.sources.jdbc_settings import JdbcSettings
 
 DRIVER = "org.postgresql:postgresql:42.7.8"
 OLDEST = 12
@@ -130,7 +130,7 @@ class PostgresSession(Session):
             what = f"connection `{self.server.conn_id}` leads to PostgreSQL {release}; expected {OLDEST} or newer"
             yield Problem("source.conn_id", what)
 
-    def relation(self, source: JdbcSource) -> Relation | Missing:
+    def relation(self, source: JdbcSettings) -> Relation | Missing:
         if source.query is not None:
             return self._query(source.query, source.name)
         schema, table = parse_name(source.table or "")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.sources.jdbc_connection import read_database
 from airflow_kafka_spark.sources.jdbc_database import Column, Relation, Session
 from airflow_kafka_spark.sources.jdbc_window import Order, column_of, find, selected
 
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.sources.base import SplitReader
-    from airflow_kafka_spark.sources.jdbc import JdbcSource
+    from airflow_kafka_spark.sources.jdbc_settings import JdbcSettings
 
 
-def frame(source: JdbcSource, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
+def frame(source: JdbcSettings, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
     """See :meth:`JdbcSource.frame`."""
-    database = source.database()
+    database = read_database(source.conn_id)
     with database.session("reading the catalog") as session:
         relation = find(source, session)
         columns = selected(source, relation)
@@ -39,9 +40,9 @@ def frame(source: JdbcSource, spark: SparkSession, splits: Sequence[Mapping[str,
     return read.selectExpr(*values)
 
 
-def reader(source: JdbcSource, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader | str:
+def reader(source: JdbcSettings, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader | str:
     """See :meth:`JdbcSource.reader`. The same rows by the same conditions."""
-    database = source.database()
+    database = read_database(source.conn_id)
     with database.session("reading the catalog") as session:
         if why := session.unread_by_tasks():
             return why

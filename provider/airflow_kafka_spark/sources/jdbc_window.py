@@ -11,16 +11,17 @@ from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.base import MAX_SPLITS, Frozen
+from airflow_kafka_spark.sources.jdbc_connection import read_database
 from airflow_kafka_spark.sources.jdbc_database import Column, Missing, Relation, Session, Values
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.sources.jdbc import JdbcSource
+    from airflow_kafka_spark.sources.jdbc_settings import JdbcSettings
 
 MAX_BYTES = 500_000
 """Of a window's splits as JSON: long text keys make for fewer splits."""
 
 
-def find(source: JdbcSource, session: Session) -> Relation:
+def find(source: JdbcSettings, session: Session) -> Relation:
     """:raises SourceRejected: there is no such table."""
     found = session.relation(source)
     if isinstance(found, Missing):
@@ -28,7 +29,7 @@ def find(source: JdbcSource, session: Session) -> Relation:
     return found
 
 
-def selected(source: JdbcSource, relation: Relation) -> tuple[Column, ...]:
+def selected(source: JdbcSettings, relation: Relation) -> tuple[Column, ...]:
     """The columns to read, in their order.
 
     :raises SourceRejected: one is missing, or cannot be read.
@@ -54,7 +55,7 @@ def column_of(relation: Relation, name: str) -> Column:
 # --- the order ----------------------------------------------------------------------------------------------------------
 
 
-def cut_columns(source: JdbcSource, relation: Relation) -> tuple[str, ...]:
+def cut_columns(source: JdbcSettings, relation: Relation) -> tuple[str, ...]:
     """What rows are ordered by: the cursor, and behind a timestamp the key, so that rows of one timestamp can be told apart."""
     cursor, key = source.cursor_columns, tuple(source.key) or relation.key
     if source.effective_mode == "bulk":
@@ -137,7 +138,7 @@ class Start:
     turn: int = 1
 
 
-def start_from(source: JdbcSource, relation: Relation, position: Mapping[str, Any] | None) -> Start:
+def start_from(source: JdbcSettings, relation: Relation, position: Mapping[str, Any] | None) -> Start:
     """:raises SourceRejected: the position is that of another table, mode or cursor."""
     order = cut_columns(source, relation)
     if not order:
@@ -167,7 +168,7 @@ def _named(columns: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in columns) or "its key"
 
 
-def _position(source: JdbcSource, relation: Relation, start: Start, after: Values | None, *, complete: bool) -> dict[str, Any]:
+def _position(source: JdbcSettings, relation: Relation, start: Start, after: Values | None, *, complete: bool) -> dict[str, Any]:
     bulk = source.effective_mode == "bulk"
     return {
         "mode": source.effective_mode,
@@ -181,9 +182,9 @@ def _position(source: JdbcSource, relation: Relation, start: Start, after: Value
 # --- the window ---------------------------------------------------------------------------------------------------------
 
 
-def freeze(source: JdbcSource, position: Mapping[str, Any] | None) -> Frozen:
+def freeze(source: JdbcSettings, position: Mapping[str, Any] | None) -> Frozen:
     """See :meth:`JdbcSource.freeze`."""
-    with source.database().session("freezing a window") as session:
+    with read_database(source.conn_id).session("freezing a window") as session:
         relation = find(source, session)
         start = start_from(source, relation, position)
         order = Order.of(session, relation, start.order)
@@ -205,7 +206,7 @@ def freeze(source: JdbcSource, position: Mapping[str, Any] | None) -> Frozen:
         return _cut(source, order, relation, start, end, nulls)
 
 
-def _check_restart(source: JdbcSource, session: Session, relation: Relation, start: Start) -> None:
+def _check_restart(source: JdbcSettings, session: Session, relation: Relation, start: Start) -> None:
     if start.after is None or source.effective_mode != "incrementing":
         return
     why = session.restarted(relation, column_of(relation, start.order[0]), start.after[0])
@@ -214,7 +215,7 @@ def _check_restart(source: JdbcSource, session: Session, relation: Relation, sta
         raise SourceRejected(relation.name, why, action)
 
 
-def _end(source: JdbcSource, order: Order, relation: Relation, start: Start) -> Values | None:
+def _end(source: JdbcSettings, order: Order, relation: Relation, start: Start) -> Values | None:
     """The last row there is, None: nothing new."""
     conditions = order.present()
     if start.after is not None:
@@ -233,7 +234,7 @@ def _end(source: JdbcSource, order: Order, relation: Relation, start: Start) -> 
     return tuple(found[0]) if found else None
 
 
-def _cut(source: JdbcSource, order: Order, relation: Relation, start: Start, end: Values, nulls: int) -> Frozen:
+def _cut(source: JdbcSettings, order: Order, relation: Relation, start: Start, end: Values, nulls: int) -> Frozen:
     most = source.split_records * (MAX_SPLITS - bool(nulls))
     limit = min(most, source.max_records or most)
     ranges = _Ranges(order, relation, start, end)
