@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support import archive
@@ -27,6 +28,10 @@ from tests.support.registry import EmbeddedRegistry
 
 _RUN = uuid.uuid4().hex[:6]
 _counter = itertools.count(1)
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("any machine", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
+settings.load_profile("any machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,8 +115,8 @@ def several_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
-    """One server for the whole run."""
-    with EmbeddedPostgres() as server:
+    """One server for the whole run. Nobody works in it by himself, who might hold a lock just when a test counts on none."""
+    with EmbeddedPostgres(settings={"autovacuum": False}) as server:
         yield server
 
 

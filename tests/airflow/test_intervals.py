@@ -105,7 +105,7 @@ def killing(airflow, count: int):
     def kill() -> None:
         while len(killed) < count and not done.wait(chance.uniform(0.2, 2.5)):
             running = [pid for pid in tasks(airflow.pid("scheduler")) if pid not in seen]
-            if running and chance.random() < 0.7:
+            if running and (not killed or chance.random() < 0.7):
                 pid = chance.choice(running)
                 seen.add(pid)
                 try:

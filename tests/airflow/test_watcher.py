@@ -72,7 +72,7 @@ def test_a_backlog_starts_a_dag_once_until_it_has_moved(airflow, kafka):
     produce(kafka, airflow.topic, 4)
     produce(kafka, airflow.topic, 3)
     (run,) = eventually(lambda: runs(airflow), PATIENCE)
-    assert airflow.wait("loads", run["dag_run_id"]) == "success", airflow.account("loads", run["dag_run_id"])
+    assert airflow.wait("loads", run["dag_run_id"], 2 * PATIENCE) == "success", airflow.account("loads", run["dag_run_id"])
     assert value(airflow, "loads", run["dag_run_id"], "load") in (5, 6, 7)
     produce(kafka, airflow.topic, 1)
     commit(kafka, "loader", airflow.topic, 2)

@@ -15,8 +15,10 @@ from airflow_kafka_spark.cli.commands import main
 from airflow_kafka_spark.cli.options import COMMANDS
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
+from airflow_kafka_spark.hooks.ledger_topic import TOPIC as LEDGER
 from airflow_kafka_spark.hooks.pipeline_offsets import log_of
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
+from tests.support.oracle import wait_stable
 
 PACKAGE = Path(__file__).parents[2] / "provider"
 TOPIC = "command-line"
@@ -53,6 +55,7 @@ def name(kafka, hook, unique):
         entry = ledger.plan(window)
         report = {"group_id": name, "completed_at": utc_now(), "records_read": 4, "records_written": 4, "timings": {"total": 2.0}}
         ledger.close(report, entry.window.ends)
+    wait_stable(kafka.connection_extra(), LEDGER)
     return name
 
 
@@ -63,6 +66,8 @@ def line(kafka, capsys):
     def run(*argv: str) -> tuple[int, str]:
         code = main([*argv, "--bootstrap-servers", kafka.bootstrap_servers])
         said = capsys.readouterr()
+        # Who looks into the ledger does not wait for what was answered, and has not come to it yet.
+        wait_stable(kafka.connection_extra(), LEDGER)
         return code, said.err if code else said.out
 
     return run

@@ -7,6 +7,7 @@ no transaction of ours is open, and a further attempt writes nothing.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -87,8 +88,9 @@ def test_a_commit_that_never_arrives_is_no_commit_and_the_retry_publishes(orders
     proxy.set(Trap(commit_of(".split."), "the request", silently=True), times=1000)
     with pytest.raises(KafkaSparkError) as failure:
         orders.run("run1", transaction_timeout=SECONDS)
-    assert failure.value.retryable and proxy.sprung >= SPLITS
-    assert orders.records() == []
+    # Where the job ends with its first split, the other one may not have come to its commit.
+    assert failure.value.retryable and proxy.sprung
+    assert orders.records(stable=False) == []
     proxy.clear()
     check(orders, orders.run("run1"), attempts=2)
 
@@ -111,17 +113,23 @@ def test_a_broker_that_is_killed_and_restarted_while_splits_are_published_costs_
 
 @pytest.mark.faults
 def test_a_split_that_outlives_its_transaction_is_not_published_and_the_error_says_what_to_do(orders, tmp_path):
-    once = tmp_path / "fired"
+    once, attempts = tmp_path / "fired", 0
     with ThreadPoolExecutor(1) as pool:
         with fault_in_tasks("publish.marked:stop", once):
-            attempt = pool.submit(orders.run, "run1", transaction_timeout=SECONDS)
+            # On a machine that is busy enough it does so before it gets there.
+            for seconds in (SECONDS, 10 * SECONDS, 100 * SECONDS):
+                attempts += 1
+                attempt = pool.submit(orders.run, "run1", transaction_timeout=seconds)
+                assert wait_until(lambda: once.exists() or attempt.done(), 300)  # noqa: B023
+                if once.exists():
+                    break
             worker = wait_stopped(once)
-        orders.wait_settled(120)
+        orders.wait_settled(400)
         wake(worker)
         with pytest.raises(TransactionTimedOut, match="transaction_timeout") as failure:
-            attempt.result(120)
+            attempt.result(300)
     assert failure.value.retryable
-    check(orders, orders.run("run1"), attempts=2)
+    check(orders, orders.run("run1"), attempts=attempts + 1)
 
 
 @pytest.mark.faults
@@ -138,7 +146,7 @@ def test_a_source_that_is_slower_than_the_transaction_allows_publishes_nothing_o
         with pytest.raises(TransactionTimedOut, match="transaction_timeout"):
             made.publisher.publish(0, Incoming(slow()))
         assert made.reader.caught_up() == []
-        made.publisher.publish(0, Incoming(iter([rows(0)])))
+        replace(made.publisher, transaction_timeout=60).publish(0, Incoming(iter([rows(0)])))
         assert made.check() == ROWS
 
 

@@ -14,7 +14,7 @@ from tests.faults.test_publish import IN_A_TASK
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import decoded, relay
-from tests.support.waiting import settled
+from tests.support.waiting import eventually, settled
 
 FILTER = {"value": Json(schema=SCHEMA), "filter": "id % 2 = 0"}
 SHAPE = {"value": Json(schema=SCHEMA), "transforms": [Sql(filter="id % 2 = 0")]}
@@ -133,13 +133,18 @@ def test_output_and_consumed_offset_of_a_partition_move_together(orders):
     orders.send(900)
     victim = orders.victim("run1", fault="publish.committed")
     assert victim.wait() == 1 and victim.fired, victim.tail()
-    there = {r.content for r in orders.read(orders.output)}
-    places = [TopicPartition(orders.topic, p) for p in range(3)]
-    with KafkaHook() as hook:
-        committed = hook.committed(orders.name, places, stable=False)
-    moved = {tp.partition for tp, offset in committed.items() if offset}
     sent = orders.read(orders.topic)
-    assert there and there == {r.content for r in sent if r.partition in moved}
+    places = [TopicPartition(orders.topic, p) for p in range(3)]
+
+    def together():
+        # A commit is answered before every partition, of the output and of the group, is told of it.
+        there = {r.content for r in orders.read(orders.output, stable=False)}
+        with KafkaHook() as hook:
+            committed = hook.committed(orders.name, places, stable=False)
+        moved = {tp.partition for tp, offset in committed.items() if offset}
+        return committed if there and there == {r.content for r in sent if r.partition in moved} else None
+
+    committed = eventually(together, 60)
     # What is published may be deleted before the window is complete.
     with KafkaHook() as hook:
         hook.delete_records({tp: offset.offset for tp, offset in committed.items() if offset})

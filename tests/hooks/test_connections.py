@@ -113,7 +113,7 @@ def test_forms_of_connections_are_there_without_importing_a_hook(tmp_path: Path)
         assert "pyspark" not in sys.modules
     """
     env = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

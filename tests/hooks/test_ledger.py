@@ -163,7 +163,7 @@ def test_own_records_behind_another_pipelines_open_transaction_are_waited_for_no
     looking.join(1.5)
     assert looking.is_alive(), "it read past, or gave up on, a transaction that hides its own records"
     hanging.commit_transaction(30)
-    looking.join(30)
+    looking.join(300)
     assert seen == [2]
 
 

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BoundRefused, Fenced, GroupHasMembers, PipelineUnknown, ResetRefused, WindowOpen
@@ -117,7 +116,7 @@ class TestReset:
             assert done.discarded == (number,) == (2,)
             with pytest.raises(Fenced):
                 at_work.close({}, {})
-        memory = find(moved.hook, moved.name, moved.ledger_topic).memory
+        memory = moved.memory
         assert memory.open_entry is None and not memory.markers
         assert (memory.last_number, moved.stands(), moved.committed()) == (2, [2, 0], [2, 0])
         assert moved.open_window(11, 11).number == 3
@@ -135,10 +134,10 @@ class TestReset:
         record = marker_record(moved.name, Marker(window.number, 1))
         task.produce(moved.ledger_topic, record.value, record.key, partition)
         task.flush(30)
-        moved.reset("earliest", discard_open=True)
+        reset(moved.hook, moved.name, "earliest", why="a test", discard_open=True, **moved.place)
         with pytest.raises(Exception, match=r"(?i)fenced|epoch|abort"):
             task.commit_transaction(30)
-        memory = find(moved.hook, moved.name, moved.ledger_topic).memory
+        memory = moved.memory
         assert not memory.markers and memory.open_entry is None and moved.stands() == [2, 0]
 
     def test_the_first_window_given_up_leaves_the_others_where_it_would_have_begun(self, piped):
@@ -185,7 +184,7 @@ class TestReset:
             moved.reset("earliest")
         monkeypatch.delenv(faults.FAULT)
         assert (moved.stands(), moved.committed()) == before
-        assert not find(moved.hook, moved.name, moved.ledger_topic).memory.changes
+        assert not moved.memory.changes
 
     def test_an_attempt_that_was_about_to_plan_is_shut_out(self, moved):
         with moved.ledger() as about_to_plan:
@@ -195,15 +194,14 @@ class TestReset:
         assert moved.stands() == [2, 0]
 
     def test_a_recreated_topic_is_moved_as_a_whole(self, moved):
-        admin = AdminClient(moved.kafka.connection_extra())
-        admin.delete_topics([moved.topic])[moved.topic].result(30)
+        moved.kafka.delete_topic(moved.topic)
         moved.kafka.create_topic(moved.topic, 2)
         with pytest.raises(ResetRefused, match="nothing to shift from"):
             moved.reset(ShiftBy(1))
         with pytest.raises(ResetRefused, match="all of its partitions"):
             moved.reset("earliest", only=[f"{moved.topic}:0"])
         moved.reset("earliest")
-        position = find(moved.hook, moved.name, moved.ledger_topic).memory.position
+        position = moved.memory.position
         assert position.topic_ids == log_of(moved.hook, [moved.topic]).topic_ids
         assert moved.stands() == [0, 0]
 
@@ -227,7 +225,7 @@ class TestForget:
         moved.move(5, 5)
         done = forget(moved.hook, moved.name, why="retired", who="ann", **moved.place)
         assert done.records == 4, "the position, two windows and a change"
-        memory = find(moved.hook, moved.name, moved.ledger_topic).memory
+        memory = moved.memory
         assert memory.is_blank and not memory.entries
         (change,) = memory.changes.values()
         assert (change.action, change.number, change.who, list(change.before.values())) == ("forget", 2, "ann", [5, 5])
@@ -250,6 +248,7 @@ class TestForget:
 
     def test_nobody_forgets_what_is_not_known(self, moved):
         forget(moved.hook, moved.name, why="x", **moved.place)
+        moved.settle()
         for action in (forget, lambda *a, **k: reset(*a, "earliest", **k)):
             with pytest.raises(PipelineUnknown):
                 action(moved.hook, moved.name, why="x", **moved.place)

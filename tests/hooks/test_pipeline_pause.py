@@ -23,13 +23,16 @@ def ask(moved):
     """Pause or resume the pipeline; "x" is why."""
 
     def asked(action, **options):
-        return action(moved.hook, moved.name, **{"why": "x", **moved.place, **options})
+        moved.settle()
+        done = action(moved.hook, moved.name, **{"why": "x", **moved.place, **options})
+        moved.settle()
+        return done
 
     return asked
 
 
 def memory_of(piped):
-    return find(piped.hook, piped.name, piped.ledger_topic).memory
+    return piped.memory
 
 
 def test_a_pause_is_recorded_with_who_and_why_and_so_is_its_end(moved, ask):
@@ -96,6 +99,7 @@ def test_a_pause_in_the_middle_of_a_window_is_seen_through_the_short_cut_that_th
             entry = at_work.plan(piped.window(at_work, end, end))
             pause(piped.hook, piped.name, why="x", **piped.place)
             at_work.close({"group_id": piped.name}, entry.window.ends)
+        piped.settle()
         looking = piped.ledger()
         looking.peek()
         assert looking.hint is not None and looking.memory.is_paused
@@ -149,7 +153,7 @@ def victim(moved, tmp_path, fault):
 def test_killed_inside_its_transaction_a_pause_has_not_happened_and_holds_nobody_up(moved, ask, tmp_path):
     dead = victim(moved, tmp_path, "control.in_transaction")
     assert dead.wait() != 0 and dead.fired
-    assert not memory_of(moved).is_paused
+    assert not find(moved.hook, moved.name, moved.ledger_topic).memory.is_paused
     # Whoever looks in earnest meets the open transaction, and ends it.
     with moved.ledger() as ledger:
         assert not ledger.memory.is_paused
@@ -158,11 +162,11 @@ def test_killed_inside_its_transaction_a_pause_has_not_happened_and_holds_nobody
     assert [c.why for c in memory_of(moved).controls.values()] == ["x"]
 
 
-def test_one_that_wakes_up_inside_its_transaction_sees_what_was_done_meanwhile(moved, ask, tmp_path):
+def test_one_that_wakes_up_inside_its_transaction_sees_what_was_done_meanwhile(moved, tmp_path):
     zombie = victim(moved, tmp_path, "control.in_transaction:stop")
     try:
         zombie.wait_stopped()
-        assert ask(pause, who="ann").changed
+        assert pause(moved.hook, moved.name, why="x", who="ann", **moved.place).changed
         zombie.wake()
         assert zombie.wait() == 0, zombie.tail()
         found = zombie.result()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from airflow_kafka_spark.errors import DataLoss, ReplayRefused, WindowOpen
-from airflow_kafka_spark.hooks.pipeline_offsets import find, to_json
+from airflow_kafka_spark.hooks.pipeline_offsets import to_json
 from airflow_kafka_spark.hooks.pipeline_replay import IN_PIECES, replay
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.windows.model import Target
@@ -16,13 +16,16 @@ from airflow_kafka_spark.windows.model import Target
 @pytest.fixture
 def ask(moved):
     def asked(**options):
-        return replay(moved.hook, moved.name, **{"why": "spoilt rows", "who": "ann", **moved.place, **options})
+        moved.settle()
+        done = replay(moved.hook, moved.name, **{"why": "spoilt rows", "who": "ann", **moved.place, **options})
+        moved.settle()
+        return done
 
     return asked
 
 
 def memory_of(piped):
-    return find(piped.hook, piped.name, piped.ledger_topic).memory
+    return piped.memory
 
 
 def test_what_is_asked_for_names_the_task_to_clear_and_counts_until_the_window_was_moved_again(moved, ask):

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import AttemptAtWork, Fenced, ResetRefused
-from airflow_kafka_spark.hooks.pipeline_offsets import find, to_json
+from airflow_kafka_spark.hooks.pipeline_offsets import to_json
 from airflow_kafka_spark.hooks.pipeline_skip import skip
 from airflow_kafka_spark.windows.model import SourcePlan
 
@@ -16,13 +16,16 @@ from airflow_kafka_spark.windows.model import SourcePlan
 @pytest.fixture
 def ask(moved):
     def asked(**options):
-        return skip(moved.hook, moved.name, **{"why": "poison", "who": "ann", **moved.place, **options})
+        moved.settle()
+        done = skip(moved.hook, moved.name, **{"why": "poison", "who": "ann", **moved.place, **options})
+        moved.settle()
+        return done
 
     return asked
 
 
 def memory_of(piped):
-    return find(piped.hook, piped.name, piped.ledger_topic).memory
+    return piped.memory
 
 
 def test_the_open_window_is_given_up_and_the_next_one_begins_at_its_frozen_ends(moved, ask):
@@ -87,6 +90,7 @@ def test_the_rows_of_a_source_are_given_up_with_their_window_and_what_waits_only
     plan = SourcePlan(({"from": 0},), {"id": 70})
     piped.open_window(source=plan)
     done = skip(piped.hook, piped.name, why="x", running=False, **piped.place)
+    piped.settle()
     memory = memory_of(piped)
     assert (done.group_id, memory.position.source, memory.last_number, memory.open_entry) == (None, {"id": 70}, 1, None)
     with pytest.raises(ResetRefused, match="only its source knows"):

@@ -308,8 +308,7 @@ def test_a_lost_ledger_does_not_double_an_interval_that_the_sink_has_taken(inter
     intervals.fill()
     reports = [intervals.run(number) for number in (0, 1)]
     topic = f"ledger-{intervals.pipeline.name}"
-    admin = AdminClient(intervals.pipeline.kafka.connection_extra())
-    admin.delete_topics([topic])[topic].result(30)
+    intervals.pipeline.kafka.delete_topic(topic)
     with KafkaHook() as hook:
         hook.create_topic(topic, 1, config={"cleanup.policy": "compact"})
     assert intervals.run(1)["ranges"] is not None

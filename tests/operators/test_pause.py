@@ -10,10 +10,13 @@ from airflow_kafka_spark.hooks.pipeline_offsets import find, show
 from airflow_kafka_spark.hooks.pipeline_pause import pause, resume
 from airflow_kafka_spark.sinks import PostgresSink
 from tests.support.intervals import Intervals
+from tests.support.oracle import wait_stable
 from tests.support.relay import relay
 
 
 def ask(action, pipeline, **options):
+    # Who looks into the ledger does not wait for what was answered, and has not come to it yet.
+    wait_stable(pipeline.kafka.connection_extra(), f"ledger-{pipeline.name}")
     with KafkaHook() as hook:
         return action(
             hook, pipeline.name, why="the warehouse moves", who="ann", ledger_topic=f"ledger-{pipeline.name}", **options
@@ -21,6 +24,7 @@ def ask(action, pipeline, **options):
 
 
 def state_of(pipeline):
+    wait_stable(pipeline.kafka.connection_extra(), f"ledger-{pipeline.name}")
     with KafkaHook() as hook:
         return show(hook, pipeline.name, ledger_topic=f"ledger-{pipeline.name}")
 
@@ -75,6 +79,7 @@ def test_the_intervals_of_a_paused_pipeline_wait_all_of_them(files):
         with pytest.raises(AirflowSkipException, match="clear this task then"):
             intervals.run(number)
     assert intervals.run(0) == reports[0]
+    wait_stable(files.kafka.connection_extra(), f"ledger-{files.name}")
     with KafkaHook() as hook:
         memory = find(hook, files.name, f"ledger-{files.name}").memory
     assert len(memory.intervals) == 1 and memory.is_paused

@@ -10,6 +10,7 @@ import pytest
 from airflow_kafka_spark.errors import ValidationError, WindowConflict, WindowOpen
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
 from airflow_kafka_spark.windows.bounds import ShiftBy
+from tests.support.oracle import wait_stable
 from tests.support.pipelines import row_of
 from tests.support.relay import relay
 from tests.support.runs import context
@@ -24,6 +25,8 @@ def sunk(request):
 def control(pipeline, **options):
     """A task of PipelineOffsetsOperator: what it puts into XCom."""
     given = {"pipeline": pipeline.name, "ledger_topic": f"ledger-{pipeline.name}", **options}
+    # Who looks into the ledger does not wait for what was answered, and has not come to it yet.
+    wait_stable(pipeline.kafka.connection_extra(), given["ledger_topic"])
     found = PipelineOffsetsOperator(task_id="offsets", **given).execute(context("manual", task_id="offsets"))
     json.dumps(found)
     return found

@@ -11,11 +11,13 @@ from airflow_kafka_spark.hooks.pipeline_replay import replay
 from airflow_kafka_spark.hooks.pipeline_skip import skip
 from airflow_kafka_spark.sinks import PostgresSink
 from tests.support.intervals import Intervals
-from tests.support.oracle import same_multiset
+from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import row_of
 
 
 def ask(action, pipeline, **options):
+    # Who looks into the ledger does not wait for what was answered, and has not come to it yet.
+    wait_stable(pipeline.kafka.connection_extra(), f"ledger-{pipeline.name}")
     with KafkaHook() as hook:
         return action(hook, pipeline.name, why="spoilt rows", who="ann", ledger_topic=f"ledger-{pipeline.name}", **options)
 

@@ -68,7 +68,7 @@ def seen(kafka, postgres, tmp_path_factory):
         }
         given = json.dumps({"dag_id": DAG, "arguments": options, "fault": "job.done", "broker": kafka.connection_extra()})
         command = [sys.executable, "-m", "tests.support.visible", given, str(result)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=550, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
         found = json.loads(result.read_text())
         assert found["ended_with"] == -signal.SIGKILL, done.stdout[-6000:]

@@ -58,10 +58,10 @@ def test_it_waits_for_the_window_that_this_run_s_upstream_task_has_planned(upstr
 
 def test_another_dag_s_run_of_the_same_moment_is_the_one(upstream, context):
     upstream(1, "other/scheduled__2026-01-01T00:00:00+00:00/load")
-    waiting = sensor(upstream, external_dag_id="other", external_task_id="load", timeout=1)
-    assert run(waiting, context("manual__2026-01-01T00:00:00+00:00_a1"))["window"] == "0000000001"
+    which = {"external_dag_id": "other", "external_task_id": "load"}
+    assert run(sensor(upstream, **which), context("manual__2026-01-01T00:00:00+00:00_a1"))["window"] == "0000000001"
     with pytest.raises(AirflowSensorTimeout):
-        run(waiting, context("scheduled__2026-01-01T01:00:00+00:00"))
+        run(sensor(upstream, **which, timeout=1), context("scheduled__2026-01-01T01:00:00+00:00"))
 
 
 def test_a_pipeline_is_named_after_its_task_if_it_is_not_named(context):

@@ -82,7 +82,7 @@ class Victim:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(120)
 
     @property
     def fired(self) -> bool:

@@ -33,8 +33,8 @@ class PostgresCase(Case):
         self.conn_id = f"pg_{name}"
         os.environ[self._variable] = server.connection_uri()
         self.connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
-        # A second is plenty for locks that are held by accident, and short where a test holds one on purpose.
-        self.sink = PostgresSink(self.conn_id, f"{name}.orders", auto_create=True, lock_timeout=1, **options)
+        # Plenty for locks that are held by accident: by a session that has been ended, and takes its time.
+        self.sink = PostgresSink(self.conn_id, f"{name}.orders", auto_create=True, lock_timeout=30, **options)
 
     @property
     def _variable(self) -> str:

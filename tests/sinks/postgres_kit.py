@@ -54,7 +54,7 @@ class Place:
 
     def sink(self, table: str = "t", **options: Any) -> PostgresSink:
         quoted = table if table.startswith('"') else f'"{table}"'
-        return PostgresSink(self.conn_id, f"{self.quoted}.{quoted}", **{"lock_timeout": 2, **options})
+        return PostgresSink(self.conn_id, f"{self.quoted}.{quoted}", **{"lock_timeout": 30, **options})
 
     def execute(self, statement: str) -> None:
         """Unqualified names are those of this schema."""

@@ -17,6 +17,7 @@ from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
 from airflow_kafka_spark.sinks.kafka_partition_worker import murmur2, partitions_of
 from airflow_kafka_spark.sinks.kafka_worker import Publisher
 from airflow_kafka_spark.windows.model import SourcePlan, Window
+from tests.support.oracle import wait_stable
 from tests.support.waiting import settled
 
 PARTITIONS = 4
@@ -67,6 +68,7 @@ def batch(count: int, start: int = 0, **columns: pa.Array) -> pa.RecordBatch:
 
 def records(kafka, topic):
     """Committed records, in order of partition and offset."""
+    wait_stable(kafka.connection_extra(), topic)
     consumer = Consumer(
         {**kafka.connection_extra(), "group.id": "x", "enable.partition.eof": True, "isolation.level": "read_committed"}
     )

@@ -146,10 +146,10 @@ def test_incrementing_and_timestamp_windows_follow_each_other(shop: Shop) -> Non
         assert sorted(found) == [(n,) for n in range(1, 26)]
         assert [frozen.rows for frozen in seen] == [10, 10, 5]
         assert source.freeze(seen[-1].position).splits == ()
-    shop.execute("UPDATE t SET at = utc_timestamp() - interval 60 second WHERE id < 5")
+    shop.execute("UPDATE t SET at = utc_timestamp() - interval 600 second WHERE id < 5")
     shop.execute("UPDATE t SET at = utc_timestamp() WHERE id >= 5")
-    assert JdbcSource(CONN, "t", timestamp_column="at", delay=30).freeze(None).rows == 4
-    assert JdbcSource(CONN, "t", timestamp_column="at", delay=30, db_timezone="Asia/Tokyo").freeze(None).rows == 25
+    assert JdbcSource(CONN, "t", timestamp_column="at", delay=300).freeze(None).rows == 4
+    assert JdbcSource(CONN, "t", timestamp_column="at", delay=300, db_timezone="Asia/Tokyo").freeze(None).rows == 25
 
 
 # The values as PyMySQL takes them.

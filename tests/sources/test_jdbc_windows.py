@@ -205,7 +205,8 @@ def test_a_pass_that_is_cut_short_takes_rows_without_a_key_once(place: Place) ->
 
 def test_timestamps_wait_for_the_delay(place: Place) -> None:
     place.execute("CREATE TABLE t (id int PRIMARY KEY, at timestamptz NOT NULL, local timestamp NOT NULL, day date NOT NULL)")
-    for number, age in enumerate((1000, 100, 50, 5, -50)):
+    # So far apart that none gets as old as the next one meanwhile.
+    for number, age in enumerate((10_000, 1000, 500, 5, -500)):
         moment = f"(SELECT now() - interval '{age} s') AS x(m)"
         place.execute(f"INSERT INTO t SELECT {number}, m, m AT TIME ZONE 'Asia/Tokyo', m::date FROM {moment}")
 
@@ -214,10 +215,10 @@ def test_timestamps_wait_for_the_delay(place: Place) -> None:
         return sorted(row[0] for part in read(source, source.freeze(None).splits) for row in part)
 
     assert ids(timestamp_column="at") == [0, 1, 2, 3]
-    assert ids(timestamp_column="at", delay=20) == [0, 1, 2]
-    assert ids(timestamp_column="local", delay=20, db_timezone="Asia/Tokyo") == [0, 1, 2]
-    assert ids(timestamp_column="local", delay=20 + 9 * 3600, db_timezone="Asia/Tokyo") == []
-    assert ids(timestamp_column="at", delay=99.5) == [0, 1]
+    assert ids(timestamp_column="at", delay=200) == [0, 1, 2]
+    assert ids(timestamp_column="local", delay=200, db_timezone="Asia/Tokyo") == [0, 1, 2]
+    assert ids(timestamp_column="local", delay=200 + 9 * 3600, db_timezone="Asia/Tokyo") == []
+    assert ids(timestamp_column="at", delay=999.5) == [0, 1]
     place.execute("UPDATE t SET day = current_date - id")
     assert ids(timestamp_column="day") == [1, 2, 3, 4]
     assert ids(timestamp_column="day", delay=2 * 86400) == [3, 4]
@@ -359,7 +360,7 @@ def test_a_transaction_that_is_writing_is_waited_for(place: Place, options: dict
         thread.join(0.3)
         assert not frozen
         late.commit()
-        thread.join(30)
+        thread.join(300)
     assert read(source, frozen[0].splits) == [[(1,), (2,)]]
     assert frozen[0].rows == 2
 

@@ -42,7 +42,8 @@ def use(*, make: bool) -> None:
     if "SPARK_SUBMIT_OPTS" in os.environ:  # a test process has it from the one that started it
         return
     options = _SHORT
-    with contextlib.suppress(KafkaSparkError, OSError):  # without Java, or a network: the tests that need it say so
+    # Without Java, or a network, the tests that need it say so; on a machine that takes too long, all do without.
+    with contextlib.suppress(KafkaSparkError, OSError, subprocess.SubprocessError):
         archive = _path()
         if make:
             with ThreadPoolExecutor(2) as makers:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -88,7 +89,7 @@ class Driver:
         self.process.stdin.write(pickle.dumps(order).hex() + "\n")
         self.process.stdin.flush()
 
-    def result(self, seconds: float = 180) -> dict[str, Any]:
+    def result(self, seconds: float = 400) -> dict[str, Any]:
         """The report of the attempt.
 
         :raises AssertionError: it failed.
@@ -137,7 +138,9 @@ def standalone(directory: Path) -> Iterator[str]:
             command = [start, f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0", *arguments]
             keeper.spawn(command, log=directory / "cluster.log", env=environment)
         log = directory / "cluster.log"
-        up = processes.wait_until(lambda: log.read_text().count("Registering worker 127") == 2, 300, every=0.1)
+        # One that is not answered at once registers again.
+        registered = re.compile(r"Registering worker (127[.\d]+)")
+        up = processes.wait_until(lambda: len(set(registered.findall(log.read_text()))) == 2, 300, every=0.1)
         assert up, processes.tail(log, 30)
         yield url
     finally:

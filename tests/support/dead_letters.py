@@ -6,7 +6,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from tests.support.oracle import committed_records, same_multiset
+from tests.support.oracle import committed_records, same_multiset, wait_stable
 from tests.support.pipelines import Pipeline, order, row_of
 
 BAD = (b"no json", b'{"id": "seven"}', b"", b"\xff\xfe\x00", b'{"id": 1} {"id": 2}', b"[]")
@@ -35,6 +35,7 @@ def produce_mixed(flow: Pipeline, count: int, every: int, *, first: int = 0) -> 
 
 def letters(config: dict[str, Any], topic: str) -> list[tuple[bytes | None, bytes | None, int, list[tuple[str, bytes | None]]]]:
     """Every committed record of a topic: (key, value, timestamp, headers)."""
+    wait_stable(config, topic)
     consumer = Consumer({**config, "group.id": "letters", "isolation.level": "read_committed", "enable.partition.eof": True})
     found = []
     try:

@@ -16,6 +16,8 @@ from airflow_kafka_spark.windows.model import TopicPartition
 from tests.support.waiting import eventually
 
 SECOND = 1000
+OPEN = {"transaction.timeout.ms": 600_000}
+"""Of a transaction that a test holds open, on a machine however slow."""
 
 
 def now_ms() -> int:
@@ -35,7 +37,7 @@ def produce(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0
 @contextmanager
 def transaction(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0) -> Iterator[Producer]:
     """An open transaction with records in it; who does not end it leaves it to be aborted."""
-    producer = Producer({**kafka.connection_extra(), "transactional.id": f"{topic}-{time.monotonic_ns()}"})
+    producer = Producer({**kafka.connection_extra(), "transactional.id": f"{topic}-{time.monotonic_ns()}", **OPEN})
     producer.init_transactions(30)
     producer.begin_transaction()
     for _ in range(count):

@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from airflow_kafka_spark.testing._processes import wait_until
 
 
 class RecordsDiffer(AssertionError):
@@ -30,8 +33,42 @@ def same_multiset(expected: Iterable[Any], found: Iterable[Any]) -> int:
     return sum(want.values())
 
 
-def committed_records(config: dict[str, Any], topic: str) -> list[tuple[int, int, bytes | None, bytes | None]]:
-    """Every committed record of a topic: (partition, offset, key, value). Reads on its own, with none of the provider's code."""
+def wait_stable(config: dict[str, Any], topic: str, seconds: float = 30.0) -> bool:
+    """A commit is answered before every partition is told of it: wait until read_committed readers get to where the log ends now.
+
+    :return: False when it still does not after so many seconds: a transaction was left open.
+    """
+    admin = AdminClient({**config, "log_level": 0, "error_cb": lambda error: None})
+
+    def ends(level: IsolationLevel) -> dict[int, int]:
+        partitions = [TopicPartition(topic, p) for p in admin.list_topics(topic, timeout=30).topics[topic].partitions]
+        if not partitions:
+            return {}
+        asked = admin.list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()), isolation_level=level, request_timeout=30)
+        return {tp.partition: answer.result(60).offset for tp, answer in asked.items()}
+
+    high: dict[int, int] = {}
+
+    def reached() -> bool:
+        try:
+            high.update({} if high else ends(IsolationLevel.READ_UNCOMMITTED))
+            stable = ends(IsolationLevel.READ_COMMITTED)
+        except KafkaException:  # a broker that is just coming back
+            return False
+        return all(stable[partition] >= end for partition, end in high.items())
+
+    return wait_until(reached, seconds)
+
+
+def committed_records(
+    config: dict[str, Any], topic: str, *, stable: bool = True
+) -> list[tuple[int, int, bytes | None, bytes | None]]:
+    """Every committed record of a topic: (partition, offset, key, value). Reads on its own, with none of the provider's code.
+
+    :param stable: False where a transaction is open on purpose, which nobody is to wait for.
+    """
+    if stable:
+        wait_stable(config, topic)
     consumer = Consumer(
         {
             **config,

@@ -9,7 +9,9 @@ from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
 from airflow_kafka_spark.hooks.pipeline_changes import reset
 from airflow_kafka_spark.hooks.pipeline_offsets import find, log_of
+from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
+from tests.support.oracle import wait_stable
 
 BASE = 1_750_000_000_000
 
@@ -45,6 +47,10 @@ class Piped:
         given = {"cluster_id": log.cluster_id, "topic_ids": log.topic_ids, "moved": position.moved, **facts}
         return Window(self.name, number, ranges, f"run{self.run}", utc_now(), **given)
 
+    def settle(self) -> None:
+        """Whoever only looks into the ledger does not wait for what was answered, and has not come to it yet."""
+        wait_stable(self.kafka.connection_extra(), self.ledger_topic)
+
     def move(self, *ends: int) -> None:
         """One complete window up to these offsets."""
         with self.ledger() as ledger:
@@ -56,25 +62,38 @@ class Piped:
                 "timings": {"total": 1.5},
             }
             ledger.close(report, entry.window.ends)
+        self.settle()
 
     def open_window(self, *ends: int, **facts: Any) -> Window:
         """A window that was planned, and whose task then died."""
         with self.ledger() as ledger:
-            return ledger.plan(self.window(ledger, *ends, **facts)).window
+            window = ledger.plan(self.window(ledger, *ends, **facts)).window
+        self.settle()
+        return window
 
     def committed(self) -> list[int | None]:
         found = self.hook.committed(self.name, [self.tp(p) for p in range(2)])
         return [there.offset if (there := found[self.tp(p)]) else None for p in range(2)]
 
+    @property
+    def memory(self) -> Memory:
+        """What the ledger holds of it now."""
+        self.settle()
+        return find(self.hook, self.name, self.ledger_topic).memory
+
     def stands(self) -> list[int]:
-        offsets = find(self.hook, self.name, self.ledger_topic).memory.position.offsets
+        offsets = self.memory.position.offsets
         return [offsets[tp] for tp in sorted(offsets)]
 
     def reset(self, to: Any, why: str = "a test", **options: Any):
-        return reset(self.hook, self.name, to, why=why, **{**self.place, **options})
+        self.settle()
+        done = reset(self.hook, self.name, to, why=why, **{**self.place, **options})
+        self.settle()
+        return done
 
     def everything(self) -> tuple[int, list[int | None]]:
         """All that a refusal must leave as it is: the end of the ledger's partition, and the group."""
+        self.settle()
         partition = find(self.hook, self.name, self.ledger_topic).partition
         end = self.hook.offsets([TopicPartition(self.ledger_topic, partition)])
         return sum(o.high for o in end.values()), self.committed()

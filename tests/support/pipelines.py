@@ -97,7 +97,7 @@ class Pipeline(Attempts):
         for number in range(self._produced, self._produced + count):
             producer.produce(self.topic, order(number), str(number).encode())
         self._produced += count
-        producer.flush(60)
+        assert producer.flush(180) == 0
         if transaction:
             getattr(producer, f"{transaction}_transaction")(30)
             settled(self.topic, seconds=120)

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.testing import EmbeddedKafka
 from tests.support.dead_letters import BAD, PREFIX, is_bad, told
-from tests.support.oracle import same_multiset
+from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import SPARK, order
 from tests.support.runs import Attempts
 from tests.support.waiting import settled
@@ -68,7 +68,8 @@ class Relay(Attempts):
         self._sent += count
 
     def records_in(self, records: Any, **settings: Any) -> None:
-        producer = Producer({**self.kafka.connection_extra(), "linger.ms": 20, **settings})
+        # In this order, whatever has to be sent twice.
+        producer = Producer({**self.kafka.connection_extra(), "enable.idempotence": True, "linger.ms": 20, **settings})
         for at, (key, value, headers) in enumerate(records):
             producer.produce(self.topic, value, key, timestamp=1_750_000_000_000 + at, headers=headers)
             producer.poll(0)
@@ -98,8 +99,13 @@ class Relay(Attempts):
 
     # --- what is there now ---
 
-    def read(self, topic: str) -> list[Record]:
-        """Every committed record, with none of the provider's code."""
+    def read(self, topic: str, *, stable: bool = True) -> list[Record]:
+        """Every committed record, with none of the provider's code.
+
+        :param stable: False where a transaction is open on purpose, which nobody is to wait for.
+        """
+        if stable:
+            wait_stable(self.kafka.connection_extra(), topic)
         settings = {"group.id": "oracle", "isolation.level": "read_committed", "enable.partition.eof": True}
         consumer = Consumer({**self.kafka.connection_extra(), **settings, "enable.auto.commit": False})
         try:

@@ -109,7 +109,7 @@ class Victim:
     def end(self) -> None:
         """Kill whatever of it is left."""
         self._signal(signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(120)
         self._part()
 
     def result(self) -> dict[str, Any]:

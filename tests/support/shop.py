@@ -66,10 +66,13 @@ class Shop(Attempts):
             ).fetchall()
         return [tuple(row) for row in found]
 
-    def records(self) -> list[tuple[int, str, str, str]]:
-        """What a read_committed reader of the topic sees now."""
+    def records(self, *, stable: bool = True) -> list[tuple[int, str, str, str]]:
+        """What a read_committed reader of the topic sees now.
+
+        :param stable: False where a transaction is open on purpose, which nobody is to wait for.
+        """
         found = []
-        for _, _, key, value in committed_records(self.kafka.connection_extra(), self.topic):
+        for _, _, key, value in committed_records(self.kafka.connection_extra(), self.topic, stable=stable):
             assert key is not None and value is not None
             event = json.loads(value, parse_float=str)
             assert key == str(event["id"]).encode()
@@ -82,7 +85,7 @@ class Shop(Attempts):
         with Reader(self.kafka.connection_extra(), self.topic) as self.reader:
             yield self.reader
 
-    def wait_settled(self, seconds: float = 20, also: tuple[str, ...] = ()) -> None:
+    def wait_settled(self, seconds: float = 45, also: tuple[str, ...] = ()) -> None:
         """Until no transaction is open in the topic, the ledger and others."""
         settled(self.topic, self.arguments["ledger_topic"], *also, seconds=seconds)
 

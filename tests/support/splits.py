@@ -38,7 +38,7 @@ class Splits:
     reader: Reader
     count: int
 
-    def wait_settled(self, seconds: float = 30) -> None:
+    def wait_settled(self, seconds: float = 45) -> None:
         """Until no transaction is open in the topic and the ledger."""
         settled(self.reader.topic, self.ledger.topic.name, seconds=seconds)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import Producer
 
-from tests.support.oracle import RecordsDiffer, same_multiset, windows_tile
+from tests.support.oracle import RecordsDiffer, committed_records, same_multiset, wait_stable, windows_tile
 
 GOOD = [("a", 1), ("b", 2), ("c", 3)]
 
@@ -40,3 +41,20 @@ def test_windows_that_join_pass():
 def test_windows_that_do_not_join_are_red(bounds):
     with pytest.raises(AssertionError):
         windows_tile(ranges(*bounds))
+
+
+def test_what_was_committed_is_found_at_once_and_a_transaction_that_is_open_is_told(kafka, unique):
+    topic, config = unique("stable"), kafka.connection_extra()
+    kafka.create_topic(topic, 3)
+    for turn in range(1, 21):
+        producer = Producer({**config, "transactional.id": topic})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for number in range(6):
+            producer.produce(topic, b"%d" % number, partition=number % 3)
+        if turn == 20:
+            producer.flush(30)
+            assert not wait_stable(config, topic, 0.5)
+            assert len(committed_records(config, topic, stable=False)) == 6 * (turn - 1)
+        producer.commit_transaction(30)
+        assert len(committed_records(config, topic)) == 6 * turn

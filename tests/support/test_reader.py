@@ -55,7 +55,7 @@ def test_the_reader_sees_what_is_committed_and_notices_what_hides_the_rest(kafka
 
     with Reader(kafka.connection_extra(), topic) as reader:
         write(10, "commit")
-        assert wait_until(lambda: reader.count == 10, 30), "it reads while it is not asked"
+        assert wait_until(lambda: reader.count == 10, 180), "it reads while it is not asked"
         write(7, "abort")
         write(10, "commit")
         assert same_log(committed_records(kafka.connection_extra(), topic), reader.caught_up()) == 20

@@ -22,8 +22,11 @@ def eventually(look: Callable[[], T], seconds: float = 180.0) -> T:
     return found[0]
 
 
-def settled(*topics: str, seconds: float = 20.0) -> None:
-    """Wait until no transaction is open in topics. A commit is answered before every partition is told of it."""
+def settled(*topics: str, seconds: float = 45.0) -> None:
+    """Wait until no transaction is open in topics. A commit is answered before every partition is told of it.
+
+    :param seconds: less than it takes until the brokers end one that was left open: that is to be found.
+    """
     from airflow_kafka_spark.hooks.kafka import KafkaHook
 
     with KafkaHook() as hook:

@@ -51,11 +51,11 @@ def produce(kafka: EmbeddedKafka, topic: str, values: list[str], **settings: Any
     producer = Producer({**kafka.connection_extra(enable_idempotence=True), **QUIET, **settings})
     for value in values:
         producer.produce(topic, value)
-    assert producer.flush(60) == 0
+    assert producer.flush(180) == 0
 
 
 def consume(kafka: EmbeddedKafka, topic: str, count: int) -> list[str]:
-    consumer = Consumer({**kafka.connection_extra(group_id="reader", auto_offset_reset="earliest"), **IMPATIENT})
+    consumer = Consumer({**kafka.connection_extra(group_id="reader", auto_offset_reset="earliest"), **QUIET})
     partitions = consumer.list_topics(topic, timeout=120).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
     values: list[str] = []
@@ -115,7 +115,7 @@ def test_every_partition_serves_when_create_partitions_returns(kafka: EmbeddedKa
         failed: list[Any] = []
         producer = Producer(kafka.connection_extra(retries=0))
         producer.produce(topic, b"new", partition=total - 1, on_delivery=lambda error, _, failed=failed: failed.append(error))
-        assert producer.flush(30) == 0 and failed == [None]
+        assert producer.flush(180) == 0 and failed == [None]
     with pytest.raises(KafkaException):
         kafka.create_partitions(topic, 2)
 
@@ -329,6 +329,11 @@ def test_another_port_is_taken_when_somebody_was_faster(monkeypatch: pytest.Monk
         monkeypatch.setattr(processes, "free_ports", lambda count: next(answers, None) or chosen(count))
         with EmbeddedKafka() as kafka:
             assert kafka.broker().port != port and reachable(kafka.connection_extra())
+
+
+def test_a_port_is_not_chosen_again_soon_for_its_server_may_not_listen_yet() -> None:
+    chosen = [port for _ in range(25) for port in processes.free_ports(4)]
+    assert len(set(chosen)) == 100
 
 
 def test_a_broker_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_partition_without_such_a_record_is_idle_once_the_grace_is_over(kafka,
 def test_an_open_transaction_may_still_bring_records_into_the_interval(kafka, hook, topic):
     produce(kafka, topic, 1, 1)
     with transaction(kafka, topic, 2) as producer:
-        looking = watch(topic, ago(30), grace=0)
+        looking = watch(topic, ago(3000), grace=0)
         sight = looking.look(hook)
         assert not sight.done
         assert "an open transaction keeps them back" in sight.line

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from typing import Any
 from airflow_kafka_spark.errors import ServerFailed
 
 LOOPBACK = "127.0.0.1"
+_SHARES = 61
+_given: deque[int] = deque(maxlen=100)
+"""Ports that this process has chosen last."""
 
 
 class Keeper:
@@ -171,13 +175,16 @@ def free_ports(count: int) -> list[int]:
     """Ports on the loopback interface that nobody uses.
 
     Taken below the range that the system gives to outgoing connections where there is room, so that a server that is
-    down for a while finds its port free again. Two processes can still choose the same one: callers retry.
+    down for a while finds its port free again. Until it listens somebody else can choose the same: processes side by side
+    begin with different ones, and do not give the same one again soon; callers retry nevertheless.
     """
     lowest = 32768
     with contextlib.suppress(OSError, ValueError):
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     # Not the `random` that a test may have seeded: two test processes would choose the same ports.
-    candidates = random.SystemRandom().sample(range(15000, lowest), 500) if lowest > 16000 else [0] * 500
+    chance, room = random.SystemRandom(), list({*range(15000, lowest)} - {*_given})
+    own = [port for port in room if port % _SHARES == os.getpid() % _SHARES]
+    candidates = [*chance.sample(own, len(own)), *chance.sample(room, 500)] if lowest > 16000 else [0] * 500
     held: list[socket.socket] = []
     try:
         for port in candidates:
@@ -190,7 +197,9 @@ def free_ports(count: int) -> list[int]:
                 bound.close()
                 continue
             held.append(bound)
-        return [bound.getsockname()[1] for bound in held]
+        ports = [bound.getsockname()[1] for bound in held]
+        _given.extend(ports)
+        return ports
     finally:
         for bound in held:
             bound.close()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
 JVM_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 _START_SECONDS = 180.0
+_TOPIC_SECONDS = 120.0
 
 
 class EmbeddedKafka(Embedded):
@@ -144,16 +145,18 @@ class EmbeddedKafka(Embedded):
             replication_factor=replication or self._count,
             config={key: str(value) for key, value in (config or {}).items()},
         )
-        if not processes.wait_until(lambda: self._created(topic), 60):
-            raise ServerFailed("Kafka", f"the topic {name} is not created: no broker was taken for alive for 60 s")
-        if not processes.wait_until(lambda: self._led(name, partitions), 30):
-            raise ServerFailed("Kafka", f"the topic {name} was created, but has no leaders after 30 s")
+        if not processes.wait_until(lambda: self._created(topic), _TOPIC_SECONDS):
+            raise ServerFailed(
+                "Kafka", f"the topic {name} is not created: no broker was taken for alive in {_TOPIC_SECONDS:.0f} s"
+            )
+        if not processes.wait_until(lambda: self._led(name, partitions), _TOPIC_SECONDS):
+            raise ServerFailed("Kafka", f"the topic {name} was created, but has no leaders after {_TOPIC_SECONDS:.0f} s")
 
     def _created(self, topic: NewTopic) -> bool:
         from confluent_kafka import KafkaException
 
         try:
-            self._admin().create_topics([topic], operation_timeout=30)[topic.topic].result(30)
+            self._admin().create_topics([topic], operation_timeout=30)[topic.topic].result(_TOPIC_SECONDS)
         except KafkaException as error:
             # A broker that was paused, or has just come up, is not taken for alive at once.
             if "currently fenced" in error.args[0].str():
@@ -169,24 +172,26 @@ class EmbeddedKafka(Embedded):
         """
         from confluent_kafka.admin import NewPartitions
 
-        self._admin().create_partitions([NewPartitions(name, total)], operation_timeout=30)[name].result(30)
-        if not processes.wait_until(lambda: self._led(name, total), 30):
-            raise ServerFailed("Kafka", f"the topic {name} has no leaders for its {total} partitions after 30 s")
+        self._admin().create_partitions([NewPartitions(name, total)], operation_timeout=30)[name].result(_TOPIC_SECONDS)
+        if not processes.wait_until(lambda: self._led(name, total), _TOPIC_SECONDS):
+            raise ServerFailed(
+                "Kafka", f"the topic {name} has no leaders for its {total} partitions after {_TOPIC_SECONDS:.0f} s"
+            )
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and wait until the brokers do not know it any more.
 
         :raises KafkaException: there is none.
         """
-        self._admin().delete_topics([name], operation_timeout=30)[name].result(30)
+        self._admin().delete_topics([name], operation_timeout=30)[name].result(_TOPIC_SECONDS)
 
         def is_gone() -> bool:
             # A broker that does not answer says nothing.
             metadata = self._metadata()
             return metadata is not None and name not in metadata.topics
 
-        if not processes.wait_until(is_gone, 30):
-            raise ServerFailed("Kafka", f"the topic {name} is still there 30 s after it was deleted")
+        if not processes.wait_until(is_gone, _TOPIC_SECONDS):
+            raise ServerFailed("Kafka", f"the topic {name} is still there {_TOPIC_SECONDS:.0f} s after it was deleted")
 
     # --- faults ---
 
@@ -351,7 +356,7 @@ class EmbeddedKafka(Embedded):
         wanted = {TopicPartition(name, partition): OffsetSpec.earliest() for partition in partitions}
         try:
             for future in self._admin().list_offsets(wanted, request_timeout=5).values():
-                future.result(10)
+                future.result(60)
         except KafkaException:
             return False
         return True

@@ -145,7 +145,8 @@ class EmbeddedPostgres(Embedded):
 
     def restart(self) -> None:
         """Start the server again, on the same port and data, and return when it has recovered. A running one is ended first."""
-        self._started().end(polite=signal.SIGINT, seconds=15)
+        # It writes everything to disk before it ends; killed meanwhile, it would leave children that hold its data.
+        self._started().end(polite=signal.SIGINT, seconds=60)
         self._launch()
         if not self._accepts():
             raise self._failure(self._started())
