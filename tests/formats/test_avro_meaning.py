@@ -237,6 +237,40 @@ def test_a_number_of_another_unit_stays_the_same_time() -> None:
     assert decode(times[0], [b"\x0e"] * 2, times[1])[0] == [{"x": 7000}] * 2
 
 
+@pytest.mark.parametrize("many", [2, 100])
+@pytest.mark.parametrize(
+    ("writer", "reader", "factor"),
+    [
+        (("int", "Time"), ("long", "MicroTime"), 1000),
+        (("int", "Time"), ("long", "NanoTime"), 1_000_000),
+        (("long", "MicroTime"), ("long", "NanoTime"), 1000),
+        (("long", "Timestamp"), ("long", "NanoTimestamp"), 1_000_000),
+        (("int", "time-millis"), ("long", "MicroTime"), 1000),
+        (("long", "timestamp-micros"), ("long", "timestamp-nanos"), 1000),
+        (("long", "NanoTime"), ("long", "long"), 1),
+    ],
+)
+def test_a_number_that_stays_a_number_has_the_unit_of_the_readers_schema(
+    writer: tuple[str, str], reader: tuple[str, str], factor: int, many: int
+) -> None:
+    assert decode(counted(*writer), [b"\x0e"] * many, counted(*reader)) == ([{"x": 7 * factor}] * many, {})
+
+
+def test_nanoseconds_are_read_as_microseconds_or_bad_never_as_another_time() -> None:
+    nanos, micros = counted("long", "NanoTimestamp"), counted("long", "MicroTimestamp")
+    rows, bad = decode(nanos, [b"\xb0\x6d", b"\x0e"] * 50, micros)
+    assert rows == [{"x": datetime(1970, 1, 1, 0, 0, 0, 7)}, {"x": None}] * 50
+    assert list(bad) == list(range(1, 100, 2)) and "column `x`: found 7, which is no whole number in the unit" in bad[1]
+    assert "found 4611686018427387904" in decode(micros, [encoded(field("long"), {"x": 1 << 62})], nanos)[1][0], "beyond 64 bits"
+
+
+def counted(kind: str, name: str) -> dict[str, Any]:
+    """A field of this logical type, or of Debezium's by its name."""
+    if name == kind:
+        return field(kind)
+    return field(logical(kind, name) if "-" in name else {"type": kind, "connect.name": f"{DEBEZIUM}{name}"})
+
+
 @pytest.mark.parametrize(
     ("writer", "reader", "reason"),
     [
@@ -261,6 +295,26 @@ def test_a_number_of_another_unit_stays_the_same_time() -> None:
             field(logical("bytes", "decimal", precision=5, scale=2)),
             field(logical("bytes", "decimal", precision=5, scale=1)),
             "column `x`: found 5e-2, expected decimal(5,1)",
+        ),
+        (
+            field(logical("bytes", "decimal", precision=5, scale=2)),
+            field("string"),
+            "column `x`: it was written as decimal(5,2), expected string",
+        ),
+        (
+            field("string"),
+            field(logical("bytes", "decimal", precision=5, scale=2)),
+            "column `x`: it was written as string, expected decimal(5,2)",
+        ),
+        (
+            field(logical("bytes", "decimal", precision=5, scale=2)),
+            field({"type": "fixed", "name": "F", "size": 4, "logicalType": "decimal", "precision": 5, "scale": 2}),
+            "column `x`: it was written as decimal(5,2) on bytes, expected decimal(5,2) on fixed",
+        ),
+        (
+            field(logical("int", "date")),
+            field({"type": "long", "connect.name": f"{DEBEZIUM}NanoTimestamp"}),
+            "column `x`: it was written as date, expected local-timestamp-nanos",
         ),
     ],
 )
@@ -309,6 +363,7 @@ def test_a_schema_that_cannot_be_used_is_a_problem(name: str) -> None:
     schema, told = REFUSED[name]
     (problem,) = Avro(schema).validate("value")
     assert problem.where.startswith("value.") and told in problem.what and problem.action
+    assert name != "large decimal" or "at most 38 digits there as `reader_schema`" in problem.action
 
 
 def test_options_that_contradict_each_other_are_problems() -> None:

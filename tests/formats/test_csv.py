@@ -85,6 +85,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("double", "5.", 5.0),
     ("double", "-Infinity", -math.inf),
     ("float", "0.1", 0.10000000149011612),
+    ("float", "1.00000017881393432617187499", 1.0000001192092896),
     ("float", "Infinity", math.inf),
     ("string", " a ", " a "),
     ("string", '""', ""),

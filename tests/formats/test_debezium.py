@@ -204,6 +204,12 @@ def test_what_is_bad(format: type[Json], write: Write, broken: dict[str, Any], e
     assert at == 1 and expected in reason
 
 
+def test_of_an_event_in_connects_envelope_plain_json_tells_which_format_reads_it() -> None:
+    value = json.dumps({"schema": {"type": "struct"}, "payload": CREATE}).encode()
+    ((_, reason),) = Debezium(Json(CUSTOMERS)).decoder().decode([value]).bad
+    assert reason.endswith("it looks like Connect's envelope, which Debezium(JsonEnvelope(...)) reads")
+
+
 def test_numbers_of_plain_events_mean_what_they_are_told_to() -> None:
     schema = "at timestamp, local timestamp_ntz, day date, n decimal(5,2)"
     moment = dt.datetime(1975, 1, 1, 0, 0, 0, 5000)
@@ -311,6 +317,20 @@ AVRO = {"type": "record", "name": "Envelope", "namespace": "s.shop.orders", "con
     {"name": "op", "type": "string"},
     {"name": "ts_ms", **optional("long")},
 ]}  # fmt: skip
+
+
+def test_a_delete_in_avro_is_rewritten_where_before_lacks_a_struct_whose_fields_are_never_null() -> None:
+    number = {"type": "record", "name": "VariableScaleDecimal", "namespace": "io.debezium.data", "fields": [
+        {"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}]}  # fmt: skip
+    row = {**AVRO_ROW, "fields": [AVRO_ROW["fields"][0], {"name": "size", **optional(number)}]}
+    schema = {**AVRO, "fields": [{"name": "before", **optional(row)}, *AVRO["fields"][1:]]}
+    event = {"before": None, "after": None, "source": {"ts_ms": 5, "txId": None}, "transaction": None, "ts_ms": 7}
+    sizes = {"scale": 1, "value": b"\5"}, None
+    values = [encoded(schema, event | {"op": "c", "after": {"id": 1, "size": size}}) for size in sizes]
+    values += [encoded(schema, event | {"op": "d", "before": {"id": 1, "size": size}}) for size in sizes]
+    decoded = decode(Debezium(Avro(json.dumps(schema)), "rewrite"), *values * 50)
+    expected = [{"id": 1, "size": size, "__deleted": deleted} for deleted in ("false", "true") for size in sizes]
+    assert (decoded.batch.to_pylist(), decoded.bad) == (expected * 50, ())
 
 
 @pytest.mark.parametrize("mode", ["tombstone", "rewrite"])

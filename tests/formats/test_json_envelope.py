@@ -212,6 +212,35 @@ def test_defaults_of_parts_stand_in_wherever_their_value_is_and_one_that_does_no
     ]
 
 
+def test_no_digit_of_a_default_is_lost() -> None:
+    """As Connect writes it with ``decimal.format=NUMERIC``."""
+    schema = b'{"type":"struct","fields":[{"type":"bytes","field":"a","name":"%s","parameters":{"scale":"9"},"default":%s}]}'
+    kind = f"{CONNECT}Decimal".encode()
+    for written in (b"12345678901234567890.123456789", b"1.000000001E+19", b"-0.000000001"):
+        value = b'{"schema":%s,"payload":{}}' % (schema % (kind, written))
+        decoded = both(JsonEnvelope("a decimal(38,9)", replace_null_with_default=True), value)
+        assert decoded.bad == () and decoded.batch.to_pylist() == [{"a": D(written.decode())}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (b'{"type":"struct","fields":5}', ""),
+        (b'{"type":"struct","fields":[5,{"type":"int32","field":"z","default":%s}]}' % (b"1" * 5000), ""),
+        (b'{"type":"struct","fields":[{"type":"int32","field":"a","default":%s}]}' % (b"1" * 5000), "default does not fit"),
+        (
+            b'{"type":"struct","fields":[{"type":"string","field":"a","default":%s}]}' % (b'{"a":' * 480 + b"1" + b"}" * 480),
+            "default is nested too deep",
+        ),
+    ],
+    ids=["fields", "other", "digits", "deep"],
+)
+def test_a_schema_that_makes_no_sense_is_a_bad_record_at_most_and_never_raises(schema: bytes, expected: str) -> None:
+    format = JsonEnvelope("a string" if b"string" in schema else "a int", replace_null_with_default=True)
+    decoded = both(format, b'{"schema":%s,"payload":{}}' % schema)
+    assert [expected in reason for _, reason in decoded.bad] == ([True] if expected else [])
+
+
 BAD: list[tuple[str, dict[str, Any], Any, str]] = [
     ("decimal(5,2)", decimal(2), unscaled(100_000), "too many digits"),
     ("decimal(5,2)", decimal(3), unscaled(1), "with 3 digits after the point"),

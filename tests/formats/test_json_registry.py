@@ -207,6 +207,67 @@ def test_a_number_means_what_the_schema_says_that_it_was_written_with() -> None:
     assert decoder.decode([]).batch.num_rows == 0
 
 
+def base64_decimal(scale: Any) -> dict[str, Any]:
+    said = {} if scale is None else {"connect.parameters": {"scale": scale}}
+    return {"type": "string", "title": f"{CONNECT}Decimal", "connect.type": "bytes", **said}
+
+
+@pytest.mark.parametrize(
+    ("scale", "kind", "text", "expected"),
+    [("-2", "decimal(38,0)", "Bw==", "700"), ("40", "decimal(38,38)", "ZA==", "1E-38"), ("2", "decimal(38,2)", "Bw==", "0.07")],
+)
+def test_a_decimal_in_base64_is_of_the_scale_that_is_said_whatever_scale_its_column_has(
+    scale: str, kind: str, text: str, expected: str
+) -> None:
+    format = JsonSchema(schema={"type": "object", "properties": {"a": base64_decimal(scale)}})
+    assert [str(f.type) for f in plain_columns(format._fields)] == [kind]
+    value = b'{"a":"%s"}' % text.encode()
+    found = format.decoder().decode([value])
+    assert found.bad == () and found.batch.to_pylist() == [{"a": Decimal(expected)}]
+    assert written(format, found.batch.to_pylist(), f"a {kind}") == [value]
+
+
+@pytest.mark.parametrize("scale", [None, "x", "1000", [], {}, float("inf")])
+def test_a_decimal_in_base64_without_its_scale_is_no_column(scale: Any) -> None:
+    (problem,) = JsonSchema(schema={"type": "object", "properties": {"a": base64_decimal(scale)}}).validate("value")
+    assert "a Decimal in base64 without its scale" in problem.what and "#/properties/a" in problem.what
+
+
+def test_what_connects_words_cannot_mean_is_passed_over() -> None:
+    properties = {
+        "a": {"type": "integer", "connect.type": []},
+        "b": {
+            "type": "number",
+            "title": f"{CONNECT}Decimal",
+            "connect.type": "bytes",
+            "connect.parameters": {"connect.decimal.precision": "0"},
+        },
+    }
+    format = JsonSchema(schema={"type": "object", "properties": properties})
+    assert [str(f.type) for f in format.arrow_schema()] == ["int64", "decimal128(1, 0)"]
+
+
+def test_a_number_means_what_its_version_says_though_other_properties_of_it_cannot_be_columns() -> None:
+    """Two digits once, four now: ``AMg=`` is 2.00 or 0.0200."""
+
+    def version(scale: str, **more: Any) -> dict[str, Any]:
+        inner = {"type": "object", "properties": {"price": base64_decimal(scale), **more}}
+        return {
+            "type": "object",
+            "properties": {"price": base64_decimal(scale), "o": inner, "l": {"type": "array", "items": inner}},
+        }
+
+    columns = _plain_fields(JsonSchema(schema=version("4"))._fields)
+    value = header(7) + b'{"price":"AMg=","o":{"price":"AMg="},"l":[{"price":"AMg="}]}'
+    older: list[dict[str, Any]] = [version("2", any={}), version("2", x={"type": ["string", "integer"]}), version("2")]
+    older[2] |= {"if": {}}
+    for schema in older:
+        others = {7: _as_written(columns, Document(json.dumps(schema), (), "it"))}
+        found = RegisteredJsonDecoder(columns, {7: ""}, {}, "7", True, False, others).decode([value])
+        two = {"price": Decimal("2.0000")}
+        assert found.bad == () and found.batch.to_pylist() == [{**two, "o": two, "l": [two]}]
+
+
 def test_what_cannot_be_checked_is_bad_and_never_raises() -> None:
     properties = {"a": {"type": "number", "multipleOf": 0.5}, "b": {"type": "string", "pattern": r"^\p{L}+$"}}
     decoder = JsonSchema(schema={"type": "object", "properties": properties}, check_values=True).decoder()

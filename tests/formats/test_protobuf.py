@@ -437,6 +437,14 @@ def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_told(
         ("string x = 1; int32 y = 2;", "oneof c { string x = 1; int32 y = 2; }", "the oneof `c` was fields"),
         ("oneof c { string x = 1; int32 y = 2; }", "oneof d { string x = 1; int32 y = 2; }", ""),
         ("map<string, int32> x = 1;", "map<string, int64> x = 1;", ""),
+        (
+            "enum E { Z = 0; A = 1; B = 2; } E x = 1;",
+            "enum E { Z = 0; B = 1; } E x = 1;",
+            "had the symbol `B` as 2, which is 1 now",
+        ),
+        ("enum E { Z = 0; A = 1; } map<int32, E> x = 1;", "enum E { A = 0; Z = 1; } map<int32, E> x = 1;", "symbol `A` as 1"),
+        ("enum E { Z = 0; A = 1; } E x = 1;", "enum E { Z = 0; RENAMED = 1; B = 2; } E x = 1;", ""),
+        ("enum E { Z = 0; A = 1; } E x = 1;", "enum E { Z = 0; A = 2; } E x = 1;", ""),
     ],
 )
 def test_a_version_whose_fields_would_be_taken_for_something_else_is_found(old: str, new: str, wrong: str) -> None:
@@ -524,6 +532,16 @@ def test_a_value_that_does_not_fit_ends_with_row_and_column() -> None:
     ):
         with pytest.raises(RowRejected, match=f"Row 2 of the split cannot become a record: column {told}"):
             written(Protobuf(schema=text), [good, {**good, **change}], schema)
+
+
+def test_two_members_of_a_oneof_are_never_written_as_one() -> None:
+    text = 'syntax = "proto3"; message M { oneof c { string s = 1; I i = 2; } optional int32 o = 3; message I { int32 n = 1; } }'
+    schema = pa.schema([("s", pa.string()), ("i", pa.struct([("n", pa.int32())])), ("o", pa.int32())])
+    good = [{"s": "x", "i": None, "o": 1}, {"s": None, "i": {"n": 1}, "o": 0}, {"s": None, "i": None, "o": None}]
+    found = Protobuf(schema=text).decoder().decode(written(Protobuf(schema=text), good, schema))
+    assert (found.batch.to_pylist(), found.bad) == (good, ())
+    with pytest.raises(RowRejected, match="column `i`: it is there beside `s`, and of the oneof `c` only one can be"):
+        written(Protobuf(schema=text), [{"s": "x", "i": {"n": 1}, "o": 1}], schema)
 
 
 def test_columns_that_do_not_fit_the_message_are_told_before_anything_is_written() -> None:

@@ -115,7 +115,8 @@ def test_change_events_of_debezium_make_a_table_equal_to_the_one_they_tell_of(ta
     if how == "avro":
         options |= {"value": Debezium(avro), "key": avro}
     wire = {part: serializer(registry.url, schema, part) for part, schema in (("key", ROW_KEY), ("value", EVENT))}
-    producer, state = Producer(table.kafka.connection_extra()), {}
+    # In this order, whatever has to be sent twice.
+    producer, state = Producer({**table.kafka.connection_extra(), "enable.idempotence": True}), {}
 
     def send(op: str, number: int, amount: str | None = None) -> None:
         if how == "avro":

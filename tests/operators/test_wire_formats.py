@@ -16,7 +16,7 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from airflow_kafka_spark.errors import ValidationError
-from airflow_kafka_spark.formats import JsonSchema, Protobuf
+from airflow_kafka_spark.formats import Avro, JsonSchema, Protobuf
 from airflow_kafka_spark.formats.ddl import parse_ddl
 from airflow_kafka_spark.formats.protobuf_schema import compiled, message_in
 from airflow_kafka_spark.formats.registered import Document
@@ -29,7 +29,7 @@ CONN = "schema_registry_default"
 UTC = datetime.timezone.utc
 PROTO = ('syntax = "proto3"; package shop; message Order { int32 id = 1; string old = 2; }',
          'syntax = "proto3"; package shop; message Line { int32 n = 1; } '
-         'message Order { int64 id = 1; optional string note = 3; repeated Line lines = 4; }')  # fmt: skip
+         'message Order { int64 id = 1; optional string note = 3; repeated Line lines = 4; Line first = 5; }')  # fmt: skip
 JSON = tuple(
     json.dumps({"title": "Order", "type": "object", "properties": properties, "required": ["id"], "additionalProperties": True})
     for properties in (
@@ -41,6 +41,7 @@ JSON = tuple(
                 "type": "array",
                 "items": {"type": "object", "properties": {"n": {"type": "integer", "connect.type": "int32"}}},
             },
+            "first": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
         },
     )
 )
@@ -101,10 +102,11 @@ def test_old_and_new_records_and_keys_of_confluents_serializers_come_out_alike_a
     old(files.topic, {"id": 0})  # registered first
     for number in range(90):
         if number % 2:
-            value, row = old(files.topic, {"id": number, "old": "x"}), (number, number, None, none)
+            value, row = old(files.topic, {"id": number, "old": "x"}), (number, number, None, none, None)
         else:
-            value = new(files.topic, {"id": number, "note": "é😀", "lines": [{"n": 1}, {"n": number}]})
-            row = (number, number, "é😀", [{"n": 1}, {"n": number}])
+            first = {"first": {"n": 7}} if number % 3 else {}
+            value = new(files.topic, {"id": number, "note": "é😀", "lines": [{"n": 1}, {"n": number}], **first})
+            row = (number, number, "é😀", [{"n": 1}, {"n": number}], first.get("first"))
         expected.append(row)
         producer.produce(files.topic, value, key(files.topic, {"key_id": number}))
     good_key, good = key(files.topic, {"key_id": 1}), new(files.topic, {"id": 1})
@@ -118,7 +120,7 @@ def test_old_and_new_records_and_keys_of_confluents_serializers_come_out_alike_a
         errors_deadletterqueue_topic_name=dead,
     )  # fmt: skip
     table = ds.dataset(files.place, format="parquet", partitioning="hive").to_table()
-    rows = [(row["id"], row["key_id"], row["note"], row["lines"]) for row in table.to_pylist()]
+    rows = [(row["id"], row["key_id"], row["note"], row["lines"], row["first"]) for row in table.to_pylist()]
     assert same_multiset(map(repr, expected), map(repr, rows)) == 90
     there = letters(files.kafka.connection_extra(), dead)
     assert len(there) == 6 == report["records_rejected"]
@@ -220,6 +222,20 @@ def test_a_version_that_would_be_misread_makes_its_records_bad_and_spoils_no_oth
     assert found.batch.to_pylist() == [{"id": None}, {"id": 5}]
     ((at, reason),) = found.bad
     assert at == 0 and "field 1 (`id`) was of type string, which is not read as int64" in reason
+
+
+def test_connects_decimals_of_64_digits_are_told_with_their_subject_and_read_with_fewer(client, unique):
+    topic = unique("orders")
+    decimal = {"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": 2, "connect.parameters": {"scale": "2"}}
+    text = json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": decimal}]})
+    number = client.register_schema(f"{topic}-value", Schema(text, "AVRO"))
+    (problem,) = Avro(registry=CONN).of_topics([topic], "value").validate("value")
+    assert f"subject `{topic}-value`, version 1" in problem.what and "`x` is decimal(64,2)" in problem.what
+    assert "reader_schema" in problem.action
+    narrow = Avro(registry=CONN, reader_schema=text.replace("64", "38")).of_topics([topic], "value")
+    assert narrow.validate("value") == []
+    found = narrow.decoder().decode([b"\0" + number.to_bytes(4, "big") + b"\2\x96"])
+    assert (found.batch.to_pylist(), found.bad) == ([{"x": Decimal("-1.06")}], ())
 
 
 @pytest.mark.parametrize("format", [Protobuf, JsonSchema])

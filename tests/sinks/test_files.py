@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 import os
@@ -338,6 +339,27 @@ def test_rows_of_nothing_but_nulls_are_rows(tmp_path, format):
     job = job_of(case.schema, [nothing, {**nothing, "id": 1}, nothing])
     apply(case.sink, job)
     assert same_multiset(job.expected, case.read()) == 3
+
+
+@pytest.mark.parametrize("format", ["parquet", "json", "orc"])
+def test_a_struct_may_be_absent_whose_fields_are_never_null(path, format):
+    inner = pa.struct([pa.field("n", pa.int32(), nullable=False), pa.field("at", pa.list_(pa.timestamp("us", "UTC")))])
+    line = pa.struct([pa.field("inner", inner, nullable=False)])
+    lines = [None, {"inner": {"n": 1, "at": None}}, {"inner": {"n": 2, "at": []}}]
+    # As decoders make them: what is in a struct that is not there is null, too.
+    inners = pa.StructArray.from_arrays(
+        [pa.array([None, 1, 2], pa.int32()), pa.array([None, None, []], inner[1].type)], fields=list(inner)
+    )
+    made = pa.StructArray.from_arrays([inners], fields=list(line), mask=pa.array([True, False, False]))
+    schema = pa.schema([pa.field("line", line), pa.field("lines", pa.list_(pa.field("item", line)))])
+    job = job_of(schema, [{"line": each, "lines": [each]} for each in lines])
+    (rows,) = job.rows[0]
+    held = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), made, type=schema.field("lines").type)
+    job.rows[0] = [dataclasses.replace(rows, batch=pa.record_batch([made, held], schema=schema))]
+    assert apply(FilesSink(str(path), format=format), job).written == 3
+    if format == "parquet":
+        (file,) = path.rglob("*.parquet")
+        assert pa.parquet.read_table(file).to_pylist() == [{"line": each, "lines": [each]} for each in lines]
 
 
 # --- attempts -------------------------------------------------------------------------------------------------------

@@ -143,7 +143,9 @@ class Avro(Format):
 
     @property
     def _reader_name(self) -> str:
-        return "the option `reader_schema`" if self._reader_given else "the option `schema`" if self.schema else "the registry"
+        if self._reader_given:
+            return "the option `reader_schema`"
+        return "the option `schema`" if self.schema else self.__dict__.get("_chosen_name", "the registry")
 
     @property
     def _subjects_known(self) -> bool:
@@ -190,7 +192,7 @@ class Avro(Format):
             chosen = self._chosen()
             schema = parsed(chosen[0])
             # Not asked for again when all versions are.
-            self.__dict__["_known"] = chosen
+            self.__dict__["_known"], self.__dict__["_chosen_name"] = chosen, str(chosen[0])
         if self.registry and schema.kind == "bytes":
             detail = "it is of type bytes, which Confluent's clients for Java and for Python write differently"
             raise AvroSchemaInvalid(self._reader_name, detail, "Read such values with Raw")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.formats.avro_resolution import symbols_for
+from airflow_kafka_spark.formats.avro_resolution import recounted, symbols_for
 from airflow_kafka_spark.formats.avro_schema import Enum, Fixed, Leaf, Logical
 from airflow_kafka_spark.formats.avro_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, day_factor_of, factor_of
 from airflow_kafka_spark.formats.dividing_worker import Doubt
@@ -40,6 +40,8 @@ def scalar_change(writer: Leaf | Fixed | Enum, reader: Leaf | Fixed | Enum) -> C
     assert not isinstance(reader, Enum)
     if writer.kind == "boolean":
         return _booleans
+    if recounted(writer, reader) is not None:
+        raise NoFastPath
     if writer.kind in ("int", "long"):
         return _number(writer, reader)
     if writer.kind in ("float", "double"):

@@ -83,8 +83,12 @@ def reading(writer: Schema, reader: Schema) -> Read:
 
 
 def _never(writer: Schema, reader: Schema) -> Read:
+    was, wanted = str(writer), str(reader)
+    if was == wanted:
+        was, wanted = f"{was} on {writer.kind}", f"{wanted} on {reader.kind}"
+
     def read(b: bytes, i: int) -> tuple[Any, int]:
-        raise BadValue(f"it was written as {writer}, expected {reader}")
+        raise BadValue(f"it was written as {was}, expected {wanted}")
 
     return read
 

@@ -19,7 +19,7 @@ _PROMOTED = {
 def goes_with(writer: Schema, reader: Schema) -> bool:
     """Whether values of one type can be read as another, as far as the types themselves tell. Names are looked at in unions."""
     if isinstance(writer, Leaf):
-        return reader.kind in _PROMOTED[writer.kind] and _measure_alike(writer, reader)
+        return reader.kind in _PROMOTED[writer.kind] and _measure_alike(writer, reader) and not _digits_as_text(writer, reader)
     if isinstance(writer, Fixed):
         return isinstance(reader, Fixed) and reader.size == writer.size
     return writer.kind == reader.kind
@@ -27,8 +27,28 @@ def goes_with(writer: Schema, reader: Schema) -> bool:
 
 def _measure_alike(writer: Leaf, reader: Schema) -> bool:
     """Whether not one is a day, say, and the other an instant: both are numbers, but no number is the same as both."""
-    found = {b.logical.measures for b in (writer, reader) if isinstance(b, Leaf) and b.logical and b.logical.measures}
+    found = {b.meaning.measures for b in (writer, reader) if isinstance(b, Leaf) and b.meaning and b.meaning.measures}
     return len(found) < 2
+
+
+def _digits_as_text(writer: Leaf, reader: Schema) -> bool:
+    """Whether one is a decimal and the other a text: bytes become texts, but those of a number are none."""
+    return any(a.kind == "string" and b.logical and b.logical.name == "decimal" for a, b in _both_ways(writer, reader))
+
+
+def _both_ways(writer: Leaf, reader: Schema) -> tuple[tuple[Leaf, Leaf], ...]:
+    return ((writer, reader), (reader, writer)) if isinstance(reader, Leaf) else ()
+
+
+def recounted(writer: Schema, reader: Schema) -> tuple[int, int] | None:
+    """By what a number is multiplied and divided that two versions count by different units, where one of these makes no column
+    type of its own; None where there is no such difference."""
+    if not isinstance(writer, Leaf) or not isinstance(reader, Leaf) or not (writer.counts or reader.counts):
+        return None
+    was, now = (b.meaning.rate if b.meaning else 0 for b in (writer, reader))
+    if not was or not now or was == now:
+        return None
+    return (now // was, 1) if now > was else (1, was // now)
 
 
 def branch_for(writer: Schema, reader: Union) -> int | None:

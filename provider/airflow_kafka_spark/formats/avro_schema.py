@@ -26,7 +26,7 @@ class Logical:
     @property
     def measures(self) -> str:
         """``date``, ``time`` or ``timestamp``; of anything else nothing."""
-        return "time" if self.per_day else "timestamp" if self.per_second else "date" if self.name == "date" else ""
+        return "date" if self.name == "date" else self.name.removeprefix("local-").partition("-")[0] if self.rate else ""
 
     @property
     def per_day(self) -> int:
@@ -36,20 +36,33 @@ class Logical:
     @property
     def per_second(self) -> int:
         """Of a timestamp: how many units a second has; of anything else 0."""
-        if not self.name.startswith(("timestamp-", "local-timestamp-")):
-            return 0
-        return 1000 if self.name.endswith("millis") else 1_000_000
+        return self.rate if self.name.startswith(("timestamp-", "local-timestamp-")) else 0
+
+    @property
+    def rate(self) -> int:
+        """Of a timestamp or a time of day: how many units a second has; of anything else 0."""
+        return _PER_SECOND.get(self.name.rpartition("-")[2], 0)
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """null, boolean, int, long, float, double, bytes or string."""
+    """null, boolean, int, long, float, double, bytes or string.
+
+    :param logical: what makes it another type of column.
+    :param counts: what a number counts that stays a number: two versions may count by different units.
+    """
 
     kind: str
     logical: Logical | None = None
+    counts: Logical | None = None
 
     def __str__(self) -> str:
-        return _described(self.kind, self.logical)
+        return _described(self.kind, self.meaning)
+
+    @property
+    def meaning(self) -> Logical | None:
+        """What is said of its values, whatever the column is."""
+        return self.logical or self.counts
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,15 @@ _CONNECT_NAMES = {
     f"{_DEBEZIUM}MicroTimestamp": "local-timestamp-micros",
 }
 """What Debezium says by the names of Connect's schemas, which Connect's converter keeps as ``connect.name``."""
+_COUNTS_OF = {
+    **{name: ("long", name) for name in ("timestamp-nanos", "local-timestamp-nanos")},
+    f"{_DEBEZIUM}NanoTimestamp": ("long", "local-timestamp-nanos"),
+    f"{_DEBEZIUM}Time": ("int", "time-millis"),
+    f"{_DEBEZIUM}MicroTime": ("long", "time-micros"),
+    f"{_DEBEZIUM}NanoTime": ("long", "time-nanos"),
+}
+"""By logical type or ``connect.name``: on which type it stands, and what its numbers count."""
+_PER_SECOND = {"millis": 1000, "micros": 1_000_000, "nanos": 1_000_000_000}
 _MAX_NESTING = 60
 
 
@@ -211,7 +233,9 @@ class _Parser:
         if kind == "map":
             return MapOf(self.schema(value.get("values"), namespace, depth + 1))
         if kind in _LEAVES:
-            return Leaf(kind, self._logical(value, kind))
+            logical = self._logical(value, kind)
+            on, counts = _COUNTS_OF.get(str(value.get("logicalType", value.get("connect.name"))), ("", ""))
+            return Leaf(kind, logical, Logical(counts) if on == kind and logical is None else None)
         return self.schema(kind, namespace, depth + 1)
 
     def _of_name(self, name: str, namespace: str) -> Schema:
@@ -358,7 +382,8 @@ def _scalar_type(schema: Leaf | Fixed, what: str, path: str) -> ddl.DataType:
     name = schema.logical.name
     if name == "decimal":
         if schema.logical.precision > 38:
-            raise AvroSchemaInvalid(what, f"`{path}` is {schema}, and columns have at most 38 digits")
+            action = "To read it, give its JSON with at most 38 digits there as `reader_schema`"
+            raise AvroSchemaInvalid(what, f"`{path}` is {schema}, and columns have at most 38 digits", action)
         return ddl.Decimal(schema.logical.precision, schema.logical.scale)
     if name.startswith("time-"):
         return ddl.Primitive(_PLAIN[schema.kind])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from airflow_kafka_spark.formats.avro_resolution import recounted
 from airflow_kafka_spark.formats.avro_schema import Fixed, Leaf, Logical
 from airflow_kafka_spark.formats.json_values import BadValue
 
@@ -125,7 +126,11 @@ def scalar(writer: Leaf | Fixed, reader: Leaf | Fixed) -> Read:
 
     elif writer.kind != reader.kind:
         read_raw = promoting(read_raw, writer.kind, reader.kind)
-    change = converting(writer.logical, reader.logical, isinstance(reader, Fixed))
+    if (by := recounted(writer, reader)) is not None:
+        read_raw = _recounting(read_raw, *by)
+        change = converting(reader.logical, reader.logical, isinstance(reader, Fixed))
+    else:
+        change = converting(writer.logical, reader.logical, isinstance(reader, Fixed))
     if change is None:
         return read_raw
 
@@ -144,6 +149,19 @@ def promoting(read_raw: Read, writer: str, reader: str) -> Read:
     def read(b: bytes, i: int) -> tuple[Any, int]:
         raw, i = read_raw(b, i)
         return to(raw), i
+
+    return read
+
+
+def _recounting(read_raw: Read, more: int, less: int) -> Read:
+    """The same times by other units."""
+
+    def read(b: bytes, i: int) -> tuple[int, int]:
+        raw, i = read_raw(b, i)
+        n, rest = divmod(raw * more, less)
+        if rest or not -(1 << 63) <= n < 1 << 63:
+            raise BadValue(f"found {raw}, which is no whole number in the unit of the reader's schema")
+        return n, i
 
     return read
 

@@ -25,7 +25,7 @@ from airflow_kafka_spark.formats.csv_values import CsvReference, Dialect, conver
 from airflow_kafka_spark.formats.ddl import Column, DataType, Decimal, Text, arrow_schema, arrow_type
 from airflow_kafka_spark.formats.dividing_worker import FEW_RECORDS, DividingDecoder, Doubt
 from airflow_kafka_spark.formats.json_values import MAX_MICRO, MIN_MICRO, BadValue
-from airflow_kafka_spark.formats.json_worker import _at_most, _from_date, _from_double, _from_wall_clock, _within
+from airflow_kafka_spark.formats.json_worker import _at_most, _from_date, _from_wall_clock, _within
 from airflow_kafka_spark.formats.json_write_worker import bare, joined
 
 FromText = Callable[[pa.Array], pa.Array]
@@ -180,10 +180,10 @@ def _cast(data_type: DataType, pattern: str) -> FromText:
 def _floats(name: str) -> FromText:
     def convert(array: pa.Array) -> pa.Array:
         _all(array, r"^(?:-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|NaN|-?Infinity)$")
-        numbers = array.cast(pa.float64())
+        numbers = array.cast(pa.float32() if name == "float" else pa.float64())
         if pc.any(pc.and_(pc.is_inf(numbers), pc.invert(pc.ends_with(array, "y")))).as_py():
             raise Doubt
-        return numbers if name == "double" else _from_double(numbers)
+        return numbers
 
     return convert
 

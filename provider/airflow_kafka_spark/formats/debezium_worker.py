@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ _DELETING: Mapping[DeleteHandling, tuple[str, ...]] = {
     "rewrite-with-tombstone": ("none",),
 }
 _ROWS = pa.array(["c", "u", "r"])
+_ENVELOPE = re.compile(rb'\s*\{\s*"(?:schema|payload)"\s*:').match
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class DebeziumDecoder(Decoder):
             elif kind in ("none", "m") or (kind == "d" and not rewrite) or (kind == "t" and self.truncates == "ignore"):
                 left_out.append(at)
             else:
-                bad[at] = _wrong(kind)
+                bad[at] = _wrong(kind, values[at])
         columns += [pa.array(np.where(from_before, "true", "false"))] if rewrite else []
         if from_before.any():
             before = batch.column("before")
@@ -89,14 +91,14 @@ class DebeziumDecoder(Decoder):
 
     def _chosen(self, after: pa.Array, before: pa.Array, from_before: np.ndarray) -> pa.Array:
         places = np.arange(len(after))
-        return pa.concat_arrays([after, before.cast(after.type)]).take(
-            pa.array(np.where(from_before, places + len(after), places))
-        )
+        return pa.concat_arrays([after, before]).take(pa.array(np.where(from_before, places + len(after), places)))
 
 
-def _wrong(op: str | None) -> str:
+def _wrong(op: str | None, value: bytes | None) -> str:
     if op is None:
-        return "`op` is missing; expected a change event of Debezium"
+        missing = "`op` is missing; expected a change event of Debezium"
+        envelope = value is not None and _ENVELOPE(value) is not None
+        return f"{missing}; it looks like Connect's envelope, which Debezium(JsonEnvelope(...)) reads" if envelope else missing
     if op in ("c", "u", "r"):
         return f"`after` is null in an event of op `{op}`; expected the row"
     if op == "d":

@@ -61,8 +61,8 @@ class Json(Format):
     record by record through :mod:`~airflow_kafka_spark.formats.json_reference`, which defines the meaning; the tests run both
     over the same cases and over random ones. Record by record is some 15 times slower. That way go bad records (and a few beside
     each), every record of a schema that has a map, and records with: values other than strings in string columns; ``"NaN"`` as
-    a string; a decimal with a negative exponent; more than 6 digits of a second; more digits in a decimal than its precision, as
-    in ``0.1000000000000`` for ``decimal(12,2)``.
+    a string; infinities; a decimal with a negative exponent; more than 6 digits of a second; more digits in a decimal than its
+    precision, as in ``0.1000000000000`` for ``decimal(12,2)``.
 
     :param schema: the columns, as DDL (``"id bigint NOT NULL, amount decimal(12,2), tags array<string>"``), as a pyspark
         ``StructType``, or as a JSON Schema, a dict (see :func:`.columns_of_json_schema`; its text: :meth:`of_json_schema`). Read

@@ -15,8 +15,13 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Map, Struct, arrow_type
 from airflow_kafka_spark.formats.json_carried import plain, plain_columns
+from airflow_kafka_spark.formats.json_envelope_schema import named_fields
 from airflow_kafka_spark.formats.json_values import BadValue
 from airflow_kafka_spark.formats.json_worker import JsonDecoder
+
+
+class Number(str):
+    """A number of a schema, as it was written: no digit of a default is lost."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,10 @@ def fillings(columns: Sequence[Column], schema: Any) -> tuple[tuple[Column, ...]
     """The columns as a payload may leave them, and what then stands in for their nulls.
 
     :param columns: with what carries them, by the schema.
-    :param schema: the record's, of a struct; None says nothing.
+    :param schema: the record's, of a struct, in which numbers are :class:`Number`; None says nothing.
     :raises BadValue: a default is none of what its field holds.
     """
-    fields = (schema or {}).get("fields") or []
-    known = {str(f.get("field")): f for f in fields if isinstance(f, dict)}
+    known = named_fields(schema or {})
     lenient, found = [], []
     for column in columns:
         try:
@@ -114,7 +118,20 @@ def _stands_in(filling: Filling | None) -> bool:
 def _decoded(data_type: DataType, default: Any) -> pa.Array:
     """A default, which is written as a payload would be."""
     column = Column("default", data_type)
-    decoded = JsonDecoder(plain_columns([column]), carried=[column]).decode([json.dumps({"default": default}).encode()])
+    try:
+        text = _json({"default": default})
+    except RecursionError:
+        raise BadValue("its schema's default is nested too deep") from None
+    decoded = JsonDecoder(plain_columns([column]), carried=[column]).decode([text.encode()])
     if decoded.bad:
         raise BadValue(f"its schema's default does not fit: {decoded.bad[0][1]}")
     return decoded.batch.column(0)
+
+
+def _json(value: Any) -> str:
+    """What was read, with its numbers as they were written."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{_json(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_json, value)) + "]"
+    return str(value) if isinstance(value, Number) else json.dumps(value)

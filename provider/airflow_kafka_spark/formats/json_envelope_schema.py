@@ -60,8 +60,7 @@ def _kind(schema: Any) -> str:
 
 
 def _fields(columns: Sequence[Column], schema: Mapping[str, Any]) -> tuple[Column, ...]:
-    fields = schema.get("fields") or []
-    known = {str(f.get("field")): f for f in fields if isinstance(f, dict)} if isinstance(fields, list) else {}
+    known = named_fields(schema)
     found = []
     for column in columns:
         try:
@@ -69,6 +68,12 @@ def _fields(columns: Sequence[Column], schema: Mapping[str, Any]) -> tuple[Colum
         except BadValue as e:
             raise e.within(f".{column.name}") from None
     return tuple(found)
+
+
+def named_fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The schemas of a struct's fields, by their names."""
+    fields = schema.get("fields")
+    return {str(f.get("field")): f for f in fields if isinstance(f, dict)} if isinstance(fields, list) else {}
 
 
 def _type(wanted: DataType, schema: Any) -> DataType:

@@ -19,7 +19,7 @@ from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Kind
 from airflow_kafka_spark.formats.ddl import Column, arrow_schema, arrow_type
 from airflow_kafka_spark.formats.dividing_worker import FEW_RECORDS
 from airflow_kafka_spark.formats.json_carried import plain_columns
-from airflow_kafka_spark.formats.json_envelope_defaults_worker import Filling, filled, fillings
+from airflow_kafka_spark.formats.json_envelope_defaults_worker import Filling, Number, filled, fillings
 from airflow_kafka_spark.formats.json_envelope_schema import Precision, carried_columns, is_optional
 from airflow_kafka_spark.formats.json_values import (
     MAX_NESTING,
@@ -179,15 +179,14 @@ class EnvelopeDecoder(Decoder):
 
     def _plan(self, text: str) -> _Plan:
         try:
-            schema = json.loads(text, parse_int=str, parse_float=str)
+            schema = json.loads(text, parse_int=Number, parse_float=Number)
         except ValueError as e:
             return _Plan(None, f"its schema cannot be read: {e}")
         try:
             carried = carried_columns(self._columns, schema)
             found: tuple[Filling | None, ...] = ()
             if self._defaults:
-                # Numbers as they are, which above are texts.
-                carried, found = fillings(carried, json.loads(text))
+                carried, found = fillings(carried, schema)
         except BadValue as e:
             return _Plan(None, e.reason, is_optional(schema))
         columns = plain_columns(carried) if any(found) else self._columns

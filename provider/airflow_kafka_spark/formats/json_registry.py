@@ -159,9 +159,11 @@ def _fields_of(document: Document) -> tuple[Field, ...]:
 
 
 def _as_written(columns: Sequence[Column], document: Document) -> tuple[Column, ...]:
-    """Columns, with what carries their values in records of a schema; as they are, where the schema itself cannot be columns."""
+    """Columns, with what carries their values in records of a schema; as they are, where that cannot be columns."""
+    from airflow_kafka_spark.formats.json_registry_schema import bundled, readable_fields
+
     try:
-        return as_sent(columns, _plain_fields(_fields_of(document)))
+        return as_sent(columns, _plain_fields(readable_fields(bundled(document))))
     except SchemaUnusable:
         return tuple(columns)
 

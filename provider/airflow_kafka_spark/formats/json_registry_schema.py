@@ -15,7 +15,7 @@ from urllib.parse import quote, urljoin
 from airflow_kafka_spark.errors import SchemaInvalid, SchemaUnusable
 from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 from airflow_kafka_spark.formats.json_carried import Carried, carried
-from airflow_kafka_spark.formats.json_schema import _Reader, parse_json_schema
+from airflow_kafka_spark.formats.json_schema import _Reader, _wrong, parse_json_schema
 from airflow_kafka_spark.formats.registered import Document
 
 LOCAL = "local-date-time"
@@ -31,7 +31,8 @@ _CARRIED: Mapping[str, Carried] = {
 """What integers are, by their titles."""
 _NUMBERS = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "float32": "float", "float64": "double"}
 _CONNECT_TYPES = {name: connect for connect, name in _NUMBERS.items()}
-_MAX_PRECISION = 38
+_MAX_PRECISION, _LARGEST_SCALE = 38, 1000
+_UNREADABLE = Primitive("void")
 
 
 @dataclass(frozen=True)
@@ -144,25 +145,60 @@ class _ConnectReader(_Reader):
         if kind == "integer" and title in _CARRIED and said in ("int32", "int64"):
             return _CARRIED[title]
         if kind in ("number", "string") and said == "bytes" and title == f"{_CONNECT}Decimal":
-            decimal = _decimal(schema)
-            return decimal if kind == "number" else carried(decimal, "unscaled", decimal.scale)
+            scale = _scale(schema)
+            if kind == "string" and scale is None:
+                raise _wrong(
+                    path, "a Decimal in base64 without its scale", "`connect.parameters` with a `scale` from -999 to 999"
+                )
+            decimal = _decimal(schema, scale or 0)
+            return decimal if kind == "number" else carried(decimal, "unscaled", scale or 0)
         if kind == "string" and said == "bytes":
             return Primitive("binary")
-        if kind in ("integer", "number") and said in _NUMBERS:
+        if kind in ("integer", "number") and str(said) in _NUMBERS:
             return Primitive(_NUMBERS[str(said)])
         if kind == "string" and schema.get("format") == LOCAL:
             return Primitive("timestamp_ntz")
         return super()._typed(kind, schema, path, within)
 
 
-def _decimal(schema: Mapping[str, Any]) -> Decimal:
+class _LenientReader(_ConnectReader):
+    """Passes over what cannot be columns."""
+
+    def read(self, schema: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
+        try:
+            return super().read(schema, path, within)
+        except SchemaInvalid:
+            pass
+        self._nulls[path] = True
+        try:
+            return self._object(schema if isinstance(schema, Mapping) else {}, path, within), True
+        except SchemaInvalid:
+            return _UNREADABLE, True
+
+
+def readable_fields(schema: Mapping[str, Any]) -> tuple[Column, ...]:
+    """The columns of a schema of which not all can be columns: the others, and what is within them, are of no known type."""
+    found, _ = _LenientReader(schema).read(schema, "#", ())
+    return found.fields if isinstance(found, Struct) else ()
+
+
+def _scale(schema: Mapping[str, Any]) -> int | None:
+    """The scale that a Decimal's bytes are of; None where it is not said."""
     params = schema.get("connect.parameters")
-    params = params if isinstance(params, Mapping) else {}
     try:
-        scale, precision = int(params.get("scale", 0)), int(params.get("connect.decimal.precision", _MAX_PRECISION))
-    except (TypeError, ValueError):
-        scale, precision = 0, _MAX_PRECISION
-    precision = min(precision, _MAX_PRECISION)
+        scale = int(params["scale"]) if isinstance(params, Mapping) else None
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return scale if scale is not None and -_LARGEST_SCALE < scale < _LARGEST_SCALE else None
+
+
+def _decimal(schema: Mapping[str, Any], scale: int) -> Decimal:
+    params = schema.get("connect.parameters")
+    try:
+        precision = int(params["connect.decimal.precision"]) if isinstance(params, Mapping) else _MAX_PRECISION
+    except (KeyError, TypeError, ValueError, OverflowError):
+        precision = _MAX_PRECISION
+    precision = min(max(precision, 1), _MAX_PRECISION)
     return Decimal(precision, min(max(scale, 0), precision))
 
 

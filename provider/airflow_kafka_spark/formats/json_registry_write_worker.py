@@ -180,10 +180,9 @@ def _nanos(_: Carried) -> _Text:
 
 
 def _unscaled(kind: Carried) -> _Text:
-    wanted = kind.of
-    assert isinstance(wanted, ddl.Decimal)
-
-    return lambda value: _base64(as_java(unscaled(Decimal(value), wanted)))
+    assert isinstance(kind.of, ddl.Decimal)
+    sent = ddl.Decimal(kind.of.precision, kind.scale)
+    return lambda value: _base64(as_java(unscaled(Decimal(value), sent)))
 
 
 _CARRIED: Mapping[str, Callable[[Carried], _Text]] = {

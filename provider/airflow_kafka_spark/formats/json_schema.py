@@ -122,7 +122,8 @@ class _Reader:
         found: Any = self.document
         for step in target.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, Sequence) and not isinstance(found, str) and step.isdigit() and int(step) < len(found):
+            number = step.isdecimal() and step.isascii() and len(step) < 10
+            if isinstance(found, Sequence) and not isinstance(found, str) and number and int(step) < len(found):
                 found = found[int(step)]
             elif isinstance(found, Mapping) and step in found:
                 found = found[step]
@@ -170,7 +171,7 @@ class _Reader:
         if not isinstance(properties, Mapping) or not properties:
             raise _wrong(path, "an object without `properties`", "its fields, or one schema for all as `additionalProperties`")
         required = schema.get("required") or ()
-        if isinstance(required, str) or not isinstance(required, Sequence):
+        if isinstance(required, str) or not isinstance(required, Sequence) or not all(isinstance(n, str) for n in required):
             raise _wrong(path, f"required: {required!r}", "a list of names, beside `properties`")
         unknown = [name for name in required if name not in properties]
         if unknown:
@@ -178,6 +179,8 @@ class _Reader:
         fields, seen = [], dict[str, str]()
         for name, of_field in properties.items():
             here = f"{path}/properties/{name}"
+            if not isinstance(name, str):
+                raise _wrong(here, f"the name {name!r}", "a text, as JSON's names are")
             other = seen.setdefault(name.casefold(), name)
             if not name or other != name:
                 raise _wrong(here, f"a name like `{other}`" if name else "no name", "names that differ by more than case")
@@ -208,6 +211,8 @@ def _type_of(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
         kinds = ["object"]
     if not kinds and "items" in schema:
         kinds = ["array"]
+    if not all(isinstance(k, str) for k in kinds):
+        raise _wrong(path, f"the type {given!r}", "names of types")
     rest = [k for k in kinds if k != "null"]
     if sorted(rest) == ["integer", "number"]:
         rest = ["number"]

@@ -271,12 +271,23 @@ def nearest(found: str, name: str, single: bool) -> float:
     number = float(found)
     try:
         if single:
-            number = struct.unpack("<f", struct.pack("<f", number))[0]
+            number = struct.unpack("<f", struct.pack("<f", _odd(number, found)))[0]
     except OverflowError:
         number = math.inf
     if math.isinf(number):
         raise BadValue(f"found {short(found)}, expected {name}: it is too large for one")
     return number
+
+
+def _odd(number: float, found: str) -> float:
+    """The double next to a number's text or the one on its other side, whichever ends in a one: rounded again, to fewer bits, it
+    gives what the text itself does, as no such double lies midway between two that have fewer."""
+    if number == 0 or math.isinf(number):
+        return number
+    exact = decimal.Decimal(found)
+    if exact == decimal.Decimal(number) or struct.unpack("<q", struct.pack("<d", number))[0] % 2:
+        return number
+    return math.nextafter(number, math.inf if exact > decimal.Decimal(number) else -math.inf)
 
 
 def _boolean(text: str, i: int) -> tuple[Any, int]:

@@ -58,6 +58,7 @@ class Node:
     :param numbers: of a message, those of its fields.
     :param bounds: of an integer, the least and the greatest.
     :param full_name: of a message, its own.
+    :param choice: the name of the ``oneof`` that it is in with others.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Node:
     numbers: frozenset[int] = frozenset()
     bounds: tuple[int, int] | None = None
     full_name: str = ""
+    choice: str = ""
 
     @property
     def column(self) -> Column:
@@ -139,7 +141,10 @@ class Layout:
         if node is None or is_repeated(field):
             return node and replace(node, many="list", nullable=False)
         has_default = field.has_default_value and type_name(field) not in ("MESSAGE", "GROUP")
-        return replace(node, nullable=bool(field.has_presence) and not is_required(field) and not has_default)
+        oneof = field.containing_oneof
+        choice = oneof.name if oneof is not None and len(oneof.fields) > 1 else ""
+        nullable = bool(field.has_presence) and not is_required(field) and not has_default
+        return replace(node, nullable=nullable, choice=choice)
 
     def _value(self, field: FieldDescriptor, within: tuple[str, ...]) -> Node | None:
         kind = type_name(field)

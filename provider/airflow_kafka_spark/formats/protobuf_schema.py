@@ -253,7 +253,18 @@ def _field_misread(old: FieldDescriptor, new: FieldDescriptor, seen: set[tuple[s
         return f"field {new.number} (`{new.name}`) was of type {was.lower()}, which is not read as {now.lower()}"
     if is_map(old) != is_map(new):
         return f"field {new.number} (`{new.name}`) was {'a' if is_map(old) else 'no'} map"
+    if was == now == "ENUM":
+        return _renumbered(old, new)
     return _misread(old.message_type, new.message_type, seen) if now in ("MESSAGE", "GROUP") else ""
+
+
+def _renumbered(old: FieldDescriptor, new: FieldDescriptor) -> str:
+    """A symbol under another number, so that one is taken for another. One that is renamed keeps its number."""
+    was, now = ({value.name: value.number for value in field.enum_type.values} for field in (old, new))
+    for name, number in now.items():
+        if was.get(name, number) != number and (number in was.values() or was[name] in now.values()):
+            return f"field {new.number} (`{new.name}`) had the symbol `{name}` as {was[name]}, which is {number} now"
+    return ""
 
 
 _TYPES = (

@@ -56,6 +56,7 @@ class ProtobufEncoder(RowEncoder):
     def _fields(self, nodes: Sequence[Node], path: str = "") -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         setters = [(node.name, self._field(node, f"{path}{node.name}"), node.nullable, f"{path}{node.name}") for node in nodes]
         names = {node.name for node in nodes}
+        choices = {choice: [n.name for n in nodes if n.choice == choice] for choice in sorted({n.choice for n in nodes} - {""})}
 
         def fields(row: Mapping[str, Any]) -> dict[str, Any]:
             found = {}
@@ -69,6 +70,12 @@ class ProtobufEncoder(RowEncoder):
                     found[name] = convert(value)
                 except _UNFIT as e:
                     raise Unfit.of(place, e) from None
+            for choice, members in choices.items():
+                there = [name for name in members if name in found]
+                if len(there) > 1:
+                    raise Unfit.of(
+                        path + there[1], f"it is there beside `{there[0]}`, and of the oneof `{choice}` only one can be"
+                    )
             if not row.keys() <= names:
                 raise Unfit.of(f"{path}{min(row.keys() - names)}", "the message has no such field")
             return found

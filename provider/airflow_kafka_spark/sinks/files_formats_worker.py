@@ -65,9 +65,10 @@ class FileSpec:
         return {name: value for name, value in self.options.items() if name not in GENERAL_OPTIONS}
 
     def stored(self, schema: pa.Schema) -> pa.Schema:
-        """The schema as the files have it: instants in microseconds, as Spark has them."""
+        """The schema as the files have it: instants in microseconds, as Spark has them. What is in a struct that may be null may
+        be so, too: to Parquet's writer a null there is one, whatever holds it."""
         naive = self.format == "orc" and self.options.get("timestamps", "utc") == "utc"
-        return pa.schema([f.with_type(_stored(f.type, naive)) for f in schema])
+        return pa.schema([_stored_field(f, naive, False) for f in schema])
 
     def unfit(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str]]:
         """Position and reason of rows whose values the format cannot hold so that readers get them back."""
@@ -83,20 +84,22 @@ class FileSpec:
 GENERAL_OPTIONS = {"max_open_files", "max_rows_per_group", "max_bytes_per_group", "timestamps"}
 
 
-def _stored(kind: pa.DataType, naive: bool) -> pa.DataType:
+def _stored(kind: pa.DataType, naive: bool, absent: bool) -> pa.DataType:
+    """:param absent: whether what holds it may be null."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", None if naive or not kind.tz else "UTC")
     if pa.types.is_struct(kind):
-        return pa.struct([_stored_field(kind.field(i), naive) for i in range(kind.num_fields)])
+        return pa.struct([_stored_field(kind.field(i), naive, absent) for i in range(kind.num_fields)])
     if pa.types.is_map(kind):
-        return pa.map_(_stored(kind.key_type, naive), _stored_field(kind.item_field, naive))
+        return pa.map_(_stored(kind.key_type, naive, False), _stored_field(kind.item_field, naive, False))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(_stored_field(kind.value_field, naive))
+        return pa.list_(_stored_field(kind.value_field, naive, False))
     return kind
 
 
-def _stored_field(item: pa.Field, naive: bool) -> pa.Field:
-    return item.with_type(_stored(item.type, naive))
+def _stored_field(item: pa.Field, naive: bool, absent: bool) -> pa.Field:
+    nullable = item.nullable or absent
+    return item.with_type(_stored(item.type, naive, nullable)).with_nullable(nullable)
 
 
 # --- values that ORC cannot hold --------------------------------------------------------------------------------------
