@@ -11,7 +11,18 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import BadRecords, ValidationError
 from airflow_kafka_spark.formats import Json
-from airflow_kafka_spark.transforms import Cast, Condition, Filter, InsertField, RecordIsTombstone, RegexRouter, ReplaceField, Sql
+from airflow_kafka_spark.transforms import (
+    Cast,
+    Condition,
+    Filter,
+    Flatten,
+    HoistField,
+    InsertField,
+    RecordIsTombstone,
+    RegexRouter,
+    ReplaceField,
+    Sql,
+)
 from tests.support.dead_letters import is_bad, letters, produce_mixed, told
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline, row_of
@@ -119,6 +130,14 @@ def test_what_is_transformed_in_arrow_comes_out_as_what_spark_transforms(files: 
     assert told_once.startswith(f"Window {files.name}-1#1: Spark's SQL transforms its records")
 
 
+@pytest.mark.parametrize("behind", [[], [lambda frame: frame]], ids=["arrow", "spark"])
+def test_names_with_dots_as_flatten_makes_them_reach_the_sink(files: Pipeline, behind):
+    files.produce(30)
+    files.run("run1", transforms=[HoistField("order"), Flatten(), *behind])
+    expected = [(i, customer) for _, _, i, customer, *_ in good(files)]
+    assert same_multiset(expected, found(files, "order.id", "order.customer")) == 30
+
+
 def test_tombstones_delete_behind_transforms_and_may_be_left_out(table: Pipeline):
     from airflow_kafka_spark.sinks import PostgresSink
 
@@ -157,6 +176,10 @@ def test_what_does_not_fit_is_told_before_the_window_is_planned_all_of_it_at_onc
         files.run("run1", transforms=[ReplaceField(exclude="id")], read_with="spark")
     with pytest.raises(ValidationError, match="`offset` is there already"):
         files.run("run1", transforms=[InsertField(offset_field="offset")], metadata_columns=["offset"])
+    with pytest.raises(ValidationError, match=r"metadata_columns: there is a column `__kafka_offset`, as what is carried"):
+        files.run("run1", transforms=[ReplaceField(exclude="id")], metadata_columns={"offset": "__kafka_offset"})
+    with pytest.raises(ValidationError, match=r"transforms: there is a column `__kafka_error`, as what is carried"):
+        files.run("run1", transforms=[ReplaceField(renames="id:__kafka_error")])
     assert set(files.committed().values()) == {-1001}
 
 

@@ -67,6 +67,9 @@ ROUTERS = [
     route("RegexRouter identity", "(.*)", "$1", "orig", "orig"),
     route("RegexRouter prefix", "(.*)", "prefix-$1", "orig", "prefix-orig"),
     route("RegexRouter suffix", "(.*)", "$1-suffix", "orig", "orig-suffix"),
+    route("RegexRouter replaces the first match of a name that matches as a whole", "a|ab", "Q", "ab", "Qb"),
+    route("RegexRouter replaces once", "(.+?)", "<$1>", "test", "<t>est"),
+    route("RegexRouter leaves a name that matches in part", "a|ab", "Q", "abc", "abc"),
     route("RegexRouter slice", r"(.*)-(\d\d\d\d\d\d\d\d)", "$1", "index-20160117", "index"),
     Case(
         "TimestampRouter default",

@@ -119,7 +119,8 @@ class Shaping:
         from pyspark.sql import functions as F
         from pyspark.sql.types import StructType
 
-        from airflow_kafka_spark.road.shaping_worker import ORIGINAL
+        from airflow_kafka_spark.road.shaping_worker import ABSENT, ORIGINAL
+        from airflow_kafka_spark.transforms.record import PARTS
 
         types = {f.name: f.dataType for f in frame.schema}
         value = types["value"]
@@ -133,6 +134,11 @@ class Shaping:
                 found = f"column `{column}` is there already, behind the transforms"
                 raise ValidationError([Problem("metadata_columns", found, f'Name it otherwise: {{"{name}": "kafka_{name}"}}')])
             columns[column] = F.col(ORIGINAL[name] if name in ("key", "value", "timestampType") else name)
+        asked = [column for _, column in self.metadata]
+        for column in sorted({ABSENT, *types}.difference(PARTS).intersection(columns)):
+            where = "metadata_columns" if column in asked else "transforms"
+            found = f"there is a column `{column}`, as what is carried past transforms is called"
+            raise ValidationError([Problem(where, found, "Name it otherwise, a field by ReplaceField")])
         return columns
 
     def plan(self, spark: SparkHook) -> Plan:
@@ -205,4 +211,8 @@ class ShapingJob(SinkJob):
         told = "Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there"
         log.info(told, self.window, plan.unknown)
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
-        return self.shaping.shaped(records).mapInArrow(cast(Any, write), "result string")
+        shaped = self.shaping.shaped(records)
+        # Spark takes a dot in the name of a column that it maps for a path, and Flatten makes such names.
+        plain = [name if name.startswith("__kafka_") else f"column{n}" for n, name in enumerate(shaped.columns)]
+        write = replace(write, names=dict(zip(plain, shaped.columns, strict=True)))
+        return shaped.toDF(*plain).mapInArrow(cast(Any, write), "result string")

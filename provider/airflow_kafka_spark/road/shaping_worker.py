@@ -176,6 +176,7 @@ class WriteTask:
     :param writer: the sink's; every call works on a copy of it, since this object is unpickled once per task.
     :param null_values: what a record without a value means.
     :param tolerance: what becomes of records that could not be transformed.
+    :param names: those of the columns that arrive under others.
     """
 
     splits: tuple[Split, ...]
@@ -183,6 +184,7 @@ class WriteTask:
     writer: SplitWriter
     null_values: NullValues
     tolerance: Tolerance | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from airflow_kafka_spark.sinks.kafka_worker import partition_id
@@ -243,7 +245,7 @@ class WriteTask:
 
     def _rows(self, batch: pa.RecordBatch) -> tuple[Rows, int, pa.RecordBatch | None]:
         """The rows for the sink, how many records without a value were ignored, and the bad ones."""
-        column = dict(zip(batch.schema.names, batch.columns, strict=True))
+        column = {self.names.get(name, name): found for name, found in zip(batch.schema.names, batch.columns, strict=True)}
         absent, errors = column[ABSENT], column[ERROR]
         if self.null_values == "fail":
             errors = pc.if_else(pc.and_(absent, errors.is_null()), NO_VALUE, errors)

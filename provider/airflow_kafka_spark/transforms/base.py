@@ -55,16 +55,19 @@ class Transform(ABC):
 
         :param where: what names the transform in messages: ``transforms[0] Cast``.
         """
-        if self.predicate is None:
-            if not self.negate:
-                return []
+        problems = []
+        if not isinstance(self.negate, bool):  # the text "false" would be true
+            problems.append(Problem(f"{where}.negate", f"found {self.negate!r}; expected True or False", "Correct it"))
+        elif self.negate and self.predicate is None:
             what = "found `negate` without a predicate; expected one that is negated"
-            return [Problem(f"{where}.negate", what, "Give `predicate`, or leave `negate` out")]
+            problems.append(Problem(f"{where}.negate", what, "Give `predicate`, or leave `negate` out"))
+        if self.predicate is None:
+            return problems
         if not isinstance(self.predicate, Predicate):
             what = f"found {self.predicate!r}; expected a Predicate"
             action = 'Write for instance TopicNameMatches("orders-.*"), or Condition("amount > 10")'
-            return [Problem(f"{where}.predicate", what, action)]
-        return self.predicate.validate(f"{where}.predicate")
+            return [*problems, Problem(f"{where}.predicate", what, action)]
+        return [*problems, *self.predicate.validate(f"{where}.predicate")]
 
     @abstractmethod
     def apply(self, frame: DataFrame) -> DataFrame:

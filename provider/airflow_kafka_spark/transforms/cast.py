@@ -64,9 +64,13 @@ class Cast(KeepsNulls, OfPart):
     def _wanted(self) -> dict[str, str]:
         """Field -> type; the whole key or value is the field without a name."""
         if isinstance(self.spec, Mapping):
+            if "" in self.spec and len(self.spec) > 1:
+                raise ValueError(f"found {self.spec!r}; expected fields, or one type for the whole {self.of}")
             return {name: str(target).lower() for name, target in self.spec.items()}
         given = r.listed(self.spec)
-        if len(given) == 1 and ":" not in given[0]:
+        if not given:
+            raise ValueError(f"found {self.spec!r}; expected `field:type` pairs, or one type for the whole {self.of}")
+        if len(given) == 1 and isinstance(given[0], str) and ":" not in given[0]:
             return {"": given[0].lower()}
         return {name: target.lower() for name, target in r.pairs(given).items()}
 

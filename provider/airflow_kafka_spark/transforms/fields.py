@@ -192,14 +192,19 @@ class ReplaceField(KeepsNulls, OfPart):
     def validate(self, where: str) -> list[Problem]:
         problems = super().validate(where)
         try:
-            renames = r.pairs(self.renames)
+            renames = r.pairs(self.renames or ())
         except ValueError as error:
             problems.append(Problem(f"{where}.renames", str(error), "Write `old:new`, or give a mapping"))
             renames = {}
         if not (self.include or self.exclude or self.renames):
             what = "found neither `include`, `exclude` nor `renames`; expected one"
             problems.append(Problem(where, what, "Name fields"))
-        for new, count in Counter(renames.values()).items():
+        for option in ("include", "exclude"):
+            if given := getattr(self, option):
+                problems += names_problems(f"{where}.{option}", given)
+        wrong = [p for pair in renames.items() for name in pair for p in name_problems(f"{where}.renames", name)]
+        problems += wrong
+        for new, count in Counter(() if wrong else renames.values()).items():
             if count > 1:
                 what = f"{count} fields are renamed to `{new}`; expected names of their own"
                 problems.append(Problem(f"{where}.renames", what, "Correct it"))
@@ -209,7 +214,7 @@ class ReplaceField(KeepsNulls, OfPart):
         from pyspark.sql import functions as F
 
         fields = record.fields(self.of, "of")
-        include, exclude, renames = r.listed(self.include), r.listed(self.exclude), r.pairs(self.renames)
+        include, exclude, renames = r.listed(self.include or ()), r.listed(self.exclude or ()), r.pairs(self.renames or ())
         problems: list[Problem] = []
         for option, names in (("include", include), ("exclude", exclude), ("renames", tuple(renames))):
             try:
@@ -252,13 +257,14 @@ def _inserted(spec: str) -> str:
     return spec[:-1] if spec.endswith(("!", "?")) else spec
 
 
-def names_problems(where: str, names: object, *, twice: bool = False) -> list[Problem]:
+def names_problems(where: str, names: object, *, twice: bool = False, what: str = "fields") -> list[Problem]:
     """What is wrong with a list of names that must not be empty.
 
     :param twice: whether it may hold a name twice.
+    :param what: what is named, for the message.
     """
     if not isinstance(names, (str, Sequence)) or not (found := r.listed(names)):
-        return [Problem(where, f"found {names!r}; expected at least one name", "Name fields")]
+        return [Problem(where, f"found {names!r}; expected at least one name", f"Name {what}")]
     problems = [p for name in found for p in name_problems(where, name)]
     if problems or twice:
         return problems

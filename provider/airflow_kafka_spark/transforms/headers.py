@@ -85,10 +85,10 @@ class HeaderFrom(KeepsNulls, OfPart):
     operation: Literal["copy", "move"]
 
     def validate(self, where: str) -> list[Problem]:
-        problems = [*super().validate(where), *names_problems(f"{where}.fields", self.fields, twice=True)]
-        if not isinstance(self.headers, (str, Sequence)) or not r.listed(self.headers):
-            problems.append(Problem(f"{where}.headers", f"found {self.headers!r}; expected at least one name", "Name headers"))
-        elif len(r.listed(self.headers)) != len(r.listed(self.fields)):
+        wrong = names_problems(f"{where}.fields", self.fields, twice=True)
+        wrong += names_problems(f"{where}.headers", self.headers, twice=True, what="headers")
+        problems = [*super().validate(where), *wrong]
+        if not wrong and len(r.listed(self.headers)) != len(r.listed(self.fields)):
             what = f"found {len(r.listed(self.headers))} for {len(r.listed(self.fields))} fields; expected one for each"
             problems.append(Problem(f"{where}.headers", what, "Name a header for each field"))
         if self.operation not in ("copy", "move"):

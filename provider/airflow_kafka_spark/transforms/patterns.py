@@ -67,9 +67,14 @@ def replacement_problems(where: str, regex: object, replacement: object) -> list
 
 def whole_match(regex: str) -> str:
     """A regular expression that matches the whole text or nothing; its groups keep their numbers."""
+    return rf"{match_at_beginning(regex)}\z"
+
+
+def match_at_beginning(regex: str) -> str:
+    """A regular expression that matches at the beginning of a text only; its groups keep their numbers."""
     quoting = [said for said in re.findall(r"\\(.)", regex, re.DOTALL) if said in "QE"]
     end = r"\E" if quoting[-1:] == ["Q"] else ""  # a quotation may go on to the end
-    return rf"\A(?:{regex}{end})\z"
+    return rf"\A(?:{regex}{end})"
 
 
 def date_format_problems(where: str, pattern: object, *, calendar: bool = False) -> list[Problem]:

@@ -214,14 +214,16 @@ def listed(names: str | Sequence[str]) -> tuple[str, ...]:
 def pairs(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     """Pairs as Connect writes them (``a:b,c:d``) or in a mapping.
 
-    :raises ValueError: one has no colon, or more than one; its message tells which.
+    :raises ValueError: they are no such pairs, one has no colon, or more than one; its message tells which.
     """
     if isinstance(given, Mapping):
         return dict(given)
+    if not isinstance(given, (str, Sequence)):
+        raise ValueError(f"found {given!r}; expected pairs of names")
     found = {}
     for pair in listed(given):
-        left, colon, right = pair.partition(":")
-        if not (left and colon and right) or ":" in right:
+        left, colon, right = pair.partition(":") if isinstance(pair, str) else ("", "", "")
+        if not (left.strip() and colon and right.strip()) or ":" in right:
             raise ValueError(f"found {pair!r}; expected two names with one colon between")
         found[left.strip()] = right.strip()
     return found

@@ -15,6 +15,7 @@ from airflow_kafka_spark.transforms.moments import written
 from airflow_kafka_spark.transforms.patterns import (
     date_format_problems,
     java_problems,
+    match_at_beginning,
     regex_problems,
     replacement_problems,
     whole_match,
@@ -102,7 +103,8 @@ class RegexRouter(ByColumns):
     """Another topic for records whose topic's whole name matches; the others keep theirs.
 
     :param regex: a regular expression of Java's.
-    :param replacement: the new name; ``$1`` is what the first group matched.
+    :param replacement: the new name; ``$1`` is what the first group matched. As in Connect it stands for the first match: what
+        ``a|ab`` leaves of ``ab`` stays behind it.
     """
 
     regex: str
@@ -120,7 +122,10 @@ class RegexRouter(ByColumns):
 
         if problems := java_problems("regex", self.regex):
             raise ValidationError(problems)
-        return {"topic": F.regexp_replace("topic", F.lit(whole_match(self.regex)), F.lit(self.replacement))}
+        # A name that matches as a whole has its first match at its beginning.
+        first, topic = match_at_beginning(self.regex), F.col("topic")
+        routed = F.regexp_replace(topic, F.lit(first), F.lit(self.replacement))
+        return {"topic": F.when(topic.rlike(whole_match(self.regex)), routed).otherwise(topic)}
 
 
 @dataclass(frozen=True)
