@@ -9,7 +9,14 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import BadRecords, KafkaRefused, TooManyBadRecords, TooManyDeadLetters, ValidationError
+from airflow_kafka_spark.errors import (
+    BadRecords,
+    KafkaRefused,
+    SparkJobFailed,
+    TooManyBadRecords,
+    TooManyDeadLetters,
+    ValidationError,
+)
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators.tolerance import ErrorOptions
 from tests.support.dead_letters import BAD, check_sorted_out, letters, produce_mixed, told
@@ -115,6 +122,29 @@ def test_a_share_is_exact_as_it_is_written():
     assert ErrorOptions("all", "dead", most=0.29).too_many(30, 100) and ErrorOptions("all", "dead", most=0).too_many(1, 1)
 
 
+def test_a_switch_that_is_a_text_is_refused_whatever_it_says(files: Pipeline):
+    """Else "false" would be True: records left out for good, letters with headers."""
+    given = {"errors_deadletterqueue_context_headers_enable": "false", "errors_skip": "no"}
+    with pytest.raises(ValidationError) as raised:
+        files.run("run1", **tolerant("", **given))
+    told = {problem.where: problem.what for problem in raised.value.problems}
+    assert {name: told[name] for name in given} == {
+        name: f"`{value!r}` is neither True nor False" for name, value in given.items()
+    }
+
+
+def test_an_error_of_the_users_own_sql_fails_the_window_and_says_what_spark_says(files: Pipeline):
+    """It is no record's error: none becomes a letter for it."""
+    from airflow_kafka_spark.transforms import Sql
+
+    produce_mixed(files, 20, 5)
+    columns = {"id": "id", "customer": "customer", "amount": "amount", "placed_at": "timestamp_seconds(100 div (id - 7))"}
+    with pytest.raises(SparkJobFailed, match=r"DIVIDE_BY_ZERO.* by zero"):
+        files.run("run1", **tolerant(f"dead-{files.topic}"), transforms=[Sql(columns)])
+    assert files.rows() == []
+    assert f"dead-{files.topic}" not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=30).topics
+
+
 def test_a_letter_that_its_topic_does_not_take_fails_the_window_and_says_what_to_change(files: Pipeline):
     (dead, past), config = (f"{name}-{files.topic}" for name in ("dead", "past")), files.kafka.connection_extra()
     files.kafka.create_topic(dead, 1, config={"max.message.bytes": 1500})
@@ -196,6 +226,22 @@ def test_what_was_dead_stays_dead_when_the_format_is_mended_before_the_retry(fil
     assert (report["records_rejected"], report["dead_letters"][0]["records"]) == (3, 3)
 
 
+def test_what_was_dead_stays_dead_when_the_retry_would_ignore_it(files: Pipeline, monkeypatch):
+    """Tombstones were bad, and are none any more: each counts once, as what it is."""
+    dead, producer = f"dead-{files.topic}", Producer(files.kafka.connection_extra())
+    produce_mixed(files, 30, 10)
+    for partition in (0, 0, 1):
+        producer.produce(files.topic, None, b"gone", partition)
+    assert producer.flush(60) == 0
+    fail_at(monkeypatch, "dead.committed")
+    with pytest.raises(RuntimeError, match="dead.committed"):
+        files.run("run1", **tolerant(dead))
+    monkeypatch.undo()
+    report = files.run("run1", **tolerant(dead, behavior_on_null_values="ignore"))
+    assert [report[f"records_{name}"] for name in ("read", "written", "ignored", "rejected")] == [36, 30, 0, 6]
+    assert len(letters(files.kafka.connection_extra(), dead)) == 6 and len(files.rows()) == 30
+
+
 def test_a_window_that_is_replayed_sends_no_letter_twice(table: Pipeline):
     dead = f"dead-{table.topic}"
     with table.postgres.connect(autocommit=True) as connection:
@@ -209,6 +255,29 @@ def test_a_window_that_is_replayed_sends_no_letter_twice(table: Pipeline):
     report = table.run("run1", facts={"max_tries": 1}, **options)
     assert report["replay"] == 1 and report["records_rejected"] == 4
     assert check_sorted_out(table, dead) == (40, 4)
+
+
+def test_a_replay_that_the_sink_had_taken_reports_its_own_bad_records(table: Pipeline, monkeypatch):
+    """Not those of the replays before it: what was a letter may be a row by now, and what is bad again is sent only once."""
+    from airflow_kafka_spark.sinks import PostgresSink
+
+    dead = f"dead-{table.topic}"
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE "{table.place}" ADD COLUMN "window" text')
+    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column="window")
+    options = {**tolerant(dead), "sink": sink, "on_rerun": "replay"}
+    produce_mixed(table, 40, 10)
+    table.run("run1", **options)
+    for replay, (value, bad) in enumerate(((Lenient(SCHEMA), 0), (Json(schema=SCHEMA), 4)), 1):
+        again = {"facts": {"max_tries": replay}, **options, "value": value}
+        fail_at(monkeypatch, "close.begin")
+        with pytest.raises(RuntimeError):
+            table.run("run1", **again)
+        monkeypatch.undo()
+        report = table.run("run1", **again)
+        assert [report[name] for name in ("replay", "records_read", "records_rejected")] == [replay, 44, bad]
+        assert len(table.rows()) == report["records_written"] == 44 - bad
+    assert len(letters(table.kafka.connection_extra(), dead)) == 4
 
 
 def test_a_window_that_the_sink_had_taken_reports_its_dead_letters_too(files: Pipeline, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import BadRecords, SinkRejected, TooManyBadRecords
+from airflow_kafka_spark.errors import BadRecords, CountMismatch, SinkRejected, TooManyBadRecords
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Condition, Filter
@@ -225,3 +225,22 @@ def test_what_else_a_table_may_refuse_and_that_rows_may_refer_to_later_ones(tabl
         send(table, [(7, "c", "14.00")])
         with pytest.raises(SinkRejected, match="1 rows became 0.*triggers"):
             table.run("run2", **options, **tolerant)
+
+
+def test_a_window_of_splits_that_fails_tells_what_of_it_may_be_there_and_keeps_it(table: Pipeline):
+    producer = Producer(table.kafka.connection_extra())
+    for partition, value in enumerate((order(1), order(2), b"no json")):
+        producer.produce(table.topic, value, b"key", partition)
+    assert producer.flush(60) == 0
+    sink, dead = PostgresSink(conn_id="warehouse", table=table.place, atomic="split"), f"dead-{table.topic}"
+    tolerant = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    for options, error in (({}, BadRecords), ({**tolerant, "max_errors": 0}, TooManyBadRecords)):
+        with pytest.raises(error, match="nothing of a split that holds one was written or committed"):
+            table.run("run1", sink=sink, **options)
+        assert len(table.rows()) == 2
+    # Rows that are there are none that a stricter format could make dead letters of.
+    with pytest.raises(CountMismatch, match="counted 2 rows.*format.* was changed since, set it back"):
+        table.run("run1", sink=sink, **tolerant, value=Json(schema=SCHEMA.replace("customer string", "customer varchar(3)")))
+    report = table.run("run1", sink=sink, **tolerant)
+    assert (report["records_written"], report["records_rejected"], len(table.rows())) == (2, 1, 2)
+    assert [value for _, value, *_ in letters(table.kafka.connection_extra(), dead)] == [b"no json"]

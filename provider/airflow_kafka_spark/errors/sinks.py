@@ -8,31 +8,42 @@ from airflow_kafka_spark.errors.base import KafkaSparkError
 
 
 class BadRecords(KafkaSparkError):
-    """Records that could not be decoded. Nothing of the window was written or committed."""
+    """Records that could not be decoded. Nothing of the window was written or committed.
 
-    def __init__(self, window: str, count: int, samples: Sequence[object]) -> None:
+    :param by_split: whether splits are committed one by one: then that goes for those that hold one.
+    """
+
+    def __init__(self, window: str, count: int, samples: Sequence[object], by_split: bool = False) -> None:
         self.window, self.count, self.samples = window, count, tuple(samples)
         listed = "\n".join(f"  {s}" for s in self.samples)
         more = f"\n  ... and {count - len(self.samples)} more" if count > len(self.samples) else ""
         super().__init__(
-            f"Window {window} holds {count} bad record{'s' if count != 1 else ''}; nothing of it was written or committed\n"
-            f"{listed}{more}\n",
+            f"Window {window} holds {count} bad record{'s' if count != 1 else ''}; {_nothing(by_split)}\n{listed}{more}\n",
             action="Correct the schema, or the producer, and run the task again: it reads the same window",
         )
 
 
 class TooManyBadRecords(KafkaSparkError):
-    """More bad records than ``max_errors`` allows. Nothing of the window was written or committed, and no dead letter sent."""
+    """More bad records than ``max_errors`` allows. Nothing of the window was written or committed, and no dead letter sent.
 
-    def __init__(self, window: str, count: int, records: int, limit: float, samples: Sequence[object]) -> None:
+    :param by_split: as for :class:`BadRecords`.
+    """
+
+    def __init__(
+        self, window: str, count: int, records: int, limit: float, samples: Sequence[object], by_split: bool = False
+    ) -> None:
         self.window, self.count, self.records, self.limit, self.samples = window, count, records, limit, tuple(samples)
         listed = "".join(f"\n  {s}" for s in self.samples)
         allowed = f"{limit!r} of them" if isinstance(limit, float) else f"{limit:,}"
         super().__init__(
-            f"{count:,} of the {records:,} records of window {window} are bad; nothing of it was written or committed{listed}\n",
+            f"{count:,} of the {records:,} records of window {window} are bad; {_nothing(by_split)}{listed}\n",
             expected=f"at most {allowed} (`max_errors`)",
             action="Correct the format, or the producer, or allow more, and run the task again: it reads the same window",
         )
+
+
+def _nothing(by_split: bool) -> str:
+    return f"nothing of {'a split that holds one' if by_split else 'it'} was written or committed"
 
 
 class TooManyDeadLetters(KafkaSparkError):
@@ -73,14 +84,23 @@ class TooManyRouted(KafkaSparkError):
 
 
 class CountMismatch(KafkaSparkError):
-    """Reader and sink disagree about how many rows there are. Nothing was committed."""
+    """Reader and sink disagree about how many rows there are. Nothing was committed.
 
-    def __init__(self, window: str, read: int, flushed: int) -> None:
+    :param by_split: whether splits are committed one by one: then they disagree also where a split that an earlier attempt has
+        committed would have other rows now.
+    """
+
+    def __init__(self, window: str, read: int, flushed: int, by_split: bool = False) -> None:
         self.window, self.read, self.flushed = window, read, flushed
+        changed = (
+            "Splits that an earlier attempt has committed stay as they are: if the format, a transform or another option was "
+            "changed since, set it back until this window is complete. Else run the task again"
+        )
         super().__init__(
             f"Window {window}: the sink counted {flushed} rows",
             expected=f"the {read} rows that were read for it",
-            action="Nothing was committed. Run the task again; if it stays, please report it with the task's log",
+            action=f"{changed if by_split else 'Nothing was committed. Run the task again'}; if it stays, please report it with "
+            "the task's log",
         )
 
 

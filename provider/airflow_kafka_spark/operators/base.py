@@ -260,8 +260,7 @@ class WindowOperator(VisibleOperator):
             report = Report(window)
         elif (applied := self.applied(window)) is not None:
             self.log.info("The sink has taken window %s already: only the close is left", window)
-            dead = ledger.memory.dead.get(window.number)
-            report = sum_up_applied(window, applied, dead.landed if dead else ())
+            report = sum_up_applied(window, applied, ledger.memory.dead.get(window.number))
         else:
             self.check(window)
             self.progress.step("move")
@@ -284,7 +283,7 @@ class WindowOperator(VisibleOperator):
         """
         rejected = sum(result.rejected for result in results)
         if rejected:
-            raise BadRecords(str(window), rejected, first_bad(results, 10))
+            raise BadRecords(str(window), rejected, first_bad(results, 10), self.sink.guarantee.by_split)
 
     def check_counts(self, window: Window, results: Sequence[SplitResult]) -> None:
         """Counted twice: by the reader and by the sink.
@@ -294,7 +293,7 @@ class WindowOperator(VisibleOperator):
         read = sum(result.handed_over for result in results)
         flushed = sum(int(result.token["rows"]) for result in results if "rows" in result.token)
         if read != flushed:
-            raise CountMismatch(str(window), read, flushed)
+            raise CountMismatch(str(window), read, flushed, self.sink.guarantee.by_split)
 
     def publish(self, report: dict[str, Any], context: Mapping[str, Any]) -> dict[str, Any]:
         """7. The report goes to XCom and onto the events of this task's outlets."""

@@ -211,7 +211,7 @@ class KafkaToSinkOperator(TransformingOperator):
             results = with_refused(results, found, splits, hook)
             elsewhere = others.refused(hook, tolerated=tolerated)
             if tolerated:
-                self.errors.accept(window, [*results, *elsewhere])
+                self.errors.accept(window, [*results, *elsewhere], by_split=self.sink.guarantee.by_split)
             # Before any sink takes anything: what does not go there has to be decided and remembered by then.
             sent = aside.send([*results, *elsewhere], ledger, others.decided)
             # This operator's own sink is the last one: where that has the window, all have their part of it.
@@ -232,9 +232,6 @@ class KafkaToSinkOperator(TransformingOperator):
             report = with_routed(report, sum(part.records for part in known.routes), routed=known.routes)
         if known and (captured := known.captures(window.replay)) and not report.captured:
             report = with_routed(report, sum(part.records for part in captured), captured=captured)
-        # And without a topic only the ledger knows how many bad ones an earlier attempt has left out.
-        if known and (skipped := known.skips(window.replay)) and not report.records_rejected:
-            report = replace(report, records_read=report.records_read + skipped, records_rejected=skipped)
         return super().close(ledger, window, report)
 
     def _part(self, capture: Capture, window: Window) -> tuple[Capture, Window, tuple[Split, ...], Shape]:

@@ -104,9 +104,10 @@ class ErrorOptions:
 
     # --- move ---
 
-    def accept(self, window: Window, results: Sequence[SplitResult]) -> None:
+    def accept(self, window: Window, results: Sequence[SplitResult], *, by_split: bool = False) -> None:
         """Say what is bad.
 
+        :param by_split: whether splits without bad records are committed by themselves, and may be there.
         :raises TooManyBadRecords: it is more than is tolerated.
         """
         count, records = sum(r.rejected for r in results), sum(r.records for r in results)
@@ -114,7 +115,7 @@ class ErrorOptions:
             return
         samples = first_bad(results, SHOWN)
         if self.most is not None and self.too_many(count, records):
-            raise TooManyBadRecords(str(window), count, records, self.most, samples)
+            raise TooManyBadRecords(str(window), count, records, self.most, samples, by_split)
         log.warning(
             "%s of the %s records of window %s are bad, and %s:\n%s%s",
             f"{count:,}",

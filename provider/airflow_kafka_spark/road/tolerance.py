@@ -44,8 +44,10 @@ class Tolerance:
         if len(dead) == len(lines.bad):
             return lines
         rows, offsets = lines.rows, {bad.offset for bad in dead}
-        kept = pa.array([offset not in offsets for offset in rows.offsets.to_pylist()], pa.bool_())
-        return replace(lines, rows=rows.filter(kept), bad=dead, at=())
+        kept = rows.filter(pa.array([offset not in offsets for offset in rows.offsets.to_pylist()], pa.bool_()))
+        # What is dead is not ignored, too, though it may look like that now.
+        ignored = len(records) - kept.batch.num_rows - len(dead)
+        return replace(lines, rows=kept, ignored=ignored, bad=dead, at=())
 
     def refuse(self, records: Records, lines: Lines, refused: Mapping[int, str], letters: Letters) -> Lines:
         """The lines without rows that the sink cannot write; those go to the letters.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -174,7 +175,9 @@ def collect(results: DataFrame, window: Window) -> list[str]:
 
 def _reason(error: Exception) -> str:
     """The line of a Spark error that tells what happened; the whole of it stays in the log."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Behind it Spark shows where in a user's SQL that was, with a ruler of carets.
+    told = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
     causes = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "...", "^"))]
     python = [line for line in causes if ".Error" in line or "Error:" in line or "Exception:" in line]
     return (python or causes or [type(error).__name__])[-1][:500]

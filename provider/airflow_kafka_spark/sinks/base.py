@@ -34,6 +34,11 @@ class Guarantee(str, Enum):
     AT_LEAST_ONCE = "at-least-once"
     """Records may be seen twice after a failure."""
 
+    @property
+    def by_split(self) -> bool:
+        """Whether splits are committed one by one: some of a window may be there although it fails."""
+        return self is Guarantee.EXACTLY_ONCE_PER_SPLIT
+
 
 @dataclass(frozen=True)
 class Shape:

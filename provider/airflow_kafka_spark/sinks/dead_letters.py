@@ -111,7 +111,7 @@ class SetAside:
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
         from airflow_kafka_spark.hooks.kafka import DEFAULT_LARGEST
-        from airflow_kafka_spark.sinks.dead_letters_worker import LIMIT_BYTES, ROUTED, from_bytes
+        from airflow_kafka_spark.sinks.dead_letters_worker import LIMIT_BYTES, ROUTED, from_bytes, without
 
         results, window = list(results), ledger.claimed.window
         number, before = window.number, ledger.memory.dead.get(window.number)
@@ -123,8 +123,10 @@ class SetAside:
             raise TooManyDeadLetters(self.dead.name, LIMIT_BYTES)
         if routes.nbytes > LIMIT_BYTES:
             raise TooManyRouted(routes["to"][0].as_py(), LIMIT_BYTES)
-        # Without a topic nothing else would know of them, once the sink has the window.
-        skipped = 0 if self.dead else sum(result.rejected for result in results)
+        # Nothing else knows, once the sink has the window, of what gets no letter: without a topic, or in an earlier replay.
+        skipped = sum(result.rejected for result in results)
+        if self.dead:
+            skipped = letters.num_rows - without(letters, before.sent() if before else {}).num_rows
         if not (wanted or captured or skipped != (before.skips(window.replay) if before else 0)):
             return before
         for topic, factor in wanted.items():

@@ -77,7 +77,8 @@ class DeadLetters:
     :param batches: oldest first.
     :param offset: where the record lies in the ledger partition; -1 when not read from there.
     :param captured: what other sinks take.
-    :param skipped: how many bad records were left out without a letter: a replay and its count, without those of none.
+    :param skipped: how many bad records a replay has left out without sending a letter, since none was wanted, or an earlier
+        replay had sent it: the replay and its count, without those of none.
     """
 
     window: int
@@ -124,6 +125,10 @@ class DeadLetters:
     def skips(self, replay: int) -> int:
         """How many bad records this replay leaves out without a letter."""
         return dict(self.skipped).get(replay, 0)
+
+    def rejected(self, replay: int) -> int:
+        """How many bad records this replay leaves out."""
+        return sum(map(len, self.sent(replay).values())) + self.skips(replay)
 
     def with_skipped(self, replay: int, count: int) -> DeadLetters:
         """The same, and how many that are, in place of what was counted before."""

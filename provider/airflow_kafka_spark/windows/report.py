@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_kafka_spark.windows.dead_letters import Captured
+from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
 from airflow_kafka_spark.windows.instants import iso
 from airflow_kafka_spark.windows.latency import Consumption, Latency, consumption, latency, total
 from airflow_kafka_spark.windows.model import Applied, Gap, Landed, Marker, OffsetRange, SplitResult, Window, merge_landed
@@ -238,13 +238,13 @@ def sum_up(
     )
 
 
-def sum_up_applied(window: Window, applied: Applied, dead_letters: tuple[Landed, ...]) -> Report:
+def sum_up_applied(window: Window, applied: Applied, dead: DeadLetters | None) -> Report:
     """What is known of a window that an earlier attempt has brought to the sink.
 
-    :param dead_letters: what the ledger knows of those.
+    :param dead: what the ledger knows of its bad records.
     """
-    rejected = sum(part.records for part in dead_letters)
-    report = sum_up(window, (), applied, {}, dead_letters=dead_letters)
+    rejected = dead.rejected(window.replay) if dead else 0
+    report = sum_up(window, (), applied, {}, dead_letters=dead.landed if dead else ())
     return replace(report, records_read=report.records_read + rejected, records_rejected=rejected)
 
 
