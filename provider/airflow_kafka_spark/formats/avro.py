@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import AvroSchemaInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.formats import ddl
-from airflow_kafka_spark.formats.avro_schema import Record, Schema, as_record, columns_of, parse
+from airflow_kafka_spark.formats.avro_schema import Record, as_record, columns_of, parse
+from airflow_kafka_spark.formats.avro_settings import AvroSettings, parsed
 from airflow_kafka_spark.formats.base import Decoder, Format, Part, as_struct
-from airflow_kafka_spark.formats.confluent import STRATEGIES, SubjectNameStrategy, span, subject_of
+from airflow_kafka_spark.formats.confluent import STRATEGIES, span, subject_of
 from airflow_kafka_spark.formats.raw import column_problems
 
 if TYPE_CHECKING:
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from airflow_kafka_spark.formats.avro_write_worker import AvroEncoder
-    from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema, SchemaRegistryHook
+    from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema
 
 
 @dataclass(frozen=True)
-class Avro(Format):
+class Avro(AvroSettings, Format):
     """Avro's binary encoding; the fields of the schema's record become columns, any other type becomes one column.
 
     Either ``schema`` is given: values are that, without a header. Or ``registry``: values are in Confluent's wire format (a magic
@@ -59,21 +60,6 @@ class Avro(Format):
     :param part: what :meth:`of_topics` has been told.
     :param writes: what :meth:`to_write` has been told.
     """
-
-    schema: str = ""
-    registry: str = ""
-    subject: str | None = None
-    subject_name_strategy: SubjectNameStrategy = "TopicNameStrategy"
-    reader_schema: str | int | Literal["latest"] = "latest"
-    column: str = "value"
-    auto_register_schemas: bool | None = None
-    use_latest_version: bool = False
-    normalize_schemas: bool = False
-    record_name: str = ""
-    record_namespace: str = ""
-    topics: tuple[str, ...] = ()
-    part: Part = "value"
-    writes: bool = False
 
     encodes_in_tasks = True
 
@@ -166,17 +152,6 @@ class Avro(Format):
             record = parse(str(self.reader_schema), self._reader_name)
             name = getattr(record, "name", record.kind)
         return tuple(dict.fromkeys(subject_of(self.subject_name_strategy, t, self.part, name) for t in self.topics))
-
-    @cached_property
-    def hook(self) -> SchemaRegistryHook:
-        """What asks the registry."""
-        from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
-
-        return SchemaRegistryHook(self.registry)
-
-    def __getstate__(self) -> dict:
-        # The client holds connections and a lock.
-        return {name: value for name, value in self.__dict__.items() if name != "hook"}
 
     @cached_property
     def _reader(self) -> Record:
@@ -275,12 +250,3 @@ class Avro(Format):
 
         schema, number = chosen(self, columns)
         return AvroEncoder(schema, tuple(columns), number)
-
-
-def parsed(registered: RegisteredSchema) -> Schema:
-    """:raises AvroSchemaInvalid: it is of another kind, or cannot be used."""
-    if registered.kind != "AVRO":
-        raise AvroSchemaInvalid(
-            str(registered), f"it is of type {registered.kind}, not AVRO", "Read the topic with its own format"
-        )
-    return parse(registered.text, str(registered), registered.references)

@@ -13,17 +13,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import AvroSchemaInvalid, KafkaSparkError, Problem, RegistryRefused, ValidationError
 from airflow_kafka_spark.formats.avro_derive import full_name, is_full_name, namespace_of, record_of, refused, type_of
 from airflow_kafka_spark.formats.avro_fit import differences, misfits, misfits_of_record
 from airflow_kafka_spark.formats.avro_schema import Record, Schema, columns_of, parse
+from airflow_kafka_spark.formats.avro_settings import AvroSettings, parsed
 from airflow_kafka_spark.formats.confluent import STRATEGIES, subject_of
 from airflow_kafka_spark.formats.ddl import Column, Struct
-
-if TYPE_CHECKING:
-    from airflow_kafka_spark.formats.avro import Avro
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +47,7 @@ class Written:
 # --- before Spark starts -------------------------------------------------------------------------------------------------
 
 
-def problems(avro: Avro, where: str, columns: Sequence[str]) -> list[Problem]:
+def problems(avro: AvroSettings, where: str, columns: Sequence[str]) -> list[Problem]:
     """See :meth:`.Avro.encoding_problems`."""
     found = _option_problems(avro, where)
     if found:
@@ -63,7 +60,7 @@ def problems(avro: Avro, where: str, columns: Sequence[str]) -> list[Problem]:
     return _asked(avro, where, lambda: _schema_problems(avro, where, columns))
 
 
-def _option_problems(avro: Avro, where: str) -> list[Problem]:
+def _option_problems(avro: AvroSettings, where: str) -> list[Problem]:
     found = []
     if not avro.writes:
         found.append(Problem(where, "nobody says to which topic Avro is written here", "Use Json, String or Raw"))
@@ -85,7 +82,7 @@ def _option_problems(avro: Avro, where: str) -> list[Problem]:
     return found or _subject_problems(avro, where)
 
 
-def _subject_problems(avro: Avro, where: str) -> list[Problem]:
+def _subject_problems(avro: AvroSettings, where: str) -> list[Problem]:
     if not avro.registry or avro.subject:
         return []
     if not avro.topics and avro.subject_name_strategy != "RecordNameStrategy":
@@ -97,11 +94,11 @@ def _subject_problems(avro: Avro, where: str) -> list[Problem]:
     return []
 
 
-def _is_derived(avro: Avro) -> bool:
+def _is_derived(avro: AvroSettings) -> bool:
     return not avro.schema and not avro.use_latest_version
 
 
-def _asked(avro: Avro, where: str, ask: Callable[[], list[Problem]]) -> list[Problem]:
+def _asked(avro: AvroSettings, where: str, ask: Callable[[], list[Problem]]) -> list[Problem]:
     try:
         return ask()
     except AvroSchemaInvalid as e:
@@ -111,12 +108,12 @@ def _asked(avro: Avro, where: str, ask: Callable[[], list[Problem]]) -> list[Pro
         return [Problem(f"{where}.registry", e.found, e.action)]
 
 
-def _reached(avro: Avro) -> list[Problem]:
+def _reached(avro: AvroSettings) -> list[Problem]:
     avro.hook.knows(_subject(avro, _record_name(avro)))
     return []
 
 
-def _schema_problems(avro: Avro, where: str, columns: Sequence[str]) -> list[Problem]:
+def _schema_problems(avro: AvroSettings, where: str, columns: Sequence[str]) -> list[Problem]:
     written = _written(avro)
     found = [Problem(where, *what) for what in _name_misfits(written.schema, columns)]
     if found or not avro.registry or written.number is not None or _known_id(avro, written) is not None:
@@ -139,7 +136,7 @@ def _name_misfits(schema: Schema, columns: Sequence[str]) -> list[tuple[str, str
 # --- once the columns' types are known -----------------------------------------------------------------------------------
 
 
-def chosen(avro: Avro, columns: Sequence[Column]) -> tuple[Schema, int | None]:
+def chosen(avro: AvroSettings, columns: Sequence[Column]) -> tuple[Schema, int | None]:
     """The schema that these columns are written with, and its id, None without a registry. Registers it where that is wanted.
 
     :raises ValidationError: the columns do not fit it, or the registry does not take it; nothing was changed.
@@ -166,7 +163,7 @@ def _misfits(schema: Schema, columns: Sequence[Column]) -> Sequence[tuple[str, s
     return _name_misfits(schema, [c.name for c in columns]) or list(misfits(schema, columns[0].type, columns[0].name))
 
 
-def _derived(avro: Avro, columns: Sequence[Column]) -> Written:
+def _derived(avro: AvroSettings, columns: Sequence[Column]) -> Written:
     name = _record_name(avro)
     if avro.part == "key" and len(columns) == 1 and not isinstance(columns[0].type, Struct):
         text, what = type_of(columns[0], name), f"the key's column `{columns[0].name}`"
@@ -175,10 +172,8 @@ def _derived(avro: Avro, columns: Sequence[Column]) -> Written:
     return Written(_usable(avro, parse(text, what), what), text, what)
 
 
-def _written(avro: Avro) -> Written:
+def _written(avro: AvroSettings) -> Written:
     """The schema that does not depend on the columns."""
-    from airflow_kafka_spark.formats.avro import parsed
-
     if avro.use_latest_version:
         latest = avro.hook.version(_subject(avro, _record_name(avro)))
         return Written(_usable(avro, parsed(latest), str(latest)), "", str(latest), latest.id)
@@ -186,7 +181,7 @@ def _written(avro: Avro) -> Written:
     return Written(_usable(avro, parse(avro.schema, what), what), avro.schema, what)
 
 
-def _usable(avro: Avro, schema: Schema, what: str) -> Schema:
+def _usable(avro: AvroSettings, schema: Schema, what: str) -> Schema:
     """:raises AvroSchemaInvalid: what is written with it could not be read again."""
     if isinstance(schema, Record):
         columns_of(schema, what)
@@ -195,7 +190,7 @@ def _usable(avro: Avro, schema: Schema, what: str) -> Schema:
     return schema
 
 
-def _record_name(avro: Avro) -> str:
+def _record_name(avro: AvroSettings) -> str:
     namespace = avro.record_namespace or (namespace_of(avro.topics[0]) if avro.topics else "")
     return full_name(avro.record_name or avro.part.capitalize(), namespace)
 
@@ -203,15 +198,15 @@ def _record_name(avro: Avro) -> str:
 # --- the registry --------------------------------------------------------------------------------------------------------
 
 
-def _subject(avro: Avro, name: str) -> str:
+def _subject(avro: AvroSettings, name: str) -> str:
     return avro.subject or subject_of(avro.subject_name_strategy, next(iter(avro.topics), ""), avro.part, name)
 
 
-def _subject_for(avro: Avro, schema: Schema) -> str:
+def _subject_for(avro: AvroSettings, schema: Schema) -> str:
     return _subject(avro, getattr(schema, "name", schema.kind))
 
 
-def _registry_problems(avro: Avro, where: str, written: Written) -> list[Problem]:
+def _registry_problems(avro: AvroSettings, where: str, written: Written) -> list[Problem]:
     """Whether the registry would take a schema that it does not know."""
     subject = _subject_for(avro, written.schema)
     if avro.auto_register_schemas is False:
@@ -226,13 +221,12 @@ def _registry_problems(avro: Avro, where: str, written: Written) -> list[Problem
     return [Problem(f"{where}.schema", found[:_SHOWN], "Make the change a compatible one, or change the subject's compatibility")]
 
 
-def _known_id(avro: Avro, written: Written) -> int | None:
+def _known_id(avro: AvroSettings, written: Written) -> int | None:
     return avro.hook.id_of(_subject_for(avro, written.schema), written.text, normalize=avro.normalize_schemas)
 
 
-def _explained(avro: Avro, subject: str, told: list[str], written: Written) -> list[str]:
+def _explained(avro: AvroSettings, subject: str, told: list[str], written: Written) -> list[str]:
     """What the registry tells; of one that tells nothing, the differences from the latest version."""
-    from airflow_kafka_spark.formats.avro import parsed
     from airflow_kafka_spark.hooks.schema_registry import NOT_TOLD
 
     if told != [NOT_TOLD]:
@@ -244,7 +238,7 @@ def _explained(avro: Avro, subject: str, told: list[str], written: Written) -> l
         return told
 
 
-def _register(avro: Avro, written: Written) -> int:
+def _register(avro: AvroSettings, written: Written) -> int:
     """Register a schema that is not yet."""
     subject = _subject_for(avro, written.schema)
     try:

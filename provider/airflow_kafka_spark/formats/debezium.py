@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.formats.base import Decoder, Format, Part
 from airflow_kafka_spark.formats.ddl import Column, DataType, Decimal, Primitive, Struct, Text, arrow_schema
+from airflow_kafka_spark.formats.debezium_modes import REWRITING, DeleteHandling, Truncates
 from airflow_kafka_spark.formats.json import Json
 from airflow_kafka_spark.formats.json_carried import carried, carry
 from airflow_kafka_spark.formats.json_envelope import JsonEnvelope
@@ -16,12 +17,8 @@ from airflow_kafka_spark.formats.json_envelope import JsonEnvelope
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DeleteHandling = Literal["tombstone", "drop", "rewrite", "rewrite-with-tombstone", "delete-to-tombstone"]
-Truncates = Literal["fail", "ignore"]
-
 DELETED = "__deleted"
 _MODES = get_args(DeleteHandling)
-REWRITING = ("rewrite", "rewrite-with-tombstone")
 _OF_EVENT = ("op", "ts_ms", "ts_us", "ts_ns")
 _OF_TRANSACTION = ("id", "total_order", "data_collection_order")
 _INTEGERS = {

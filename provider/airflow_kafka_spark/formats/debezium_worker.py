@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Decoded, Decoder
-from airflow_kafka_spark.formats.debezium import REWRITING, DeleteHandling, Truncates
+from airflow_kafka_spark.formats.debezium_modes import REWRITING, DeleteHandling, Truncates
 
 _DELETING: Mapping[DeleteHandling, tuple[str, ...]] = {
     "tombstone": ("d", "none"),

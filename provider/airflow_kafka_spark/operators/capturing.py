@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRejected, ValidationError
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
-from airflow_kafka_spark.transforms.base import Transform, as_transform
+from airflow_kafka_spark.transforms.base import Transform
+from airflow_kafka_spark.transforms.chaining import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Gap, Split, SplitResult, TopicPartition, Window

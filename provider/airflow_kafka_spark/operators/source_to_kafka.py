@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.publish import ReadWith
     from airflow_kafka_spark.road.publish_shaping import RowShaping
     from airflow_kafka_spark.sinks.kafka_worker import Publisher
-    from airflow_kafka_spark.transforms.base import TransformLike
+    from airflow_kafka_spark.transforms.chaining import TransformLike
 
 
 class SourceToKafkaOperator(TolerantOperator):

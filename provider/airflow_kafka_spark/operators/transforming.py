@@ -13,14 +13,14 @@ from airflow_kafka_spark.windows.model import KEY_CONVERTER, TRANSFORMATION, VAL
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.transforms.base import TransformLike
+    from airflow_kafka_spark.transforms.chaining import TransformLike
 
 
 def routes_of(transforms: Sequence[TransformLike]) -> dict[str, str]:
     """The topics that transforms send records to, by the argument that names each."""
     if not transforms:
         return {}
-    from airflow_kafka_spark.transforms.base import routes
+    from airflow_kafka_spark.transforms.chaining import routes
 
     return routes(transforms)
 

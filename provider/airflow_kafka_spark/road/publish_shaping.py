@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.publish_shaping_worker import Origin, ShapedTask
     from airflow_kafka_spark.sinks.kafka import KafkaSink
     from airflow_kafka_spark.sinks.kafka_worker import Publisher
-    from airflow_kafka_spark.transforms.base import TransformLike
+    from airflow_kafka_spark.transforms.chaining import TransformLike
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RowShaping:
 
         from airflow_kafka_spark.road.publish_shaping_worker import GIVEN, LEFT_OUT
         from airflow_kafka_spark.road.shaping_worker import ERROR, ROUTE
-        from airflow_kafka_spark.transforms.base import routes
+        from airflow_kafka_spark.transforms.chaining import routes
 
         routed = bool(routes(self.transforms))
         given = {GIVEN[name]: column for name, column in self._given(rows).items()} if keep or routed else {}

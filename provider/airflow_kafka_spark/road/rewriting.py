@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-    from airflow_kafka_spark.transforms.base import TransformLike
+    from airflow_kafka_spark.transforms.chaining import TransformLike
 
 MADE, BYTES = "__kafka_made_", "__kafka_bytes_"
 """How the names of columns begin that hold a part as the transforms have made it, and as it is written."""

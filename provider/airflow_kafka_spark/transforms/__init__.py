@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from airflow_kafka_spark.transforms.base import ByColumns, OfPart, Transform, chain, problems
+from airflow_kafka_spark.transforms.base import ByColumns, OfPart, Transform
 from airflow_kafka_spark.transforms.cast import Cast
+from airflow_kafka_spark.transforms.chaining import chain, problems
 from airflow_kafka_spark.transforms.fields import ExtractField, Flatten, HoistField, InsertField, ReplaceField, ValueToKey
 from airflow_kafka_spark.transforms.headers import DropHeaders, HeaderFrom, InsertHeader
 from airflow_kafka_spark.transforms.mask import MaskField
