@@ -170,6 +170,27 @@ def test_records_of_a_topic_are_written_anew_with_tombstones_and_in_order(topics
     assert all(ids == sorted(ids) for ids in of_key.values())
 
 
+def test_another_format_alone_writes_all_columns_anew(topics: Relay, registry):
+    topics.send(50)
+    topics.records_in([(b"customer-1", None, None)])
+    topics.run(value=Json(schema=SCHEMA), output_value=AVRO)
+    read = reading(registry, topics.output, MessageField.VALUE)
+    found = [(r.key, None if r.value is None else tuple(read(r.value).values())) for r in topics.read(topics.output)]
+    expected = [(r.key, None) for r in topics.read(topics.topic) if r.value is None]
+    for record in topics.read(topics.topic):
+        if record.value is not None:
+            row = decoded(record)
+            at = datetime.fromisoformat(row["placed_at"].replace("Z", "+00:00"))
+            expected.append((record.key, (row["id"], row["customer"], Decimal(row["amount"]), at)))
+    assert same_multiset(map(repr, expected), map(repr, found)) == 51
+
+
+def test_another_format_of_bytes_that_nobody_reads_is_refused(topics: Relay):
+    topics.send(1)
+    with pytest.raises(ValidationError, match="output_value: values are read as bytes"):
+        topics.run(output_value=AVRO)
+
+
 def test_what_transforms_make_is_written_too(topics: Relay, registry):
     topics.send(50)
     options = {"transforms": [ReplaceField(exclude="placed_at"), ValueToKey(fields="customer")], "output_key_format": AVRO}

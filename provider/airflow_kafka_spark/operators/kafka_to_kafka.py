@@ -61,7 +61,8 @@ class KafkaToKafkaOperator(TransformingOperator):
         :class:`~airflow_kafka_spark.formats.Raw`, a column ``value`` of bytes.
     :param filter: a condition of Spark's SQL (``"amount > 100 and country = 'DE'"``); the others are left out, and counted.
         Records without a value pass.
-    :param columns: column -> expression of Spark's SQL: what the new values hold. None (default) leaves values as they are.
+    :param columns: column -> expression of Spark's SQL: what the new values hold. None (default) leaves values as they are, but
+        for an ``output_value``, which then writes all columns of ``value``.
     :param transforms: what becomes of records, in order: Kafka Connect's single message transforms
         (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame, in place of ``filter``, ``columns``
         and ``output_key``. A key or a value that none of them changes keeps its bytes. A record whose topic they change goes
@@ -193,6 +194,9 @@ class KafkaToKafkaOperator(TransformingOperator):
         problems = []
         if self.columns is not None and not self.columns:
             problems.append(Problem("columns", "they are empty", "Name a column and its expression, or leave them out"))
+        if self.columns is None and self.output_value is not None and isinstance(self.value, Raw):
+            found = "values are read as bytes, which nobody can write in another format"
+            problems.append(Problem("output_value", found, "Say by `value` what they are, or leave it out"))
         for name in (*(self.columns or ()), *self._record_columns()):
             if name.startswith(OWN_COLUMNS):
                 problems.append(Problem("columns", f"`{name}` begins with `{OWN_COLUMNS}`", "Name it otherwise"))
@@ -200,7 +204,7 @@ class KafkaToKafkaOperator(TransformingOperator):
             problems.append(Problem("read_with", "between topics tasks read by themselves", "Leave it out"))
         available = list(dict.fromkeys([*(self.columns or ()), *self._record_columns()]))
         # Written are the new columns; the record's others are there for the key.
-        sink = replace(self.sink, value_columns=tuple(self.columns)) if self.columns else self.sink
+        sink = replace(self.sink, value_columns=tuple(self._written)) if self._written else self.sink
         return [*problems, *sink.problems(available)]
 
     def _beside_transforms(self) -> list[Problem]:
@@ -332,12 +336,20 @@ class KafkaToKafkaOperator(TransformingOperator):
         return any(name in (self.columns or ()) or name not in of_key for name in self.sink.key)
 
     @property
+    def _written(self) -> Mapping[str, str] | None:
+        """What the new values hold: ``columns``, or all that the old ones do, in another format; None where they stay."""
+        if self.columns is not None or self.output_value is None or self.transforms:
+            return self.columns
+        return {name: f"`{name.replace('`', '``')}`" for name in self.formats[0].arrow_schema().names}
+
+    @property
     def _change(self) -> Change:
         from airflow_kafka_spark.road.relay import Change
 
-        written = self.sink.value_writer if self.columns is not None else None
+        columns = self._written
+        written = self.sink.value_writer if columns is not None else None
         key_format = self.sink.key_writer if self.sink.key else None
-        return Change(self.layout(), self.filter, self.columns, written, tuple(self.sink.key), key_format)
+        return Change(self.layout(), self.filter, columns, written, tuple(self.sink.key), key_format)
 
     @property
     def _reshaping(self) -> Reshaping:
@@ -371,16 +383,17 @@ class KafkaToKafkaOperator(TransformingOperator):
         from airflow_kafka_spark.road.relay_worker import HEADERS, KEY, PARTITION, TIMESTAMP, VALUE
         from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
 
-        copies = self.filter is None and self.columns is None and not self.sink.key
+        rewrites = self._written is not None
+        copies = self.filter is None and not rewrites and not self.sink.key
         wanted = {
             "key": KEY if not self.sink.key else None,
-            "value": VALUE if self.columns is None and not copies else None,
+            "value": VALUE if not rewrites and not copies else None,
             "timestamp": TIMESTAMP if self.preserve_timestamps else None,
             "headers": HEADERS if self.preserve_headers else None,
             "partition": PARTITION if self.preserve_partitions else None,
         }
         carried = tuple((name, column) for name, column in wanted.items() if column)
-        written = [self.sink.value_writer] if self.columns is not None else []
+        written = [self.sink.value_writer] if rewrites else []
         written += [self.sink.key_writer] if self.sink.key else []
         if any(format.encodes_in_tasks for format in written):
             # What cannot be written is found behind the SQL: it has to be known there what it was.
