@@ -12,6 +12,7 @@ from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Avro, Json
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink, files_evolve
 from airflow_kafka_spark.sinks.base import Shape
+from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline
 from tests.support.registry import serializer
@@ -36,6 +37,25 @@ def test_a_name_that_differs_in_case_only_is_no_new_column(table: Pipeline, tmp_
         sink = PostgresSink(conn_id="warehouse", table=f'"{table.place} cased"', auto_evolve=evolves)
         found += sink.validate(Shape("pipeline", other))
         assert len(found) == 2 and all("`name`" in problem.what and "auto_evolve" not in problem.action for problem in found)
+
+
+def test_an_interval_whose_columns_are_others_is_refused_beside_the_other_intervals(files: Pipeline):
+    """Each interval has a place of its own; readers see one table."""
+    intervals = Intervals(files, table=False)
+    intervals.produce(0, 70, 130, 190, partition=0)
+    for partition in (1, 2):
+        intervals.produce(190, partition=partition)
+    place, columns = files.place, "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
+    intervals.run(1, value=Json(schema=columns), sink=FilesSink(path=place))
+    for changed, told in (("id string", "found string; expected int64"), ("note string", "it is new")):
+        other = f"{columns}, {changed}" if "note" in changed else columns.replace("id bigint", changed)
+        with pytest.raises(ValidationError, match=told):
+            intervals.run(0, value=Json(schema=other), sink=FilesSink(path=place))
+    wider = Json(schema=f"{columns}, note string")
+    intervals.run(0, value=wider, sink=FilesSink(path=place, auto_evolve=True))
+    # What the one that came last knows of all before it counts, whichever interval that was.
+    report = intervals.run(2, value=wider, sink=FilesSink(path=place))
+    assert report["records_written"] == 1
 
 
 @pytest.mark.parametrize("kind", ["avro", "json"])

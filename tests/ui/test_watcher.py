@@ -13,11 +13,11 @@ from airflow_kafka_spark.ui import ledgers
 from airflow_kafka_spark.ui.catalog import Catalog, LedgerName, Task
 from airflow_kafka_spark.ui.details import before, dead_letters, win, windows_of
 from airflow_kafka_spark.ui.ledgers import LedgerWatch
-from airflow_kafka_spark.ui.shelf import KEEP, Shelf, Shelves, family_of
+from airflow_kafka_spark.ui.shelf import KEEP, Shelf, Shelves
 from airflow_kafka_spark.ui.summary import summarize
 from airflow_kafka_spark.ui.tasks import Tasks
 from airflow_kafka_spark.ui.watcher import Watcher
-from airflow_kafka_spark.windows.interval import Interval, IntervalState
+from airflow_kafka_spark.windows.interval import Interval, IntervalState, family_of
 from airflow_kafka_spark.windows.lag import Head, Lag, Observation, PartitionState, Status
 from airflow_kafka_spark.windows.memory import (
     Attempt,

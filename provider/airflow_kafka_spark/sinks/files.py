@@ -197,8 +197,8 @@ class FilesWindowWriter(WindowWriter):
         window = self.window
         facts = {"run": window.run, "cluster_id": window.cluster_id, "committed_at": datetime.now(timezone.utc).isoformat()}
         applied = Applied(window.pipeline, window.number, window.ranges, rows, replay=window.replay)
-        newest = self.sink.newest_record(window.pipeline)
-        columns = together(newest.columns if newest else {}, self.shape.schema)
+        latest = self.sink.latest_record(window.pipeline)
+        columns = together(latest.columns if latest else {}, self.shape.schema)
         return Record(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), window.topic_ids, facts, columns)
 
     def _publish(self) -> None:

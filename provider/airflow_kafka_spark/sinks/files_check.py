@@ -76,7 +76,7 @@ def _rights(directory: Path) -> Iterator[Problem]:
 def _neighbours(sink: FilesTable, shape: Shape, directory: Path) -> Iterator[Problem]:
     """What is there already must be a table with the same partition columns and of the same format: readers need one."""
     try:
-        newest = sink.newest_record(shape.pipeline)
+        latest = sink.latest_record(shape.pipeline)
         names = os.listdir(directory) if directory.exists() else []
     except (KafkaSparkError, OSError) as error:
         yield Problem("sink.path", f"{directory} cannot be read: {error}")
@@ -88,11 +88,11 @@ def _neighbours(sink: FilesTable, shape: Shape, directory: Path) -> Iterator[Pro
             f"{directory} is already partitioned by `{'`, `'.join(others)}`, and readers need one first partition column",
             f'Name another directory, or set `window_column="{others[0]}"` if these are windows of this sink',
         )
-    if newest and (newest.format, newest.partition_by) != (sink.format, tuple(sink.partition_by)):
-        there = f"{newest.format} files of this pipeline, partitioned by {list(newest.partition_by)}"
+    if latest and (latest.format, latest.partition_by) != (sink.format, tuple(sink.partition_by)):
+        there = f"{latest.format} files of this pipeline, partitioned by {list(latest.partition_by)}"
         yield Problem("sink.path", f"{directory} holds {there}; readers need one kind", "Name another directory")
-    elif newest:
-        yield from evolution(sink, newest.columns, shape.schema)
+    elif latest:
+        yield from evolution(sink, latest.columns, shape.schema)
 
 
 # --- columns ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.files_layout import RECORD, Record, escape, flush, pipeline_slug, window_directory
 from airflow_kafka_spark.windows.continuity import same_ranges
+from airflow_kafka_spark.windows.interval import family_of
 from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
@@ -101,6 +103,31 @@ class FilesTable:
         except OSError as error:
             raise SinkUnavailable(self.uri, "looking for the last window", str(error)) from error
         return self._read_record(Path(max(found)[1]), pipeline) if found else None
+
+    def latest_record(self, pipeline: str) -> Record | None:
+        """The record of the window that was published last, of whichever data interval of the pipeline: what comes next has to
+        fit beside it.
+
+        :param pipeline: its name, or that of one of its intervals.
+        """
+        family, interval = family_of(pipeline)
+        if interval is None and (newest := self.newest_record(pipeline)):
+            return newest
+        begins = f"{escape(self.window_column)}={pipeline_slug(family).partition('~')[0]}"
+        try:
+            with os.scandir(self.directory) as entries:
+                found = sorted((entry.stat().st_mtime_ns, entry.path) for entry in entries if entry.name.startswith(begins))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SinkUnavailable(self.uri, "looking for the last window", str(error)) from error
+        for _, path in reversed(found):
+            # What is no window of ours, or is just being replaced, tells nothing.
+            with suppress(OSError, ValueError):
+                record = Record.load((Path(path) / RECORD).read_text(encoding="utf-8"))
+                if family_of(record.applied.pipeline)[0] == family:
+                    return record
+        return None
 
     def flush(self) -> None:
         """Make the names of published windows survive a power cut."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from airflow_kafka_spark.windows.interval import family_of
 from airflow_kafka_spark.windows.memory import CONTROL, PAUSE_VERSION, VERSION, LedgerRecord, Memory, NewerVersion, remember
 
 KEEP = 200
@@ -23,7 +24,6 @@ MOST_NUMBER = 10_000_000
 REMARKS = 20
 """Unreadable records of a ledger that are told one by one."""
 
-_LANE = re.compile(r"^(?P<family>.+)\.(?P<interval>\d{8}T\d{6}(?:\.\d{3})?Z-\d{8}T\d{6}(?:\.\d{3})?Z)$", re.DOTALL)
 _PLANNED = re.compile(rb'"state"\s*:\s*"PLANNED"')
 _COMPLETE = re.compile(rb'"state"\s*:\s*"COMPLETE"')
 _STATE_BYTES = 80
@@ -40,12 +40,6 @@ class Kept(NamedTuple):
     @property
     def is_open(self) -> bool:
         return bool(_PLANNED.search(self.value, 0, _STATE_BYTES))
-
-
-def family_of(name: str) -> tuple[str, str | None]:
-    """The pipeline that a name of the ledger belongs to, and which of its data intervals it is; None for the pipeline itself."""
-    found = _LANE.match(name)
-    return (found["family"], found["interval"]) if found else (name, None)
 
 
 @dataclass

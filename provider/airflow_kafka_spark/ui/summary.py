@@ -8,9 +8,10 @@ from typing import Any
 
 from airflow_kafka_spark.hooks.lag import instant
 from airflow_kafka_spark.ui.lags import Stand
-from airflow_kafka_spark.ui.shelf import Shelf, family_of
+from airflow_kafka_spark.ui.shelf import Shelf
 from airflow_kafka_spark.ui.tasks import TaskId, task_of
 from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.interval import family_of
 from airflow_kafka_spark.windows.lag import Observation, usual_period
 from airflow_kafka_spark.windows.memory import Entry, Memory, NewerVersion
 from airflow_kafka_spark.windows.model import State, TopicPartition

@@ -7,12 +7,15 @@ intervals, of which the consumer group follows the contiguous prefix.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from airflow_kafka_spark.windows.instants import instant_ms, instant_of, iso
 from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition
+
+_LANE = re.compile(r"^(?P<family>.+)\.(?P<interval>\d{8}T\d{6}(?:\.\d{3})?Z-\d{8}T\d{6}(?:\.\d{3})?Z)$", re.DOTALL)
 
 
 @dataclass(frozen=True, order=True)
@@ -90,6 +93,13 @@ class IntervalState:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     forgotten: bool = False
     offset: int = -1
+
+
+def family_of(name: str) -> tuple[str, str | None]:
+    """The pipeline that a name in ledger or sink belongs to, and which of its data intervals it is; None for the pipeline
+    itself."""
+    found = _LANE.match(name)
+    return (found["family"], found["interval"]) if found else (name, None)
 
 
 def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[IntervalState]:
