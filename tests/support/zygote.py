@@ -99,6 +99,8 @@ def main() -> None:
             answer = os.fork()
             if answer == 0:
                 _become(request, mains[request["what"]])
+            # The system gives ids again: an earlier process may have had this one.
+            ended.pop(answer, None)
         print(json.dumps(answer), file=answers, flush=True)
 
 
