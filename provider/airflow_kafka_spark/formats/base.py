@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.formats.ddl import backticked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -159,7 +160,7 @@ def spark_column(name: str) -> Column:
     """A column by exactly this name, whatever it holds."""
     from pyspark.sql import functions as F
 
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(backticked(name))
 
 
 def as_struct(columns: Sequence[str]) -> Column:

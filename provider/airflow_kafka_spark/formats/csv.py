@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
 from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, spark_column
 from airflow_kafka_spark.formats.csv_values import Dialect, timestamp_reader
-from airflow_kafka_spark.formats.ddl import Array, Column, Map, SparkSchema, Struct, arrow_schema, columns_of
+from airflow_kafka_spark.formats.ddl import Array, Column, Map, SparkSchema, Struct, arrow_schema, backticked, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -156,7 +156,7 @@ class Csv(Format):
     def _field(self, name: str) -> SparkColumn:
         from pyspark.sql import functions as F
 
-        column, kind = spark_column(name), F.expr(f"typeof({_quoted_name(name)})")
+        column, kind = spark_column(name), F.expr(f"typeof({backticked(name)})")
         options = {
             "timeZone": "UTC",
             "timestampFormat": self.timestamp_format or "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -190,7 +190,3 @@ class Csv(Format):
         if not columns or (self.timestamp_format and any(kind == "zoned" for _, kind in columns)):
             return None
         return CsvEncoder(tuple(columns), self.dialect)
-
-
-def _quoted_name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

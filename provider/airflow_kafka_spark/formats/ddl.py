@@ -106,8 +106,13 @@ class SparkSchema(Protocol):
         """The schema as plain dicts, lists and strings."""
 
 
+def backticked(name: str) -> str:
+    """A name as Spark's SQL takes it, whatever it holds."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _quoted(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) else f"`{name.replace('`', '``')}`"
+    return name if _PLAIN_NAME.fullmatch(name) else backticked(name)
 
 
 def _suffix(column: Column) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
 from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, spark_column
-from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Map, SparkSchema, Struct, Text
+from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Map, SparkSchema, Struct, Text, backticked
 from airflow_kafka_spark.formats.json import Json
 from airflow_kafka_spark.formats.json_envelope_schema import Precision, connect_schema
 
@@ -177,7 +177,7 @@ class JsonEnvelope(Format):
 def _cast_type(data_type: DataType) -> str:
     """A type as a cast takes it: without lengths, which Spark would cut at, and without NOT NULL."""
     if isinstance(data_type, Struct):
-        fields = ",".join("`{}`:{}".format(f.name.replace("`", "``"), _cast_type(f.type)) for f in data_type.fields)
+        fields = ",".join(f"{backticked(f.name)}:{_cast_type(f.type)}" for f in data_type.fields)
         return f"struct<{fields}>"
     if isinstance(data_type, Array):
         return f"array<{_cast_type(data_type.element)}>"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.formats.ddl import backticked
 from airflow_kafka_spark.operators.publishing import (
     burying,
     check_target,
@@ -340,7 +341,7 @@ class KafkaToKafkaOperator(TransformingOperator):
         """What the new values hold: ``columns``, or all that the old ones do, in another format; None where they stay."""
         if self.columns is not None or self.output_value is None or self.transforms:
             return self.columns
-        return {name: f"`{name.replace('`', '``')}`" for name in self.formats[0].arrow_schema().names}
+        return {name: backticked(name) for name in self.formats[0].arrow_schema().names}
 
     @property
     def _change(self) -> Change:

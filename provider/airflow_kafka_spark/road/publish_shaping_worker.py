@@ -13,16 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected
+from airflow_kafka_spark.formats.marks import ERROR, LEFT_OUT, ROUTE
 from airflow_kafka_spark.road.relay_bad_worker import sent
 from airflow_kafka_spark.road.relay_shaping_worker import RESERVED
-from airflow_kafka_spark.road.shaping_worker import ERROR, ROUTE, told_of
+from airflow_kafka_spark.road.shaping_worker import told_of
 from airflow_kafka_spark.sinks.dead_letters_worker import routed_records
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Misfits, Rows, letters_of, row_place
 from airflow_kafka_spark.sinks.kafka_worker import PublishTask
 from airflow_kafka_spark.windows.model import TRANSFORMATION, BadRecord
-
-LEFT_OUT = "__kafka_left_out"
-"""The column that tells which rows a transform has left out: they are counted, and not sent."""
 
 GIVEN = {name: f"__kafka_given_{name}" for name in ("key", "value", "timestamp", "headers")}
 """What of the row as the source gave it is carried past the transforms, where bad rows are wanted as dead letters, or a filter

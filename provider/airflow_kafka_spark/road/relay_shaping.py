@@ -89,7 +89,8 @@ class Reshaping:
         """
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.road.shaping_worker import ABSENT, END, ERROR, ORIGINAL, ROUTE
+        from airflow_kafka_spark.formats.marks import END, ERROR, ROUTE
+        from airflow_kafka_spark.road.shaping_worker import ABSENT, ORIGINAL
 
         frame, changed = transformed(frame, self.shaping.transforms)
         kept = [name for name in frame.columns if not name.startswith(MADE)]

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
+from airflow_kafka_spark.formats.marks import ERROR
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues
 from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
-from airflow_kafka_spark.road.shaping_worker import ABSENT, ERROR, OFFSET, parted
+from airflow_kafka_spark.road.shaping_worker import ABSENT, OFFSET, parted
 from airflow_kafka_spark.sinks.dead_letters_worker import routed_records
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming

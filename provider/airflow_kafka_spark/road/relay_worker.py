@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
+from airflow_kafka_spark.formats.marks import END
 from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
 from airflow_kafka_spark.road.task import add
 from airflow_kafka_spark.sinks.dead_letters_worker import Letters
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
-from airflow_kafka_spark.sinks.kafka_incoming_worker import END, Incoming
+from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import BadRecord, Split, SplitResult
 

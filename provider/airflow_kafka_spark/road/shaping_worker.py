@@ -16,13 +16,14 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.formats.marks import END, ERROR, ROUTE
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues, gone, metadata_of, metadata_type
 from airflow_kafka_spark.road.task import Output, add
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.dead_letters_worker import HEADERS as HEADER_LIST
 from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, Letters, joined
 from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
-from airflow_kafka_spark.sinks.kafka_incoming_worker import END, Incoming
+from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
@@ -43,12 +44,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.base import SplitWriter
     from airflow_kafka_spark.sources.kafka_worker import Records
 
-OFFSET, ERROR, ABSENT = "__kafka_offset", "__kafka_error", "__kafka_absent"
-"""Columns that are carried past all transforms: where a record was read, why it could not be transformed, and, behind the last
-transform, whether it has no value."""
-
-ROUTE = "__kafka_route"
-"""The same, where a transform sends records elsewhere: where to, and why, as JSON."""
+OFFSET, ABSENT = "__kafka_offset", "__kafka_absent"
+"""Columns that are carried along: where a record was read, and, behind the last transform, whether it has no value."""
 
 ORIGINAL = {name: f"__kafka_original_{name}" for name in ("key", "value", "headers", "timestamp", "timestampType")}
 """What of the record as it was read is carried along, where somebody asks for it."""

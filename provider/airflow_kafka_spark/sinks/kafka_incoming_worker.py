@@ -8,13 +8,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import RowsCutOff
+from airflow_kafka_spark.formats.marks import END
 from airflow_kafka_spark.hooks.handover_worker import whole
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import SplitResult
-
-END = "__kafka_end"
-"""The column that ends a split which was read from Kafka: null in every row but one more at the end, which holds the account of
-what was read, or the error that ended it."""
 
 
 @dataclass

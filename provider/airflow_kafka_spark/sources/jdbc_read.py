@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.formats.ddl import backticked
 from airflow_kafka_spark.sources.jdbc_connection import read_database
 from airflow_kafka_spark.sources.jdbc_database import Column, Relation, Session
 from airflow_kafka_spark.sources.jdbc_window import Order, column_of, find, selected
@@ -36,7 +37,7 @@ def frame(source: JdbcSettings, spark: SparkSession, splits: Sequence[Mapping[st
     }
     read = spark.read.jdbc(reader.url, select, predicates=conditions, properties=options)
     # In Spark's statements a name that holds a quote would end there: only these numbered ones ever get into them.
-    values = [f"{column.spark.format(c=f'c{n}')} AS {_backticked(column.name)}" for n, column in enumerate(columns)]
+    values = [f"{column.spark.format(c=f'c{n}')} AS {backticked(column.name)}" for n, column in enumerate(columns)]
     return read.selectExpr(*values)
 
 
@@ -77,7 +78,3 @@ def predicates(session: Session, relation: Relation, order: Sequence[str], split
     columns = tuple(column_of(relation, name) for name in order)
     aliased = Order(session, columns, tuple(f"k{n}" for n in range(len(order))))
     return [aliased.split(split) for split in splits]
-
-
-def _backticked(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -18,7 +18,7 @@ _WRONG_IN_BOTH = (
     "min repeat greater than max repeat",
 )
 
-_DATE_LETTERS = frozenset("GyMLdDQqEahKkHmsSVzOXxZ")
+_DATE_LETTERS = frozenset("GyMLdDQqEahKkHmsSVzOXxZ" + CALENDAR)
 _AT_MOST = {**dict.fromkeys("dhHkKms", 2), **dict.fromkeys("GMLEQqzO", 4), "y": 6, "D": 3, "S": 9, "V": 2, "X": 5, "x": 5, "Z": 5}
 
 
@@ -77,19 +77,14 @@ def match_at_beginning(regex: str) -> str:
     return rf"\A(?:{regex}{end})"
 
 
-def date_format_problems(where: str, pattern: object, *, calendar: bool = False) -> list[Problem]:
-    """What is wrong with a date pattern.
-
-    :param calendar: whether the letters of calendars are known, too, as :func:`~airflow_kafka_spark.transforms.moments.written`
-        knows them.
-    """
+def date_format_problems(where: str, pattern: object) -> list[Problem]:
+    """What is wrong with a date pattern, as :func:`~airflow_kafka_spark.transforms.moments.written` takes it."""
     if not isinstance(pattern, str) or not pattern.strip():
         return [Problem(where, f"found {pattern!r}; expected a date pattern, for instance `yyyy-MM-dd HH:mm:ss`", "Give one")]
     if pattern.count("'") % 2:
         return [Problem(where, f"`{pattern}` has a quote that does not end", "Write '' for a quote")]
     found = pieces(pattern)
-    known = _DATE_LETTERS.union(CALENDAR if calendar else "")
-    unknown = sorted({letter for letter, _ in found if letter} - known)
+    unknown = sorted({letter for letter, _ in found if letter} - _DATE_LETTERS)
     if unknown:
         what = f"`{pattern}` has the letters {', '.join(unknown)}, which no date pattern of Spark's knows"
         return [Problem(where, what, "Put text into '...'; see Spark's datetime patterns")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import spark_column
+from airflow_kafka_spark.formats.marks import END, ERROR, LEFT_OUT, ROUTE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -27,19 +28,6 @@ FIXED = {
 
 CARRIED = "__kafka_"
 """How the names of columns begin that are carried past all transforms."""
-
-END = "__kafka_end"
-"""Not null in a row that is no record, but the end of a split."""
-
-ERROR = "__kafka_error"
-"""Why a record could not be transformed; null where all is well."""
-
-ROUTE = "__kafka_route"
-"""Where a record goes instead of the sink, and why; null where it goes on. Only there where a transform of the chain routes."""
-
-LEFT_OUT = "__kafka_left_out"
-"""Whether a row is left out, where those that are stay in the frame to be counted: it is no record any more. Only there where
-whoever made the frame wants that; elsewhere rows that are left out are gone."""
 
 MEETS = "__kafka_meets"
 """Whether a record meets the predicate at hand."""

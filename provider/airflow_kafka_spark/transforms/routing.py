@@ -143,7 +143,7 @@ class TimestampRouter(ByColumns):
         return [
             *super().validate(where),
             *name_problems(f"{where}.topic_format", self.topic_format),
-            *date_format_problems(f"{where}.timestamp_format", self.timestamp_format, calendar=True),
+            *date_format_problems(f"{where}.timestamp_format", self.timestamp_format),
         ]
 
     def changes(self, record: r.Record) -> Mapping[str, Column]:

@@ -52,7 +52,7 @@ class TimestampConverter(KeepsNulls, OfPart):
         if not isinstance(self.field, str):
             problems.append(Problem(f"{where}.field", f"found {self.field!r}; expected a name, or an empty text", "Correct it"))
         if self.format or self.target_type == "string":
-            problems += date_format_problems(f"{where}.format", self.format, calendar=True)
+            problems += date_format_problems(f"{where}.format", self.format)
         return problems
 
     def changes(self, record: r.Record) -> Mapping[str, Column]:
