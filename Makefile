@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench dist clean distclean
+.PHONY: help install demo test test-quick coverage mutants check format bench dist clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,12 +38,24 @@ $(STAMP): setup.cfg constraints.txt
 demo: install ## a real Kafka, PostgreSQL and Airflow: a window, a kill, a retry, and the proof
 	@$(BIN)/python -m airflow_kafka_spark.demo $(ARGS)
 
-# Thousands of tests beside dozens of servers on whatever machine: three of them may be asked twice, and the run tells which and why.
-# Not one whose records were lost, doubled or others, and not those that kill, for what they assert (tests/conftest.py).
+# Thousands of tests run beside dozens of servers on any machine. At most three of them may run a second time, and the output ends with
+# their names and first failures. No test whose records were lost, doubled or changed runs again, and none of tests/faults.
 AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-except RecordsDiffer
 
 test: install ## run all tests
 	@$(BIN)/python -m pytest -n $(JOBS) --dist load $(AGAIN) $(ARGS)
+
+# The tests of values and pure functions: no server, no JVM.
+QUICK := tests/windows tests/formats tests/transforms tests/support
+
+test-quick: install ## run the tests that need no server, in about a minute
+	@$(BIN)/python -m pytest -q -n 2 -m "not servers" $(QUICK) $(ARGS)
+
+coverage: install ## run all tests with coverage of lines and branches, subprocesses and Spark's workers included
+	@$(BIN)/python -m pytest -n $(JOBS) --dist load --cov --cov-report=term --cov-report=json:build/coverage.json $(AGAIN) $(ARGS)
+
+mutants: install ## put deliberate faults into the code and see that the tests find each of them
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 check: install ## lint, formatting and types
 	@$(BIN)/ruff check .

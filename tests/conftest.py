@@ -23,7 +23,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
-from tests.support import archive
 from tests.support.registry import EmbeddedRegistry
 
 _RUN = uuid.uuid4().hex[:6]
@@ -35,12 +34,7 @@ settings.load_profile("any machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Every Spark of this run knows Kafka and the databases: which test starts the process's one JVM is a matter of chance."""
-    # Worth it where many JVMs follow: where test processes run side by side.
-    archive.use(make=bool(config.getoption("numprocesses", default=None)))
-    from airflow_kafka_spark.errors import KafkaSparkError
     from airflow_kafka_spark.hooks import jars, kafka_requests
-    from airflow_kafka_spark.sources.jdbc_postgres import DRIVER
 
     # A lone broker knows at once what there is not. Every new ledger is such a topic, and each was asked for over two seconds.
     kafka_requests.SPREAD_SECONDS = 0.2
@@ -48,18 +42,53 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hundreds of processes import the same modules: where Python shall leave no bytecode beside them, it is kept elsewhere.
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ["PYTHONPYCACHEPREFIX"] = str(jars.cache_directory() / "bytecode")
+
+
+# Fixtures that start a server or a JVM, and directories whose tests start some by themselves.
+_SERVERS = {"airflow", "kafka", "mariadb", "postgres", "registry", "several_brokers", "spark"}
+_SERVER_TESTS = ("tests/airflow/", "tests/faults/", "tests/testing/", "tests/ui/", "tests/test_demo.py", "tests/test_package.py")
+
+# Tests that take minutes by themselves. They come first, so that no process is left alone with one at the end.
+_LONG = ("tests/airflow/", "tests/test_demo.py", "tests/ui/", "tests/faults/", "tests/transforms/", "tests/test_package.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need servers, forbid a second try after a kill, and put long tests first."""
+    for item in items:
+        if _SERVERS.intersection(getattr(item, "fixturenames", ())) or item.nodeid.startswith(_SERVER_TESTS):
+            item.add_marker(pytest.mark.servers)
+        # The Makefile lets a few failed tests run twice. What is asserted after a kill is asserted once.
+        if item.nodeid.startswith("tests/faults/"):
+            item.add_marker(pytest.mark.flaky(reruns=0))
+    items.sort(key=lambda item: next((n for n, start in enumerate(_LONG) if item.nodeid.startswith(start)), len(_LONG)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Prepare what every JVM of this run shares; a run without servers needs none of it."""
+    if any(item.get_closest_marker("servers") for item in session.items) and not session.config.option.collectonly:
+        _prepare_spark(several=bool(os.environ.get("PYTEST_XDIST_WORKER")))
+
+
+def _prepare_spark(*, several: bool) -> None:
+    """Let every Spark of this process start from an archive of its classes, know Kafka and the databases, and fork its Python
+    workers from tests.support.spark_daemon: which test starts the one JVM of the process is a matter of chance.
+
+    :param several: make the archive where there is none yet, which takes some twenty seconds: worth it where many JVMs follow.
+    """
+    from airflow_kafka_spark.errors import KafkaSparkError
+    from airflow_kafka_spark.hooks import jars
+    from airflow_kafka_spark.sources.jdbc_postgres import DRIVER
+    from tests.support import archive, spark_daemon
+
+    archive.use(make=several)
+    os.environ[spark_daemon.FILE] = os.path.join(os.environ["AIRFLOW_HOME"], "worker-variables")
     with contextlib.suppress(KafkaSparkError):  # without Java, or a network: the tests that need it say so
         found = [
             jar for package in (jars.spark_kafka_connector(), DRIVER) for jar in jars.resolve([package], exclude_bundled=True)
         ]
-        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, found))} pyspark-shell"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where failed tests are asked twice (see the Makefile), what is asserted after a kill is not: once wrong is wrong."""
-    for item in items:
-        if "/faults/" in item.nodeid and item.config.getoption("reruns", None):
-            item.add_marker(pytest.mark.flaky(reruns=1, rerun_except="AssertionError|RecordsDiffer"))
+        daemon = "spark.python.daemon.module=tests.support.spark_daemon"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, found))} --conf {daemon} pyspark-shell"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -97,6 +126,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             # The pages and their data are looked at on one Airflow.
             return directory if name in _ONE_SITE else file if name in _TOGETHER else nodeid
 
+    config.option.loadscopereorder = False  # in the order of pytest_collection_modifyitems
     return Together(config, log)
 
 

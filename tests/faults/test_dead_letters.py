@@ -14,7 +14,7 @@ from tests.support.oracle import same_multiset
 from tests.support.pipelines import row_of
 
 POINTS = (*faults.BURYING, "sink.committed", "close.in_transaction")
-CASES = [*(("postgres", point) for point in POINTS), ("files", "dead.committed"), ("postgres-split", "dead.in_transaction")]
+CASES = [*(("postgres", point) for point in POINTS), ("postgres-split", "dead.in_transaction")]
 
 
 @pytest.mark.faults
@@ -63,7 +63,7 @@ def test_a_zombie_that_wakes_after_the_retry_sends_no_dead_letter(flow, kind):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind, point", [("postgres", "dead.in_transaction"), ("postgres", "dead.committed")])
+@pytest.mark.parametrize("kind, point", [("files", "dead.in_transaction"), ("files", "dead.committed")])
 def test_killed_then_retried_each_record_is_in_the_sink_or_routed_or_a_dead_letter_exactly_once(flow, kind, point):
     dead, away = f"dead-{flow.topic}", f"away-{flow.topic}"
     flow.options |= {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
@@ -90,10 +90,8 @@ def test_killed_then_retried_each_record_is_in_the_sink_or_routed_or_a_dead_lett
 @pytest.mark.parametrize(
     "kind, point",
     [
-        ("postgres", "dead.committed"),
-        ("postgres-upsert", "sink.in_transaction"),
+        ("postgres-upsert", "dead.committed"),
         ("postgres-split", "job.done"),
-        ("postgres-split", "dead.committed"),
         ("postgres-split", "sink.in_transaction"),
     ],
 )

@@ -11,7 +11,6 @@ from datetime import datetime, timezone
 
 import pytest
 
-from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import TooManyBadRecords
 from airflow_kafka_spark.transforms import Condition, Filter, Sql, TimestampConverter
 from tests.support.dead_letters import letters
@@ -20,9 +19,9 @@ from tests.support.shop import shop
 from tests.support.unfit import KEY, VALUE, avro, check_sorted_out, plain, spoil
 from tests.support.waiting import eventually
 
-IN_A_TASK = tuple(point for point in faults.PUBLISHING if point.startswith("publish."))
-# What happens to the ledger alone is tested with a sink (test_kill.py); where it matters here, too.
-POINTS = tuple(point for point in faults.PUBLISHING if point not in ("fenced", "close.begin", "close.committed"))
+IN_A_TASK = ("publish.mid", "publish.flushed", "publish.marked", "publish.committed")
+# What happens to the ledger alone is tested with a sink (test_kill.py).
+POINTS = ("publish.mid", "publish.flushed", "publish.marked", "publish.committed", "job.done", "close.in_transaction")
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_killed_then_retried_and_cleared_every_row_is_published_exactly_once(ord
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("point", ["publish.mid", "publish.marked", "publish.committed"])
+@pytest.mark.parametrize("point", ["publish.marked", "publish.committed"])
 def test_killed_then_retried_and_cleared_every_row_is_a_record_or_a_dead_letter_exactly_once(orders, point):
     """The splits that are published first all hold a row that does not fit, so it is one with a letter that is killed."""
     dead = f"dead-{orders.topic}"
@@ -105,7 +104,7 @@ def test_killed_then_retried_what_transforms_make_of_every_row_is_there_exactly_
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("point", ["planned", "publish.mid", "publish.marked"])
+@pytest.mark.parametrize("point", ["planned", "publish.marked"])
 def test_a_zombie_that_wakes_after_the_retry_has_finished_publishes_nothing(orders, point):
     orders.sell(900)
     zombie = orders.victim("run1", fault=f"{point}:stop")

@@ -7,11 +7,13 @@ There is one for Spark, and one for the embedded Kafka, which finds it by itself
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,20 +41,27 @@ def use(*, make: bool) -> None:
 
     :param make: make the archives where there are none yet, which takes some twenty seconds.
     """
-    if "SPARK_SUBMIT_OPTS" in os.environ:  # a test process has it from the one that started it
-        return
     options = _SHORT
     # Without Java, or a network, the tests that need it say so; on a machine that takes too long, all do without.
     with contextlib.suppress(KafkaSparkError, OSError, subprocess.SubprocessError):
         archive = _path()
         if make:
-            with ThreadPoolExecutor(2) as makers:
+            with _alone(archive), ThreadPoolExecutor(2) as makers:
                 made = makers.submit(_make_for_kafka)
                 _make(archive)
             made.result()
         if archive.exists():
             options += f" -XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
     os.environ |= {"SPARK_SUBMIT_OPTS": options, "SPARK_LAUNCHER_OPTS": _SHORT}
+
+
+@contextlib.contextmanager
+def _alone(archive: Path) -> Iterator[None]:
+    """Let one test process make archives while the others wait for it."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with open(archive.parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _path() -> Path:
@@ -113,5 +122,4 @@ def _use_a_little(kafka: EmbeddedKafka) -> None:
 
 def _begun(archive: Path) -> Path:
     """Where it is written before it is whole."""
-    archive.parent.mkdir(parents=True, exist_ok=True)
     return archive.with_suffix(f".{os.getpid()}")

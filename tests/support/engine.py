@@ -7,7 +7,6 @@ ended as soon as the attempt is gone (:meth:`Engine.give_back`). An attempt that
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -17,7 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.workers import session
+from airflow_kafka_spark import faults
+from tests.support import spark_daemon
+from tests.support.workers import daemons, session
 
 FOUND_BY = "TEST_ENGINE"
 """The environment variable that tells an attempt where to ask for its engine."""
@@ -38,13 +39,16 @@ class Engine:
         self.lent = False
         directory = Path(tempfile.mkdtemp(prefix="engine-", dir=os.environ["AIRFLOW_HOME"]))
         self.address = directory / "address"
-        (directory / "environment").write_text(json.dumps(dict(os.environ)))
         submit = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
         with open(directory / "log", "w") as log:
             # It ends when its standard input does.
             self._process = subprocess.Popen(
                 [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), *settings, *submit],
-                env={**os.environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self.address)},
+                env={
+                    **os.environ,
+                    "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self.address),
+                    spark_daemon.FILE: str(_variables(self.address)),
+                },
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -57,14 +61,26 @@ class Engine:
     def usable(self) -> bool:
         return not self.lent and self._process.poll() is None
 
+    @property
+    def kept(self) -> set[int]:
+        """Its processes that outlive an attempt: the JVM, and the daemon that forks Python workers."""
+        return {self.pid} | daemons(self.pid)
+
     def give_back(self) -> None:
-        """End what its attempt has left in it."""
-        for pid in session(self.pid) - {self.pid}:
+        """End what its attempt has left in it: every Python worker, and in them every task."""
+        kept = self.kept
+        for pid in session(self.pid) - kept:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)
+        for pid in kept:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         self.lent = False
+
+
+def _variables(address: Path) -> Path:
+    """The file from which the engine's Python workers get their variables."""
+    return address.with_name("variables")
 
 
 def lend() -> Engine | None:
@@ -126,7 +142,7 @@ def _enter(address: Path, settings: dict[str, str], jars: tuple[str, ...]) -> No
         context = jvm.JavaSparkContext.fromSparkContext(running.get())
         context.sc().cancelAllJobs()
         jvm.SparkSession.clearDefaultSession()
-    here = SparkContext(conf=conf, gateway=gateway, jsc=context)
-    # Python workers for this attempt alone: in its environment, not in the one in which the engine was started.
-    began = json.loads(address.with_name("environment").read_text())
-    here.environment |= {name: value for name, value in os.environ.items() if began.get(name) != value}
+    SparkContext(conf=conf, gateway=gateway, jsc=context)
+    # The attempt's faults are its tasks' faults, too.
+    faulty = {name: os.environ[name] for name in (faults.FAULT, faults.ONCE) if name in os.environ}
+    spark_daemon.set_variables(str(_variables(address)), faulty)

@@ -127,7 +127,7 @@ class Victim:
             self._engine = None
 
     def _signal(self, number: int) -> None:
-        spared = {self._engine.pid} if self._engine is not None and number == signal.SIGKILL else set()
+        spared = self._engine.kept if self._engine is not None and number == signal.SIGKILL else set()
         for pid in self._session() - spared:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.testing._processes import wait_until
+from tests.support import spark_daemon
 
 
 @contextmanager
@@ -19,17 +20,12 @@ def fault_in_tasks(point: str, once: Path) -> Iterator[None]:
     :param point: as in :data:`airflow_kafka_spark.faults.FAULT`.
     :param once: where the fault notes that it fired.
     """
-    from airflow_kafka_spark.hooks.spark import SparkHook
-
-    with SparkHook().session() as session:
-        # What is in here when a job starts is in the environment of its workers; other ones than before are started for that.
-        environment = session.sparkContext.environment
-        environment |= {faults.FAULT: point, faults.ONCE: str(once)}
-        try:
-            yield
-        finally:
-            for name in (faults.FAULT, faults.ONCE):
-                environment.pop(name, None)
+    path = os.environ[spark_daemon.FILE]
+    spark_daemon.set_variables(path, {faults.FAULT: point, faults.ONCE: str(once)})
+    try:
+        yield
+    finally:
+        spark_daemon.set_variables(path, {})
 
 
 def wait_stopped(once: Path, above: int | None = None, seconds: float = 120) -> int:
@@ -59,6 +55,11 @@ def executor_of(worker: int) -> int:
     above = [pid for pid in ancestors(worker) if b"CoarseGrainedExecutorBackend" in _command(pid)]
     assert above, f"{worker} is no worker of an executor"
     return above[0]
+
+
+def daemons(jvm: int) -> set[int]:
+    """Spark's Python daemons below a JVM: what they fork runs tasks, they themselves run none."""
+    return {pid for pid in _all() if _parent(pid) == jvm and b"spark_daemon" in _command(pid)}
 
 
 def ancestors(pid: int) -> list[int]:
