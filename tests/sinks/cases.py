@@ -37,6 +37,11 @@ class Case(ABC):
     secrets: tuple[str, ...] = ()
 
     @property
+    def impatient(self) -> Sink:
+        """The same sink, which waits for another attempt's lock for two seconds only."""
+        return self.sink
+
+    @property
     def whole_windows(self) -> bool:
         """True when a reader sees a window whole or not at all."""
         return self.sink.guarantee is Guarantee.EXACTLY_ONCE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -44,6 +45,10 @@ class PostgresCase(Case):
         del os.environ[self._variable]
         self.connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(self.name)))
         self.connection.close()
+
+    @property
+    def impatient(self) -> Sink:
+        return replace(self.sink, lock_timeout=2)
 
     def read(self, *only: str) -> list[dict[str, Any]]:
         # A connection for each look: a test may look from several threads.

@@ -25,14 +25,16 @@ POSTGRES = {
     "postgres upsert": {"mode": "upsert", "key": ("id",)},
     "postgres split": {"mode": "append", "atomic": "split"},
 }
-# The formats differ in what is in the files; how these are published, and what a crash leaves, they share.
-FAULT_CASES = ["parquet", "parquet, partitioned", *POSTGRES]
+# How files are published, and what a crash leaves, does not depend on their format.
+MECHANISMS = ["parquet, partitioned", *POSTGRES]
+FAULT_CASES = ["parquet", *POSTGRES]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        faults = metafunc.definition.get_closest_marker("faults") is not None
-        metafunc.parametrize("case", FAULT_CASES if faults else [*FILES, *POSTGRES], indirect=True)
+        marked = metafunc.definition.get_closest_marker
+        cases = FAULT_CASES if marked("faults") else [*FILES, *POSTGRES] if marked("every_format") else MECHANISMS
+        metafunc.parametrize("case", cases, indirect=True)
 
 
 @pytest.fixture

@@ -303,8 +303,17 @@ AWKWARD = [
 ]
 
 
-@pytest.mark.parametrize("options", [{}, {"atomic": "split"}, {"mode": "upsert"}], ids=["append", "split", "upsert"])
-@pytest.mark.parametrize("table", ["user", 'Select "x"', "t; DROP TABLE t", "Ünï cödé", "per%cent{}", "x" * 63])
+@pytest.mark.parametrize(
+    "table, options",
+    [
+        ("user", {}),
+        ('Select "x"', {"atomic": "split"}),
+        ("t; DROP TABLE t", {"mode": "upsert"}),
+        ("Ünï cödé", {}),
+        ("per%cent{}", {"atomic": "split"}),
+        ("x" * 63, {"mode": "upsert"}),
+    ],
+)
 def test_identifiers_are_just_names(place: Place, driver: str, options: dict[str, Any], table: str):
     """A column called `user` must not become the session's user, nor anything else a statement."""
     schema = pa.schema([("id", pa.int64()), *((name, pa.string()) for name in AWKWARD), ("doc", pa.struct([("a", pa.string())]))])

@@ -218,8 +218,14 @@ MISFITS = [
 ]
 
 
-@pytest.mark.parametrize("atomic, merge", [("window", "overlap"), ("window", "after"), ("split", "after")])
-@pytest.mark.parametrize("kind, arrow, value, named", MISFITS, ids=[f"{k} {n}" for n, (k, *_) in enumerate(MISFITS)])
+# Every misfit where tasks merge early, and one of each kind of error (of the stage, of the table's rules) elsewhere.
+CASES = [
+    *(("window", "overlap", *misfit) for misfit in MISFITS),
+    *((atomic, "after", *MISFITS[n]) for atomic in ATOMIC for n in (0, 7, 8)),
+]
+
+
+@pytest.mark.parametrize("atomic, merge, kind, arrow, value, named", CASES, ids=[f"{c[0]} {c[1]} {c[2]}" for c in CASES])
 def test_a_value_that_does_not_fit_fails_the_window(
     place: Place, driver: str, atomic: str, merge: str, kind: str, arrow: Any, value: Any, named: str
 ):
