@@ -45,11 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Fixtures that start a server or a JVM, and directories whose tests start some by themselves.
-_SERVERS = {"airflow", "kafka", "mariadb", "postgres", "registry", "several_brokers", "spark"}
-_SERVER_TESTS = ("tests/airflow/", "tests/faults/", "tests/testing/", "tests/ui/", "tests/test_demo.py", "tests/test_package.py")
+_SERVERS = {"kafka", "mariadb", "postgres", "registry", "several_brokers", "site", "spark"}
+_SERVER_TESTS = ("tests/faults/", "tests/testing/", "tests/with_airflow/", "tests/test_demo.py", "tests/test_package.py")
 
 # Tests that take minutes by themselves. They come first, so that no process is left alone with one at the end.
-_LONG = ("tests/airflow/", "tests/test_demo.py", "tests/ui/", "tests/faults/", "tests/transforms/", "tests/test_package.py")
+_LONG = ("tests/with_airflow/", "tests/test_demo.py", "tests/transforms/", "tests/test_package.py", "tests/faults/")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -102,29 +102,26 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["AIRFLOW_HOME"], ignore_errors=True)
 
 
-# Files whose tests share a server, an Airflow or a venv of their own: one test process runs all of such a file.
+# Directories and files whose tests share a server, an Airflow or a venv of their own. One test process runs all of each.
 _TOGETHER = {
-    "test_scheduler.py", "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py",
-    "test_json_spark.py", "test_spark_connect.py", "test_connect_examples.py", "test_chain.py",
-    "test_schema_registry.py", "test_watcher.py", "test_wire_formats.py", "test_visible.py",
-    "test_connections.py", "test_avro_write.py", "test_source_tolerance.py", "test_arrow.py",
-    "test_kafka.py", "test_base.py", "test_jdbc_spark.py", "test_jdbc_mariadb.py",
-    "test_publish_broker.py", "test_publish_cluster.py",
+    "tests/with_airflow", "tests/transforms",
+    "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py", "test_json_spark.py",
+    "test_spark_connect.py", "test_schema_registry.py", "test_wire_formats.py", "test_visible.py", "test_connections.py",
+    "test_avro_write.py", "test_source_tolerance.py", "test_kafka.py", "test_base.py", "test_jdbc_spark.py",
+    "test_jdbc_mariadb.py", "test_broker.py", "test_publish_broker.py", "test_publish_cluster.py",
 }  # fmt: skip
-_ONE_SITE = {"test_api.py", "test_pages.py", "test_page_intervals.py"}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A test goes to whichever process is free, but for the files above."""
+    """Give a test to the next free process, but keep together what :data:`_TOGETHER` names."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Together(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             directory, _, name = file.rpartition("/")
-            # The pages and their data are looked at on one Airflow.
-            return directory if name in _ONE_SITE else file if name in _TOGETHER else nodeid
+            return directory if directory in _TOGETHER else file if name in _TOGETHER else nodeid
 
     config.option.loadscopereorder = False  # in the order of pytest_collection_modifyitems
     return Together(config, log)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.connect import AIRFLOW_PATH
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -16,7 +18,9 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
 def test_the_demo_goes_the_whole_road_kills_in_each_direction_and_counts_every_order_once():
-    env = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")}
+    # The demo starts Spark as it does for users.
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "PYSPARK_SUBMIT_ARGS"))}
+    env["PYTHONPATH"] = AIRFLOW_PATH
     done = subprocess.run(
         [sys.executable, "-m", "airflow_kafka_spark.demo", "--events", "20000"],
         cwd=ROOT,

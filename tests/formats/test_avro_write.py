@@ -22,11 +22,12 @@ from airflow_kafka_spark.formats.avro_schema import columns_of, parse
 from airflow_kafka_spark.formats.avro_write_worker import AvroEncoder
 from airflow_kafka_spark.formats.base import Encoded
 from airflow_kafka_spark.formats.ddl import arrow_schema, parse_ddl
+from tests.formats.budget import examples
 from tests.formats.random_avro import RandomAvro, bare, encoded
 from tests.formats.test_avro_meaning import GOOD, field, logical
 
 SEEDS = st.integers(0, 1 << 40)
-SOME = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Watched(AvroEncoder):
@@ -125,7 +126,7 @@ def some_rows() -> st.SearchStrategy[list[dict[str, Any]]]:
     return st.lists(row, max_size=6)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(some_rows())
 def test_columns_of_every_type_with_a_schema_made_of_them_are_read_again_and_by_fastavro(rows: list[dict[str, Any]]) -> None:
     text = record_of(parse_ddl(TYPES), "shop.Order")
@@ -162,8 +163,8 @@ def test_a_large_value_and_many_small_ones() -> None:
     large = "é" * (4 << 20)
     (one,) = encode(schema, batch("x string", {"x": large}))
     assert fastavro.schemaless_reader(io.BytesIO(one), fastavro.parse_schema(schema), None) == {"x": large}
-    many = encode(schema, batch("x string", *({"x": None if n % 3 else str(n)} for n in range(20_000))))
-    assert len(many) == 20_000 and many[1:4] == [b"\0", b"\0", b"\2\x023"]
+    many = encode(schema, batch("x string", *({"x": None if n % 3 else str(n)} for n in range(5000))))
+    assert len(many) == 5000 and many[1:4] == [b"\0", b"\0", b"\2\x023"]
 
 
 def test_records_may_be_nested_deep() -> None:

@@ -8,7 +8,7 @@ import json
 import random
 from collections.abc import Callable
 from decimal import Decimal as D
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -18,8 +18,11 @@ from hypothesis import strategies as st
 from airflow_kafka_spark.formats import Debezium, Json, JsonEnvelope
 from airflow_kafka_spark.formats.base import Decoded, Kind
 from airflow_kafka_spark.formats.json_envelope_worker import EnvelopeDecoder
+from tests.formats.budget import MANY, examples
 from tests.formats.contract import CHECKS, Case
-from tests.sources.contract import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 UTC = dt.timezone.utc
 CONNECT, DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
@@ -325,10 +328,10 @@ def test_what_is_no_envelope(value: bytes, expected: str) -> None:
 
 
 def test_the_schema_is_read_once_and_payloads_go_the_fast_way() -> None:
-    values = [record(ORDERS, {"id": n, "customer": "c", "amount": unscaled(n), "placed_at": PLACED}) for n in range(20_000)]
+    values = [record(ORDERS, {"id": n, "customer": "c", "amount": unscaled(n), "placed_at": PLACED}) for n in range(MANY)]
     decoder = CASES["envelope"].format.decoder()
     assert isinstance(decoder, EnvelopeDecoder)
-    assert decoder.decode(values).batch.column("id").to_pylist() == list(range(20_000))
+    assert decoder.decode(values).batch.column("id").to_pylist() == list(range(MANY))
     (plan,) = decoder._plans.values()
     assert plan.decoder is not None and plan.decoder.by_reference <= 1
 
@@ -369,7 +372,7 @@ def by_task(format: JsonEnvelope, batch: pa.RecordBatch) -> list[bytes]:
     return encoder.encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(ROW, max_size=9))
 def test_what_a_task_writes_is_read_again(rows: list[dict[str, Any]]) -> None:
     format = JsonEnvelope(DDL, timestamps="micros")
@@ -409,7 +412,7 @@ def test_microseconds_are_not_cut_off() -> None:
     assert b'"at":-1}' in encoder.encode({"at": pa.array([-1000], pa.timestamp("us", "UTC"))})[0].as_py()
 
 
-def test_spark_writes_the_same_as_a_task_and_more_types() -> None:
+def test_spark_writes_the_same_as_a_task_and_more_types(spark: SparkSession) -> None:
     rows = [
         {"id": -1, "yes": True, "text": 'a"\\\n\x01é😀', "raw": b"\xff\x00", "day": dt.date(1, 1, 1),
          "at": dt.datetime(2026, 1, 2, 3, 4, 5, 6000, UTC), "local": dt.datetime(999, 1, 2)},
@@ -417,9 +420,8 @@ def test_spark_writes_the_same_as_a_task_and_more_types() -> None:
     ]  # fmt: skip
     names = [name for name, _, _ in COLUMNS]
     batch = pa.RecordBatch.from_pylist(rows, schema=JsonEnvelope(DDL).arrow_schema())
-    frame = spark_session().createDataFrame(pa.Table.from_batches([batch])).selectExpr(
-        *(f"CAST({name} AS {kind.split()[0]}) AS {name}" for name, kind, _ in COLUMNS)
-    )  # fmt: skip
+    given = spark.createDataFrame(pa.Table.from_batches([batch]))
+    frame = given.selectExpr(*(f"CAST({name} AS {kind.split()[0]}) AS {name}" for name, kind, _ in COLUMNS))
     formats = [JsonEnvelope(DDL), JsonEnvelope(DDL, timestamps="micros")]
     found = frame.select(*(f.encode(names).alias(f"f{n}") for n, f in enumerate(formats))).toArrow()
     for n, format in enumerate(formats):
@@ -428,7 +430,7 @@ def test_spark_writes_the_same_as_a_task_and_more_types() -> None:
         assert written == by_task(format, batch)
         assert format.decoder().decode(written).batch.to_pylist() == batch.to_pylist()
     more = JsonEnvelope("n decimal(12,3), s struct<d:date,l:array<timestamp>>, m map<string,decimal(3,1)>, i int, f double")
-    one = spark_session().sql(
+    one = spark.sql(
         "SELECT 1.5BD AS n, named_struct('d', DATE'2026-11-05', 'l', array(TIMESTAMP'2026-11-05 07:08:09Z', NULL)) AS s,"
         " map('k', 2.5BD) AS m, 7L AS i, double('NaN') AS f"
     )

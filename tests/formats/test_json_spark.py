@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_kafka_spark.errors import SchemaInvalid
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.formats.ddl import _from_json_value, parse_ddl
-from tests.formats.spark_reader import ask
 from tests.formats.test_json_meaning import GOOD
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 DIFFERENT = {
     # Spark writes JSON text anew where a string was asked for.
@@ -60,20 +62,23 @@ SCHEMAS = [
 ]
 
 
+Said = dict[tuple[str, str], Any]
+
+
 @pytest.fixture(scope="module")
-def spark() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
-    """What Spark says to all values and schemas of this module, asked at once."""
+def said(spark: SparkSession) -> Said:
+    """Return what Spark's ``from_json`` makes of all values of this module, by type and text, in one job."""
+    from pyspark.sql import functions as F
+
     values = [*((t, v) for t, v, _ in GOOD if t != "varchar(3)"), *((t, v) for t, v, _ in SILENT)]
     kinds = {t: f"c{n}" for n, t in enumerate(sorted({t for t, _ in values}))}
-    rows, parsed = ask(
-        ", ".join(f"{c} {t}" for t, c in kinds.items()), [f'{{"{kinds[t]}":{v}}}'.encode() for t, v in values], SCHEMAS
-    )
-    said = {(t, v): row[kinds[t]] for (t, v), row in zip(values, rows, strict=True)}
-    return said, dict(zip(SCHEMAS, parsed, strict=True))
+    frame = spark.createDataFrame([(f'{{"{kinds[t]}":{v}}}'.encode(),) for t, v in values], "v binary").coalesce(1)
+    read = F.from_json(F.col("v").cast("string"), ", ".join(f"{c} {t}" for t, c in kinds.items()))
+    rows = frame.select(read.alias("j")).toArrow().column("j").to_pylist()
+    return {(t, v): row[kinds[t]] for (t, v), row in zip(values, rows, strict=True)}
 
 
-def test_follows_spark_for_every_good_value_but_the_documented_ones(spark: tuple[dict, dict]) -> None:
-    said, _ = spark
+def test_follows_spark_for_every_good_value_but_the_documented_ones(said: Said) -> None:
     differences = {}
     for data_type, text, _ in (case for case in GOOD if case[0] != "varchar(3)"):
         decoded = Json(f"a {data_type}").decoder().decode([f'{{"a":{text}}}'.encode()])
@@ -84,17 +89,21 @@ def test_follows_spark_for_every_good_value_but_the_documented_ones(spark: tuple
 
 
 @pytest.mark.parametrize(("data_type", "text", "spark_says"), SILENT, ids=[f"{t}={v}" for t, v, _ in SILENT])
-def test_refuses_what_spark_changes_silently(spark: tuple[dict, dict], data_type: str, text: str, spark_says: str) -> None:
-    assert str(spark[0][data_type, text]) == spark_says
+def test_refuses_what_spark_changes_silently(said: Said, data_type: str, text: str, spark_says: str) -> None:
+    assert str(said[data_type, text]) == spark_says
     decoded = Json(f"a {data_type}").decoder().decode([f'{{"a":{text}}}'.encode()])
     assert [at for at, _ in decoded.bad] == [0]
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_ddl_is_read_as_spark_reads_it(spark: tuple[dict, dict], schema: str) -> None:
-    said = spark[1][schema]
-    if said is None:
+def test_ddl_is_read_as_spark_reads_it(spark: SparkSession, schema: str) -> None:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    try:
+        wanted = StructType.fromDDL(schema).jsonValue()
+    except PySparkException:
         with pytest.raises(SchemaInvalid):
             parse_ddl(schema)
     else:
-        assert parse_ddl(schema) == _from_json_value(said).fields
+        assert parse_ddl(schema) == _from_json_value(wanted).fields

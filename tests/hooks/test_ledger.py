@@ -313,3 +313,21 @@ def test_an_attempt_fenced_inside_its_transaction_knows_it_and_does_not_fence_ba
         with pytest.raises(Fenced):
             zombie.plan(window(pipeline, topic, 1))
         newer.close({}, newer.plan(window(pipeline, topic, 1)).window.ends)
+
+
+def test_what_an_older_attempt_writes_until_it_is_fenced_is_seen(attempt, pipeline, topic, monkeypatch):
+    """The older attempt completes its window just before the newer one fences it."""
+    with attempt() as older:
+        entry = older.plan(window(pipeline, topic, 1))
+        newer = attempt()
+        fence = newer._fence
+
+        def completed_before(purpose, **settings):
+            if purpose == "close":
+                older.close({"n": "older"}, entry.window.ends)
+            return fence(purpose, **settings)
+
+        monkeypatch.setattr(newer, "_fence", completed_before)
+        with newer:
+            assert newer.memory.open_entry is None
+            assert newer.memory.completed_by("run1").report == {"n": "older"}

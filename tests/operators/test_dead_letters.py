@@ -10,7 +10,6 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import (
-    BadRecords,
     KafkaRefused,
     SparkJobFailed,
     TooManyBadRecords,
@@ -19,7 +18,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators.tolerance import ErrorOptions
-from tests.support.dead_letters import BAD, check_sorted_out, letters, produce_mixed, told
+from tests.support.dead_letters import BAD, check_sorted_out, is_bad, letters, produce_mixed, told
 from tests.support.lenient import Lenient
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA, Pipeline, order, row_of
@@ -33,7 +32,9 @@ def fail_at(monkeypatch, point: str) -> None:
     monkeypatch.setenv(faults.FAULT, f"{point}:raise")
 
 
-def test_bad_records_become_dead_letters_and_the_others_rows_each_exactly_once(files: Pipeline):
+def test_bad_records_become_dead_letters_as_they_were_with_connects_headers_and_the_others_rows_each_exactly_once(
+    files: Pipeline,
+):
     dead = f"dead-{files.topic}"
     bad = produce_mixed(files, 300, 10)
     report = files.run("run1", **tolerant(dead))
@@ -41,19 +42,8 @@ def test_bad_records_become_dead_letters_and_the_others_rows_each_exactly_once(f
     assert (report["records_read"], report["records_written"], report["records_rejected"]) == (300 + bad, 300, bad)
     assert [(p["topic"], p["records"]) for p in report["dead_letters"]] == [(dead, bad)]
     assert files.committed() == {r["partition"]: r["end"] for r in report["ranges"]}
-    # The next window has its own; one without bad records sends none.
-    bad += produce_mixed(files, 50, 7, first=300)
-    files.run("run2", **tolerant(dead))
-    report = files.run("run3", **tolerant(dead))
-    assert check_sorted_out(files, dead) == (350, bad) and "dead_letters" not in report
-
-
-def test_a_dead_letter_is_the_record_as_it_was_with_connects_headers(files: Pipeline):
-    dead = f"dead-{files.topic}"
-    produce_mixed(files, 60, 10)
-    files.run("run1", **tolerant(dead))
     found = letters(files.kafka.connection_extra(), dead)
-    assert len(found) == 6 and {value for _, value, *_ in found} == set(BAD)
+    assert {value for _, value, *_ in found} == set(BAD)
     for key, _, timestamp, headers in found:
         number = int(key.removeprefix(b"bad-"))
         assert timestamp == 1_700_000_000_000 + number, "its time is the record's own"
@@ -65,18 +55,19 @@ def test_a_dead_letter_is_the_record_as_it_was_with_connects_headers(files: Pipe
         assert facts["exception.message"] and facts["exception.stacktrace"].endswith(facts["exception.message"])
     reasons = {value: told(headers)["exception.message"] for _, value, _, headers in found}
     assert "id" in reasons[b'{"id": "seven"}']
+    # The next window has its own; one without bad records sends none.
+    bad += produce_mixed(files, 50, 7, first=300)
+    files.run("run2", **tolerant(dead))
+    report = files.run("run3", **tolerant(dead))
+    assert check_sorted_out(files, dead) == (350, bad) and "dead_letters" not in report
 
 
-def test_a_bad_key_is_told_from_a_bad_value_and_headers_may_be_left_out(files: Pipeline):
+def test_a_bad_key_is_told_from_a_bad_value(files: Pipeline):
     produce_mixed(files, 9, 4)
     files.run("run1", **tolerant(f"keys-{files.topic}", key=Json(schema="id bigint")))
     stages = [told(headers)["stage"] for *_, headers in letters(files.kafka.connection_extra(), f"keys-{files.topic}")]
     # The keys of the good ones are numbers, and no objects; a bad value is told first.
     assert sorted(stages) == ["KEY_CONVERTER"] * 9 + ["VALUE_CONVERTER"] * 2
-    produce_mixed(files, 4, 4, first=9)
-    files.run("run2", **tolerant(f"bare-{files.topic}", errors_deadletterqueue_context_headers_enable=False))
-    ((_, _, _, headers),) = letters(files.kafka.connection_extra(), f"bare-{files.topic}")
-    assert [name for name, _ in headers] == ["trace", "trace", "bytes"]
 
 
 def test_a_large_record_becomes_a_dead_letter_where_the_topic_takes_it(files: Pipeline):
@@ -102,15 +93,28 @@ def test_sparks_own_source_makes_the_same_dead_letters(files: Pipeline):
         assert timestamp == 1_700_000_000_000 + int(key.removeprefix(b"bad-"))
 
 
-def test_more_bad_records_than_allowed_fail_the_window_and_no_letter_is_sent(files: Pipeline):
+def test_more_bad_records_than_allowed_or_too_many_bytes_of_them_fail_the_window_and_no_letter_is_sent(
+    files: Pipeline, monkeypatch
+):
+    from airflow_kafka_spark.sinks import dead_letters_worker
+
     dead = f"dead-{files.topic}"
     bad = produce_mixed(files, 100, 10)
-    for most in (bad - 1, 0, 0.09):
-        with pytest.raises(TooManyBadRecords, match=rf"{bad} of the {100 + bad} records.*are bad") as raised:
-            files.run("run1", **tolerant(dead, max_errors=most))
-        assert raised.value.count == bad and len(raised.value.samples) == 5
+
+    def check_nothing_was_sent() -> None:
         assert files.rows() == [] and set(files.committed().values()) == {-1001}
-    assert dead not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=30).topics
+        assert dead not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=30).topics
+
+    with pytest.raises(TooManyBadRecords, match=rf"{bad} of the {100 + bad} records.*are bad") as raised:
+        files.run("run1", **tolerant(dead, max_errors=0.09))
+    assert raised.value.count == bad and len(raised.value.samples) == 5
+    check_nothing_was_sent()
+    # What may pass through the driver is counted over all splits: each has less.
+    monkeypatch.setattr(dead_letters_worker, "LIMIT_BYTES", 300)
+    with pytest.raises(TooManyDeadLetters, match=dead):
+        files.run("run1", **tolerant(dead))
+    monkeypatch.undo()
+    check_nothing_was_sent()
     files.run("run1", **tolerant(dead, max_errors=0.1))
     assert check_sorted_out(files, dead) == (100, bad)
 
@@ -120,17 +124,6 @@ def test_a_share_is_exact_as_it_is_written():
     for count, records in ((29, 100), (0, 0), (58, 200)):
         assert not ErrorOptions("all", "dead", most=0.29).too_many(count, records)
     assert ErrorOptions("all", "dead", most=0.29).too_many(30, 100) and ErrorOptions("all", "dead", most=0).too_many(1, 1)
-
-
-def test_a_switch_that_is_a_text_is_refused_whatever_it_says(files: Pipeline):
-    """Else "false" would be True: records left out for good, letters with headers."""
-    given = {"errors_deadletterqueue_context_headers_enable": "false", "errors_skip": "no"}
-    with pytest.raises(ValidationError) as raised:
-        files.run("run1", **tolerant("", **given))
-    told = {problem.where: problem.what for problem in raised.value.problems}
-    assert {name: told[name] for name in given} == {
-        name: f"`{value!r}` is neither True nor False" for name, value in given.items()
-    }
 
 
 def test_an_error_of_the_users_own_sql_fails_the_window_and_says_what_spark_says(files: Pipeline):
@@ -145,35 +138,26 @@ def test_an_error_of_the_users_own_sql_fails_the_window_and_says_what_spark_says
     assert f"dead-{files.topic}" not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=30).topics
 
 
-def test_a_letter_that_its_topic_does_not_take_fails_the_window_and_says_what_to_change(files: Pipeline):
+def test_a_letter_that_its_topic_does_not_take_fails_the_window_and_says_what_to_change_for_example_its_headers(files: Pipeline):
     (dead, past), config = (f"{name}-{files.topic}" for name in ("dead", "past")), files.kafka.connection_extra()
     files.kafka.create_topic(dead, 1, config={"max.message.bytes": 1500})
     files.kafka.create_topic(past, 1, config={"message.timestamp.before.max.ms": 1000})
     producer = Producer(config)
     for value, partition in ((b"x" * 1200, 1), (order(1), 0)):
-        producer.produce(files.topic, value, b"key", partition, timestamp=1_700_000_000_000)
+        producer.produce(files.topic, value, b"key", partition, timestamp=1_700_000_000_000, headers=[("own", b"1")])
     assert producer.flush(60) == 0
-    for topic, said in ((dead, rf"{files.topic}-1@0, of 1,203 bytes.*max.message.bytes"), (past, "before.max.ms")):
+    for topic, said in ((dead, rf"{files.topic}-1@0, of 1,[0-9]+ bytes.*max.message.bytes"), (past, "before.max.ms")):
         with pytest.raises(KafkaRefused, match=said) as raised:
             files.run("run1", **tolerant(topic))
         assert f"`{topic}`" in str(raised.value) and letters(config, topic) == [] == files.rows()
     report = files.run("run1", **tolerant(dead, errors_deadletterqueue_context_headers_enable=False))
-    assert len(letters(config, dead)) == len(files.rows()) == report["records_rejected"] == 1
+    assert len(files.rows()) == report["records_rejected"] == 1
+    assert [headers for *_, headers in letters(config, dead)] == [[("own", b"1")]], "no headers but its own"
 
 
-def test_more_bytes_of_letters_than_may_pass_through_the_driver_fail_the_window(files: Pipeline, monkeypatch):
-    """Counted over all splits: each has less."""
-    from airflow_kafka_spark.sinks import dead_letters_worker
-
-    bad = produce_mixed(files, 30, 5)
-    monkeypatch.setattr(dead_letters_worker, "LIMIT_BYTES", 300)
-    with pytest.raises(TooManyDeadLetters, match=f"dead-{files.topic}"):
-        files.run("run1", **tolerant(f"dead-{files.topic}"))
-    monkeypatch.undo()
-    assert files.rows() == [] and files.run("run1", **tolerant(f"dead-{files.topic}"))["records_rejected"] == bad
-
-
-def test_the_ledger_knows_how_many_were_left_out_before_the_sink_has_the_others(files: Pipeline, monkeypatch):
+def test_without_a_topic_bad_records_are_left_out_when_that_is_said_and_the_ledger_knows_how_many_before_the_sink_has_the_others(
+    files: Pipeline, monkeypatch
+):
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
 
@@ -199,37 +183,15 @@ def test_the_ledger_knows_how_many_were_left_out_before_the_sink_has_the_others(
     monkeypatch.undo()
     report = files.run("run1", **skip)
     assert (report["records_rejected"], report["records_written"], report["records_read"]) == (bad, 20, 20 + bad)
-    assert report["records_rejected"] == remembered()
-
-
-def test_without_a_topic_bad_records_are_only_left_out_when_that_is_said(files: Pipeline):
-    bad = produce_mixed(files, 30, 10)
-    with pytest.raises(BadRecords):
-        files.run("run1")
-    report = files.run("run1", errors_tolerance="all", errors_skip=True)
-    assert (report["records_written"], report["records_rejected"], report["records_read"]) == (30, bad, 30 + bad)
-    assert "dead_letters" not in report
+    assert report["records_rejected"] == remembered() and "dead_letters" not in report
 
 
 def test_what_was_dead_stays_dead_when_the_format_is_mended_before_the_retry(files: Pipeline, monkeypatch):
-    """The attempt dies after its dead letters are sent and before the sink has taken the rest."""
-    dead = f"dead-{files.topic}"
+    """The attempt dies after its dead letters are sent and before the sink has taken the rest. To the retry nothing is bad, and
+    records without a value are to be ignored: each counts once, as what it was."""
+    dead, config = f"dead-{files.topic}", files.kafka.connection_extra()
     produce_mixed(files, 30, 10)
-    fail_at(monkeypatch, "dead.committed")
-    with pytest.raises(RuntimeError, match="dead.committed"):
-        files.run("run1", **tolerant(dead))
-    monkeypatch.undo()
-    assert files.rows() == []
-    # A format to which nothing is bad.
-    report = files.run("run1", **tolerant(dead, value=Lenient(SCHEMA)))
-    assert check_sorted_out(files, dead) == (30, 3)
-    assert (report["records_rejected"], report["dead_letters"][0]["records"]) == (3, 3)
-
-
-def test_what_was_dead_stays_dead_when_the_retry_would_ignore_it(files: Pipeline, monkeypatch):
-    """Tombstones were bad, and are none any more: each counts once, as what it is."""
-    dead, producer = f"dead-{files.topic}", Producer(files.kafka.connection_extra())
-    produce_mixed(files, 30, 10)
+    producer = Producer(config)
     for partition in (0, 0, 1):
         producer.produce(files.topic, None, b"gone", partition)
     assert producer.flush(60) == 0
@@ -237,27 +199,20 @@ def test_what_was_dead_stays_dead_when_the_retry_would_ignore_it(files: Pipeline
     with pytest.raises(RuntimeError, match="dead.committed"):
         files.run("run1", **tolerant(dead))
     monkeypatch.undo()
-    report = files.run("run1", **tolerant(dead, behavior_on_null_values="ignore"))
+    assert files.rows() == []
+    report = files.run("run1", **tolerant(dead, value=Lenient(SCHEMA), behavior_on_null_values="ignore"))
+    events = files.events()
+    good = [row_of(value) for *_, value in events if value is not None and not is_bad(value)]
+    bad = [event for event in events if event[3] is None or is_bad(event[3])]
+    places = [(int(told(h)["partition"]), int(told(h)["offset"]), key, value) for key, value, _, h in letters(config, dead)]
+    assert (same_multiset(good, files.rows()), same_multiset(bad, places)) == (30, 6)
     assert [report[f"records_{name}"] for name in ("read", "written", "ignored", "rejected")] == [36, 30, 0, 6]
-    assert len(letters(files.kafka.connection_extra(), dead)) == 6 and len(files.rows()) == 30
+    assert report["dead_letters"][0]["records"] == 6
 
 
-def test_a_window_that_is_replayed_sends_no_letter_twice(table: Pipeline):
-    dead = f"dead-{table.topic}"
-    with table.postgres.connect(autocommit=True) as connection:
-        connection.execute(f'ALTER TABLE "{table.place}" ADD COLUMN "window" text')
-    from airflow_kafka_spark.sinks import PostgresSink
-
-    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column="window")
-    produce_mixed(table, 40, 10)
-    options = {**tolerant(dead), "sink": sink, "on_rerun": "replay"}
-    table.run("run1", **options)
-    report = table.run("run1", facts={"max_tries": 1}, **options)
-    assert report["replay"] == 1 and report["records_rejected"] == 4
-    assert check_sorted_out(table, dead) == (40, 4)
-
-
-def test_a_replay_that_the_sink_had_taken_reports_its_own_bad_records(table: Pipeline, monkeypatch):
+def test_a_window_or_replay_that_the_sink_had_taken_reports_its_own_bad_records_and_no_letter_is_sent_twice(
+    table: Pipeline, monkeypatch
+):
     """Not those of the replays before it: what was a letter may be a row by now, and what is bad again is sent only once."""
     from airflow_kafka_spark.sinks import PostgresSink
 
@@ -267,29 +222,21 @@ def test_a_replay_that_the_sink_had_taken_reports_its_own_bad_records(table: Pip
     sink = PostgresSink(conn_id="warehouse", table=table.place, window_column="window")
     options = {**tolerant(dead), "sink": sink, "on_rerun": "replay"}
     produce_mixed(table, 40, 10)
-    table.run("run1", **options)
-    for replay, (value, bad) in enumerate(((Lenient(SCHEMA), 0), (Json(schema=SCHEMA), 4)), 1):
+    strict = Json(schema=SCHEMA)
+    for replay, (value, bad) in enumerate(((strict, 4), (Lenient(SCHEMA), 0), (strict, 4))):
         again = {"facts": {"max_tries": replay}, **options, "value": value}
         fail_at(monkeypatch, "close.begin")
         with pytest.raises(RuntimeError):
             table.run("run1", **again)
         monkeypatch.undo()
         report = table.run("run1", **again)
-        assert [report[name] for name in ("replay", "records_read", "records_rejected")] == [replay, 44, bad]
+        assert [report.get(name, 0) for name in ("replay", "records_read", "records_rejected")] == [replay, 44, bad]
         assert len(table.rows()) == report["records_written"] == 44 - bad
-    assert len(letters(table.kafka.connection_extra(), dead)) == 4
-
-
-def test_a_window_that_the_sink_had_taken_reports_its_dead_letters_too(files: Pipeline, monkeypatch):
-    dead = f"dead-{files.topic}"
-    produce_mixed(files, 20, 5)
-    fail_at(monkeypatch, "close.begin")
-    with pytest.raises(RuntimeError):
-        files.run("run1", **tolerant(dead))
-    monkeypatch.undo()
-    report = files.run("run1", **tolerant(dead))
-    assert (report["records_read"], report["records_rejected"]) == (24, 4) and report["dead_letters"][0]["records"] == 4
-    assert check_sorted_out(files, dead) == (20, 4)
+        if not replay:
+            assert report["dead_letters"][0]["records"] == 4, "the first attempt has sent them"
+    report = table.run("run1", facts={"max_tries": 3}, **options)
+    assert (report["replay"], report["records_rejected"]) == (3, 4), "a replay that does not fail"
+    assert check_sorted_out(table, dead) == (40, 4)
 
 
 def test_dead_letters_sent_through_a_mended_pipeline_are_in_the_sink_once(files: Pipeline):
@@ -375,31 +322,33 @@ def test_letters_of_several_pipelines_in_one_topic_never_overwrite_newer_rows(ta
     assert same_multiset([(5, "new", 1), (6, "new", 3), (7, "only", 4)], rows) == 3
 
 
-@pytest.mark.parametrize(
-    "options, places",
-    [
-        ({"errors_tolerance": "some"}, ["errors_tolerance"]),
-        ({"errors_tolerance": "all"}, ["errors_deadletterqueue_topic_name"]),
-        ({"errors_deadletterqueue_topic_name": "dead", "max_errors": 3}, ["errors_deadletterqueue_topic_name", "max_errors"]),
-        (tolerant("dead", errors_skip=True, max_errors=1.5), ["errors_skip", "max_errors"]),
-        (tolerant("dead", max_errors=True), ["max_errors"]),
-        (tolerant("dead", max_errors=-1), ["max_errors"]),
-        (tolerant("dead", max_errors="1%"), ["max_errors"]),
-        (tolerant("no name!"), ["errors_deadletterqueue_topic_name"]),
-        (
-            tolerant("dead", errors_deadletterqueue_topic_replication_factor=0),
-            ["errors_deadletterqueue_topic_replication_factor"],
-        ),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused_before_anything_is_read(files: Pipeline, options, places):
-    with pytest.raises(ValidationError) as raised:
-        files.run("run1", **options)
-    assert [problem.where for problem in raised.value.problems] == places
+CONTRADICTIONS = [
+    ({"errors_tolerance": "some"}, ["errors_tolerance"]),
+    ({"errors_tolerance": "all"}, ["errors_deadletterqueue_topic_name"]),
+    ({"errors_deadletterqueue_topic_name": "dead", "max_errors": 3}, ["errors_deadletterqueue_topic_name", "max_errors"]),
+    (tolerant("dead", errors_skip=True, max_errors=1.5), ["errors_skip", "max_errors"]),
+    (tolerant("dead", max_errors=True), ["max_errors"]),
+    (tolerant("dead", max_errors=-1), ["max_errors"]),
+    (tolerant("dead", max_errors="1%"), ["max_errors"]),
+    (tolerant("no name!"), ["errors_deadletterqueue_topic_name"]),
+    (tolerant("dead", errors_deadletterqueue_topic_replication_factor=0), ["errors_deadletterqueue_topic_replication_factor"]),
+]
 
 
-def test_the_dead_letter_topic_is_none_that_is_read_and_not_compacted(files: Pipeline):
+def test_options_that_contradict_each_other_texts_for_switches_and_topics_that_would_lose_letters_are_refused(files: Pipeline):
+    def problems(**options) -> dict[str, str]:
+        with pytest.raises(ValidationError) as raised:
+            files.run("run1", **options)
+        return {problem.where: problem.what for problem in raised.value.problems}
+
+    for options, places in CONTRADICTIONS:
+        assert list(problems(**options)) == places, options
+    # As a switch "false" would be True: records left out for good, letters with headers.
+    given = {"errors_deadletterqueue_context_headers_enable": "false", "errors_skip": "no"}
+    found = problems(**tolerant("", **given))
+    assert {name: found[name] for name in given} == {
+        name: f"`{value!r}` is neither True nor False" for name, value in given.items()
+    }
     files.kafka.create_topic(f"compacted-{files.topic}", 1, config={"cleanup.policy": "compact"})
     for topic, why in ((files.topic, "is read"), (f"ledger-{files.name}", "ledger"), (f"compacted-{files.topic}", "compacted")):
-        with pytest.raises(ValidationError, match=why):
-            files.run("run1", **tolerant(topic))
+        assert why in problems(**tolerant(topic))["errors_deadletterqueue_topic_name"]

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, DataLoss, OffsetsWentBack, TopicRecreated, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
+from airflow_kafka_spark.road import job
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from tests.support.oracle import same_multiset
-from tests.support.pipelines import files_rows, order
+from tests.support.pipelines import make, order
+from tests.support.runs import context
 from tests.support.waiting import settled
 
 
-def send(pipeline, *records, partition=0):
-    """(key, value) pairs to one partition."""
+def send(pipeline, *records, partition=0, topic=""):
+    """Send (key, value) pairs to one partition.
+
+    :param topic: default the pipeline's.
+    """
     producer = Producer(pipeline.kafka.connection_extra())
     for key, value in records:
-        producer.produce(pipeline.topic, value, key, partition)
+        producer.produce(topic or pipeline.topic, value, key, partition)
     producer.flush(30)
+
+
+def leave_open(pipeline, monkeypatch):
+    """Let an attempt of run1 fail when its window is planned and nothing of it is read."""
+    monkeypatch.setenv(faults.FAULT, "planned:raise")
+    with pytest.raises(RuntimeError, match="planned"):
+        pipeline.run("run1")
+    monkeypatch.delenv(faults.FAULT)
 
 
 def table_of(path):
@@ -32,35 +45,17 @@ def table_of(path):
 
 
 class TestWindows:
-    def test_a_window_holds_every_committed_record_once_and_the_group_follows(self, files):
-        files.produce(3000)
-        report = files.run()
-        assert report["records_read"] == report["records_written"] == 3000
-        assert files.check() == 3000
-
-    def test_windows_follow_each_other_without_gap_or_overlap(self, files):
-        for number in range(1, 4):
-            files.produce(500 * number)
-            files.run(f"run{number}")
+    def test_windows_hold_every_committed_record_once_without_gap_and_a_run_that_comes_back_moves_nothing(self, files):
+        files.produce(900)
+        first = files.run("run1", max_records="400")
+        assert first["records_read"] == first["records_written"] == 400, "max_records caps a window"
+        assert files.run("run1") == first, "the run came back: it returns the same report"
+        assert len(files.rows()) == 400, "and moves nothing"
+        assert [files.run(f"run{number}")["records_read"] for number in (2, 3)] == [500, 0]
         assert [r["window"] for r in files.reports] == ["0000000001", "0000000002", "0000000003"]
-        assert files.check() == 3000
+        assert files.check() == 900
 
-    def test_a_run_that_comes_back_does_nothing_and_returns_the_same_report(self, files):
-        files.produce(100)
-        first = files.run()
-        files.produce(100)
-        assert files.run() == first
-        assert len(files.rows()) == 100
-        files.run("run2")
-        assert files.check() == 200
-
-    def test_max_records_caps_a_window_and_the_next_goes_on(self, files):
-        files.produce(1000)
-        sizes = [files.run(f"run{n}", max_records="400")["records_read"] for n in range(4)]
-        assert sizes == [400, 400, 200, 0]
-        assert files.check() == 1000
-
-    def test_aborted_records_are_not_delivered_and_open_ones_wait(self, files):
+    def test_aborted_records_are_not_delivered_open_ones_wait_and_markers_alone_move_the_offsets(self, files):
         files.produce(50)
         files.produce(30, transaction="abort")
         files.produce(20, transaction="commit")
@@ -73,51 +68,33 @@ class TestWindows:
         report = files.run()
         assert report["records_read"] == 70
         assert report["held_back"] >= 1
-        assert files.check() == 70
+        assert files.check(stable=False) == 70
         producer.commit_transaction(30)
         settled(files.topic)
         files.run("run2")
+        assert files.check() == 71, "the record that was open came with the next window"
+        files.produce(20, transaction="abort")
+        assert files.run("run3")["records_read"] == 0, "nothing but markers and aborted records"
         assert files.check() == 71
 
-    def test_a_window_of_nothing_but_markers_and_aborted_records_moves_the_offsets(self, files):
-        files.produce(10)
-        files.run()
-        files.produce(20, transaction="abort")
-        report = files.run("run2")
-        assert report["records_read"] == 0
-        assert files.check() == 10
-
-    def test_a_partition_added_later_is_read_from_its_first_record(self, files):
-        files.produce(300)
-        files.run()
-        files.kafka.create_partitions(files.topic, 5)
-        send(files, (b"a", order(9001)), (b"b", order(9002)), partition=4)
-        report = files.run("run2", starting_offsets="latest")
-        assert {r["partition"]: (r["start"], r["end"]) for r in report["ranges"]}[4] == (0, 2)
-        assert files.check() == 302
-
-    def test_several_topics_and_a_pattern(self, files, unique):
+    def test_several_topics_and_a_pattern_are_read_and_a_partition_added_later_from_its_first_record(self, files, unique):
         other = unique("orders")
         files.kafka.create_topic(other, 1)
         files.produce(40)
-        producer = Producer(files.kafka.connection_extra())
-        producer.produce(other, order(5000), b"k")
-        producer.flush(30)
+        send(files, (b"k", order(5000)), topic=other)
         assert files.run(topics=[files.topic, other])["records_read"] == 41
-        pattern = f"({files.topic}|{other})"
-        assert (
-            files.run("run2", topics=None, topics_pattern=pattern, pipeline=files.name + "p", group_id=files.name + "p")[
-                "records_read"
-            ]
-            == 41
-        )
+        files.kafka.create_partitions(files.topic, 5)
+        send(files, (b"a", order(9001)), (b"b", order(9002)), partition=4)
+        send(files, (b"k", order(5001)), topic=other)
+        report = files.run("run2", topics=None, topics_pattern=f"({files.topic}|{other})", starting_offsets="latest")
+        ranges = {(r["topic"], r["partition"]): (r["start"], r["end"]) for r in report["ranges"]}
+        assert (ranges[files.topic, 4], ranges[other, 0]) == ((0, 2), (1, 2))
+        assert same_multiset([*range(40), 5000, 5001, 9001, 9002], [row[0] for row in files.rows()]) == 44
+        assert files.committed() == {partition: end for (topic, partition), (_, end) in ranges.items() if topic == files.topic}
 
-    def test_an_open_window_of_another_run_is_finished_first(self, files):
+    def test_an_open_window_of_another_run_is_finished_first(self, files, monkeypatch):
         files.produce(100)
-        files.options["value"] = Json(schema="id int NOT NULL, missing string NOT NULL")
-        with pytest.raises(BadRecords):
-            files.run("run1")
-        del files.options["value"]
+        leave_open(files, monkeypatch)
         files.produce(50)
         report = files.run("run2")
         assert report["window"] == "0000000002"
@@ -127,51 +104,57 @@ class TestWindows:
         files.reports = [first, report]
         assert files.check() == 150
 
-    def test_group_offsets_that_expired_do_not_matter(self, files):
-        files.produce(100)
-        files.run()
-        admin = AdminClient(files.kafka.connection_extra())
-        admin.delete_consumer_groups([files.name])[files.name].result(30)
-        files.produce(100)
-        files.run("run2")
-        assert files.check() == 200
-
-    def test_group_offsets_moved_by_hand_do_not_matter_and_are_never_set_back(self, files):
-        files.produce(100)
-        files.run()
-        files.produce(100)
+    def test_group_offsets_expired_or_moved_do_not_matter_and_a_lost_ledger_is_restored_from_the_sinks_record(
+        self, files, unique, tmp_path
+    ):
         from confluent_kafka import ConsumerGroupTopicPartitions
 
         admin = AdminClient(files.kafka.connection_extra())
+        files.produce(100)
+        files.run()
+        admin.delete_consumer_groups([files.name])[files.name].result(30)
+        files.produce(100)
+        files.run("run2")
+        assert files.check() == 200, "the group's offsets had expired"
         request = ConsumerGroupTopicPartitions(files.name, [TopicPartition(files.topic, 0, 0)])
         admin.alter_consumer_group_offsets([request])[files.name].result(30)
-        files.run("run2")
-        assert files.check() == 200
-
-    def test_a_lost_ledger_is_restored_from_the_sinks_own_record(self, files, unique):
         files.produce(100)
-        files.run()
+        files.run("run3")
+        assert files.check() == 300, "the group's offsets were moved by hand, and are never set back"
         files.produce(100)
-        report = files.run("run2", ledger_topic=unique("ledger"))
-        assert report["window"] == "0000000002"
-        assert files.check() == 200
-
-    def test_a_new_pipeline_takes_over_from_the_committed_offsets_of_its_group(self, files, tmp_path):
-        files.produce(100)
-        files.run()
+        report = files.run("run4", ledger_topic=unique("ledger"))
+        assert report["window"] == "0000000004"
+        assert files.check() == 400, "the ledger was lost"
         files.produce(60)
         report = files.run("other", pipeline="other", place=str(tmp_path / "other"))
-        assert report["records_read"] == 60
+        assert report["records_read"] == 60, "a new pipeline takes over from the committed offsets of its group"
 
 
 class TestWithoutSpark:
     def test_a_window_without_records_starts_no_spark(self, files):
         """In a process of its own, with a Spark that cannot start."""
-        victim = files.victim(fault=None, spark_conf={"spark.master": "nonsense"})
+        victim = files.victim(fault=None, jvm=True, spark_conf={"spark.master": "nonsense"})
         assert victim.wait() == 0, victim.tail()
         report = victim.result()
         assert report["records_read"] == 0
         assert "Starting Spark" not in victim.log.read_text()
+
+
+def test_a_topic_created_again_while_it_is_read_fails_the_window_before_the_sink_takes_it(files, monkeypatch):
+    files.produce(300)
+
+    def create_again(point):
+        if point == "job.done":
+            files.kafka.delete_topic(files.topic)
+            files.kafka.create_topic(files.topic, 3)
+            files.produce(900)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(faults, "reached", create_again)
+        with pytest.raises(TopicRecreated):
+            files.run()
+    assert files.rows() == []
+    assert set(files.committed().values()) == {-1001}
 
 
 class TestDataLoss:
@@ -181,35 +164,30 @@ class TestDataLoss:
         for future in admin.delete_records(request).values():
             future.result(30)
 
-    def test_records_deleted_below_the_position_fail_the_run_and_change_nothing(self, files):
+    def recreate(self, pipeline):
+        pipeline.kafka.delete_topic(pipeline.topic)
+        pipeline.kafka.create_topic(pipeline.topic, 3)
+
+    def test_records_deleted_below_the_position_fail_the_run_and_change_nothing_or_are_a_gap_with_skip(self, files):
         files.produce(300)
         files.run()
         before = files.committed()
         files.produce(300)
         high = {p: o for p, o, *_ in files.events()}
         self.delete_below(files, min(high.values()) - 5)
+        kept = len(files.events())
         with pytest.raises(DataLoss):
             files.run("run2")
         assert len(files.rows()) == 300
         assert files.committed() == before
-
-    def test_or_are_recorded_as_a_gap_with_skip(self, files):
-        files.produce(300)
-        files.run()
-        files.produce(300)
-        lost_from = files.committed()
-        high = {p: o for p, o, *_ in files.events()}
-        self.delete_below(files, min(high.values()) - 5)
-        kept = len(files.events())
         report = files.run("run2", data_loss="skip")
-        assert {(g["partition"], g["start"]) for g in report["gaps"]} == set(lost_from.items())
+        assert {(g["partition"], g["start"]) for g in report["gaps"]} == set(before.items())
         assert report["records_read"] == kept
         assert len(files.rows()) == 300 + kept
 
-    def test_records_deleted_inside_a_planned_window_fail_it_until_skip_is_said(self, files):
+    def test_records_deleted_inside_a_planned_window_fail_it_until_skip_is_said(self, files, monkeypatch):
         files.produce(600)
-        victim = files.victim(fault="planned")
-        assert victim.wait() == -9 and victim.fired, victim.tail()
+        leave_open(files, monkeypatch)
         self.delete_below(files, 50)
         with pytest.raises(DataLoss):
             files.run()
@@ -221,8 +199,7 @@ class TestDataLoss:
     def test_a_topic_created_again_is_not_taken_for_the_old_one(self, files):
         files.produce(300)
         files.run()
-        files.kafka.delete_topic(files.topic)
-        files.kafka.create_topic(files.topic, 3)
+        self.recreate(files)
         files.produce(900)
         with pytest.raises(TopicRecreated):
             files.run("run2")
@@ -231,12 +208,10 @@ class TestDataLoss:
         assert report["records_read"] == 900
         assert len(files.rows()) == 1200
 
-    def test_a_topic_created_again_while_a_window_is_open(self, files):
+    def test_a_topic_created_again_while_a_window_is_open(self, files, monkeypatch):
         files.produce(300)
-        victim = files.victim(fault="planned")
-        assert victim.wait() == -9 and victim.fired, victim.tail()
-        files.kafka.delete_topic(files.topic)
-        files.kafka.create_topic(files.topic, 3)
+        leave_open(files, monkeypatch)
+        self.recreate(files)
         files.produce(900)
         with pytest.raises(TopicRecreated):
             files.run()
@@ -260,84 +235,68 @@ class TestDataLoss:
 
 
 class TestRecords:
-    def test_bad_records_fail_the_window_naming_the_first_few_and_commit_nothing(self, files):
+    def test_bad_records_fail_the_window_naming_the_first_few_and_tombstones_are_bad_ignored_or_written(self, files):
         files.produce(300)
         send(files, (b"k", b"not json"), (b"k", b'{"id":"x"}'), partition=1)
+        send(files, (b"gone", None), partition=2)
         with pytest.raises(BadRecords) as caught:
             files.run()
-        assert caught.value.count == 2
-        assert [(s.topic, s.partition) for s in caught.value.samples] == [(files.topic, 1)] * 2
+        assert caught.value.count == 3
+        assert [(s.topic, s.partition) for s in caught.value.samples] == [(files.topic, p) for p in (1, 1, 2)]
         offsets = [s.offset for s in caught.value.samples]
         assert offsets[1] == offsets[0] + 1
-        assert str(offsets[0]) in str(caught.value)
-        assert files.rows() == []
+        assert str(offsets[0]) in str(caught.value) and "no value" in str(caught.value)
+        assert files.rows() == [], "nothing is committed"
         assert set(files.committed().values()) == {-1001}
-
-    def test_a_tombstone_is_bad_ignored_or_written_as_the_user_says(self, files):
-        send(files, (b"a", order(1)), (b"b", None), (b"c", order(2)))
-        with pytest.raises(BadRecords, match="no value"):
-            files.run()
-        report = files.run(behavior_on_null_values="ignore")
-        assert (report["records_read"], report["records_written"], report["records_ignored"]) == (3, 2, 1)
+        report = files.run(behavior_on_null_values="ignore", errors_tolerance="all", errors_skip=True)
+        assert [report[f"records_{name}"] for name in ("read", "written", "ignored", "rejected")] == [303, 300, 1, 2]
         send(files, (b"d", None))
         report = files.run("run2", behavior_on_null_values="write")
         assert report["records_written"] == 1
 
-    def test_key_headers_timestamp_topic_partition_and_offset_are_columns(self, files, tmp_path):
+    def test_both_ways_of_reading_give_the_same_columns_with_key_headers_timestamp_topic_partition_and_offset(
+        self, files, tmp_path
+    ):
+        files.produce(300)
+        files.produce(20, transaction="abort")
         producer = Producer(files.kafka.connection_extra())
-        producer.produce(files.topic, b'{"id":1}', b"7", 2, timestamp=1_700_000_000_123, headers=[("trace", b"x"), ("n", None)])
-        producer.flush(30)
-        files.run(
-            value=Json(schema="id bigint"),
-            key=String(column="k"),
-            metadata_columns={
-                "topic": "topic",
-                "partition": "part",
-                "offset": "off",
-                "timestamp": "ts",
-                "timestampType": "tt",
-                "headers": "h",
-                "value": "raw",
-            },
-        )
-        (row,) = table_of(files.place).drop_columns(["window"]).to_pylist()
+        headers = [("trace", b"x"), ("n", None)]
+        producer.produce(files.topic, order(77_777), b"7", 2, timestamp=1_700_000_000_123, headers=headers)
+        assert producer.flush(30) == 0
+        names = {
+            "topic": "topic", "partition": "part", "offset": "off", "timestamp": "ts", "timestampType": "tt", "headers": "h",
+            "value": "raw",
+        }  # fmt: skip
+        options = {"key": String(column="k"), "metadata_columns": names}
+        files.run(**options)
+        other = {"place": str(tmp_path / "spark"), "pipeline": f"{files.name}-spark", "group_id": f"{files.name}-spark"}
+        files.run(**options, **other, read_with="spark")
+        here, there = (table_of(place).drop_columns(["window"]).to_pylist() for place in (files.place, other["place"]))
+        assert same_multiset(map(repr, here), map(repr, there)) == 301
+        (row,) = (row for row in here if row["id"] == 77_777)
         assert row.pop("ts").timestamp() == 1_700_000_000.123
-        assert row == {
-            "id": 1, "k": "7", "topic": files.topic, "part": 2, "off": 0, "tt": 0, "raw": b'{"id":1}',
+        found = {name: row[name] for name in ("k", "topic", "part", "tt", "raw", "h")}
+        assert found == {
+            "k": "7", "topic": files.topic, "part": 2, "tt": 0, "raw": order(77_777),
             "h": [{"key": "trace", "value": b"x"}, {"key": "n", "value": None}],
         }  # fmt: skip
+        assert (2, row["off"], order(77_777)) in [(p, o, value) for p, o, _, value in files.events()]
 
     def test_raw_values_pass_as_they_are_null_ones_too(self, files):
         send(files, (b"a", b"\x00\xff"), (b"b", None), (None, b""))
         files.run(value=Raw())
         assert same_multiset([b"\x00\xff", None, b""], table_of(files.place)["value"].to_pylist()) == 3
 
-    def test_both_ways_of_reading_give_the_same(self, files, tmp_path):
-        """In a process of its own: Spark's Kafka source needs its jars when the session starts."""
-        files.produce(2000)
-        files.produce(100, transaction="abort")
-        send(files, (b"k", order(77_777)), partition=2)
-        files.run(metadata_columns=["offset", "partition", "timestamp", "headers"])
-        other = {
-            "read_with": "spark",
-            "place": str(tmp_path / "spark"),
-            "pipeline": files.name + "-spark",
-            "group_id": files.name + "-spark",
-        }
-        victim = files.victim(fault=None, metadata_columns=["offset", "partition", "timestamp", "headers"], **other)
-        assert victim.wait() == 0, victim.tail()
-        here, there = (table_of(p).drop_columns(["window"]).to_pylist() for p in (files.place, other["place"]))
-        assert same_multiset(map(repr, here), map(repr, there)) == 2001
-        assert victim.result()["records_read"] == 2001
-        assert same_multiset(files_rows(files.place), files_rows(other["place"])) == 2001
-
 
 class TestReport:
-    def test_the_report_tells_window_ranges_counts_bytes_timings_and_rate(self, files):
-        files.produce(500)
-        report = files.run()
+    def test_the_report_tells_the_window_is_on_the_asset_event_and_no_record_comes_to_the_driver(self, files, monkeypatch):
+        sizes, decode = [], job.decode_result
+        monkeypatch.setattr(job, "decode_result", lambda text: sizes.append(len(text)) or decode(text))
+        files.produce(3000)
+        operator, ctx = make(**files.arguments), context("run1")
+        report = operator.execute(ctx)
         assert report["window"] == "0000000001"
-        assert sum(r["records"] for r in report["ranges"]) == 500
+        assert sum(r["records"] for r in report["ranges"]) == report["records_read"] == 3000
         assert report["bytes"] == sum(len(v) for *_, v in files.events()), "keys are not read here"
         assert set(report["timings"]) >= {"fence", "plan", "move", "total"}
         assert report["rate"] > 0
@@ -345,40 +304,16 @@ class TestReport:
         assert report["min_timestamp"] <= report["max_timestamp"]
         assert report["committed"] == {f"{files.topic}-{p}": o for p, o in files.committed().items()}
         json.dumps(report)
-
-    def test_it_is_on_the_event_of_the_outlet_asset(self, files):
-        from tests.support.pipelines import make
-        from tests.support.runs import context
-
-        files.produce(10)
-        operator, ctx = make(**files.arguments), context("run1")
-        report = operator.execute(ctx)
         (asset,) = operator.outlets
-        assert ctx["outlet_events"][asset].extra == report
+        assert ctx["outlet_events"][asset].extra == report, "the event of the outlet asset carries it"
         assert [a.uri for a in operator.inlets] == [f"kafka://kafka_default/{files.topic}"]
+        # A thousand records make one split: what comes back of it is one small result.
+        assert len(sizes) == 3 and max(sizes) < 5000
 
     def test_a_template_in_the_sink_is_rendered(self, files, tmp_path):
-        from tests.support.pipelines import make
-
         operator = make(**{**files.arguments, "sink": FilesSink(path=str(tmp_path) + "/{{ name }}")})
         operator.render_template_fields({"name": "rendered"})
         assert operator.sink.path == f"{tmp_path}/rendered"
-
-
-def test_memory_of_the_driver_does_not_hold_records(files):
-    """What comes back to the driver is one small result per split."""
-    from airflow_kafka_spark.road import job
-
-    files.produce(5000)
-    sizes = []
-    original = job.decode_result
-    job.decode_result = lambda text: sizes.append(sys.getsizeof(text)) or original(text)
-    try:
-        files.run(split_records=500)
-    finally:
-        job.decode_result = original
-    assert len(sizes) >= 9
-    assert max(sizes) < 5000
 
 
 class TestUpsertSplitBySplit:
@@ -395,11 +330,9 @@ class TestUpsertSplitBySplit:
         window = Window("p", 1, tuple(OffsetRange(table.topic, p, 0, 5_000_000) for p in range(2)), "run", "now")
         return [split.range.span for split in operator.splits(window)]
 
-    def test_each_partition_is_one_split_when_rows_are_updated(self, table):
+    def test_each_partition_is_one_split_when_rows_are_updated_and_split_records_is_refused(self, table):
         assert self.splits(table, mode="upsert", key=["id"]) == [5_000_000] * 2
         assert len(self.splits(table)) == 10, "rows that are only added have no order"
-
-    def test_split_records_is_refused(self, table):
         with pytest.raises(ValidationError, match="each partition has to be one"):
             table.run(sink=PostgresSink(conn_id="warehouse", table=table.place, mode="upsert", key=["id"], atomic="split"),
                       split_records=100)  # fmt: skip

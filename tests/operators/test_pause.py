@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
+from airflow_kafka_spark import faults
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.pipeline_offsets import find, show
 from airflow_kafka_spark.hooks.pipeline_pause import pause, resume
@@ -49,10 +50,12 @@ def test_a_window_that_is_at_work_is_finished_and_the_next_run_is_skipped_until_
     assert table.check() == 250
 
 
-def test_a_window_whose_task_died_stays_as_it_was_planned_and_is_finished_after_resuming(table):
+def test_a_window_whose_task_failed_stays_as_it_was_planned_and_is_finished_after_resuming(table, monkeypatch):
     table.produce(100)
-    dead = table.victim("run1", fault="sink.staged")
-    assert dead.wait() != 0 and dead.fired
+    monkeypatch.setenv(faults.FAULT, "sink.staged:raise")
+    with pytest.raises(RuntimeError, match="sink.staged"):
+        table.run("run1")
+    monkeypatch.delenv(faults.FAULT)
     ask(pause, table)
     (before,) = state_of(table).open_windows
     table.produce(70)

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import ValidationError, WindowConflict, WindowOpen
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
 from airflow_kafka_spark.windows.bounds import ShiftBy
@@ -37,7 +38,12 @@ def values(pipeline) -> list[tuple[int, int, tuple]]:
     return [(partition, offset, row_of(value)) for partition, offset, _, value in pipeline.events()]
 
 
-def test_moved_back_records_come_twice_because_somebody_asked_for_it(sunk):
+def test_moved_back_records_come_twice_moved_forward_they_are_skipped_and_a_jump_without_a_reset_is_refused(sunk):
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.windows.memory import position_record
+    from airflow_kafka_spark.windows.plan import Position
+
     sunk.produce(300)
     first = sunk.run("run1")
     done = control(sunk, action="reset", shift_by="-10", why="a bad deploy", who="ann")
@@ -50,56 +56,35 @@ def test_moved_back_records_come_twice_because_somebody_asked_for_it(sunk):
     expected = Counter(
         {row: 2 if ends[partition] - 10 <= offset < ends[partition] else 1 for partition, offset, row in values(sunk)}
     )
-    assert Counter(sunk.rows()) == expected and len(expected) == 330
-    sunk.produce(5)
-    assert sunk.run("run3")["records_read"] == 5
-    assert len(sunk.rows()) == 365
-
-
-def test_moved_forward_records_are_skipped(sunk):
-    sunk.produce(90)
-    sunk.run("run1")
+    assert Counter(sunk.rows()) == expected and len(expected) == 330, "what was moved back comes twice, as it was asked for"
     sunk.produce(60)
-    before = sunk.rows()
     control(sunk, action="reset", to="latest", why="nobody needs these")
-    assert sunk.run("run2")["records_read"] == 0, "an empty window, of which the sink hears nothing"
+    assert sunk.run("run3")["records_read"] == 0, "an empty window, of which the sink hears nothing"
+    skipped = {row for *_, row in values(sunk)} - set(expected)
     sunk.produce(20)
-    assert sunk.run("run3")["records_read"] == 20
-    sunk.produce(10)
-    assert sunk.run("run4")["records_read"] == 10
-    newest = {row_of(value) for *_, value in sunk.events()} - set(before)
-    rows = Counter(sunk.rows())
-    assert sum(rows.values()) == len(rows) == 120 and len(newest) == 90
-    assert set(rows) - set(before) <= newest
-
-
-def test_a_window_that_jumps_without_a_reset_is_still_refused(sunk):
-    """The position is moved behind the ledger's back, as a ledger restored from a backup would: the sink does not take it."""
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger
-    from airflow_kafka_spark.windows.memory import position_record
-    from airflow_kafka_spark.windows.plan import Position
-
-    sunk.produce(90)
-    sunk.run("run1")
+    assert sunk.run("run4")["records_read"] == 20
+    newest = {row for *_, row in values(sunk)} - set(expected) - skipped
+    assert Counter(sunk.rows()) == expected + Counter(newest) and (len(skipped), len(newest)) == (60, 20)
+    # The position is moved behind the ledger's back, as a ledger restored from a backup would: the sink does not take it.
     sunk.produce(30)
     with KafkaHook() as hook, Ledger(hook, sunk.name, "backup", topic=f"ledger-{sunk.name}") as ledger:
         known = ledger.memory.position
         back = Position({tp: offset - 5 for tp, offset in known.offsets.items()}, known.topic_ids, known.cluster_id)
-        ledger.amend([position_record(sunk.name, back, 1)], {}, lambda topic: "", lambda memory: False)
+        ledger.amend([position_record(sunk.name, back, 4)], {}, lambda topic: "", lambda memory: False)
     with pytest.raises(WindowConflict, match="was applied already"):
-        sunk.run("run2")
-    assert len(sunk.rows()) == 90
+        sunk.run("run5")
+    assert len(sunk.rows()) == 360 + 20
 
 
-def test_an_open_window_is_refused_until_the_task_has_run_again(sunk, monkeypatch):
-    from airflow_kafka_spark import faults
+def test_an_open_window_is_refused_until_its_task_has_run_again_or_it_is_given_up_which_holds_up_nothing(sunk, monkeypatch):
+    def fail_once_the_sink_has_it(run: str) -> None:
+        monkeypatch.setenv(faults.FAULT, "sink.committed:raise")
+        with pytest.raises(Exception, match="fault injected"):
+            sunk.run(run)
+        monkeypatch.delenv(faults.FAULT)
 
     sunk.produce(60)
-    monkeypatch.setenv(faults.FAULT, "sink.committed:raise")
-    with pytest.raises(Exception, match="fault injected"):
-        sunk.run("run1")
-    monkeypatch.delenv(faults.FAULT)
+    fail_once_the_sink_has_it("run1")
     with pytest.raises(WindowOpen, match="run1"):
         control(sunk, action="reset", to="earliest", why="x")
     (window,) = control(sunk, action="show")["open_windows"]
@@ -108,23 +93,13 @@ def test_an_open_window_is_refused_until_the_task_has_run_again(sunk, monkeypatc
     sunk.run("run1")
     assert sunk.check() == 60
     control(sunk, action="reset", to="earliest", why="x")
-    assert sunk.run("run2")["records_read"] == 60
-    assert Counter(sunk.rows()) == Counter({row: 2 for *_, row in values(sunk)})
-
-
-def test_a_window_given_up_that_the_sink_has_taken_does_not_hold_up_what_comes_next(sunk, monkeypatch):
-    from airflow_kafka_spark import faults
-
-    sunk.produce(60)
-    monkeypatch.setenv(faults.FAULT, "sink.committed:raise")
-    with pytest.raises(Exception, match="fault injected"):
-        sunk.run("run1")
-    monkeypatch.delenv(faults.FAULT)
+    fail_once_the_sink_has_it("run2")
+    # Given up: the sink has taken it, and takes what comes next all the same.
     done = control(sunk, action="reset", to="earliest", why="x", discard_open=True, group_id=sunk.name)
-    assert done["discarded"] == [1]
-    report = sunk.run("run2")
-    assert (report["window"], report["records_read"]) == ("0000000002", 60)
-    assert Counter(sunk.rows()) == Counter({row: 2 for *_, row in values(sunk)})
+    assert done["discarded"] == [2]
+    report = sunk.run("run3")
+    assert (report["window"], report["records_read"]) == ("0000000003", 60)
+    assert Counter(sunk.rows()) == Counter({row: 3 for *_, row in values(sunk)})
 
 
 def test_a_topic_takes_what_it_is_asked_to_take_as_well(kafka, unique, tmp_path):
@@ -140,17 +115,7 @@ def test_a_topic_takes_what_it_is_asked_to_take_as_well(kafka, unique, tmp_path)
         assert set(copied) == set(sent) and sum(copied.values()) == 125
 
 
-def test_forgotten_the_sink_still_remembers(files):
-    files.produce(60)
-    files.run("run1")
-    assert control(files, action="forget", why="a new name")["records"] == 2
-    files.produce(30)
-    report = files.run("run2", starting_offsets="earliest")
-    assert (report["window"], report["records_read"]) == ("0000000002", 30)
-    assert files.check() == 90
-
-
-def test_show_plan_and_windows_go_to_xcom(files):
+def test_show_plan_and_windows_go_to_xcom_and_a_sink_still_remembers_a_pipeline_that_was_forgotten(files):
     files.produce(60)
     files.run("run1")
     files.produce(30)
@@ -162,7 +127,11 @@ def test_show_plan_and_windows_go_to_xcom(files):
     assert (window["number"], window["records_written"], window["run"]) == (1, 60, "dag/run1/task")
     (asked,) = [p for p in control(files, action="reset", to="earliest", why="x", dry_run=True)["moves"] if p["partition"] == 0]
     assert asked["after"] == 0
-    assert files.run("run2")["records_read"] == 30, "a dry run has changed nothing"
+    assert sum(p["lag"] for p in control(files)["partitions"]) == 30, "a dry run has changed nothing"
+    assert control(files, action="forget", why="a new name")["records"] == 2
+    report = files.run("run2", starting_offsets="earliest")
+    assert (report["window"], report["records_read"]) == ("0000000002", 30)
+    assert files.check() == 90
 
 
 @pytest.mark.parametrize(

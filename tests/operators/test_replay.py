@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import ValidationError
+from airflow_kafka_spark.errors import BadRecords, ValidationError
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.pipeline_replay import replay
 from airflow_kafka_spark.hooks.pipeline_skip import skip
@@ -22,9 +22,11 @@ def ask(action, pipeline, **options):
         return action(hook, pipeline.name, why="spoilt rows", who="ann", ledger_topic=f"ledger-{pipeline.name}", **options)
 
 
-def spoil(pipeline) -> int:
+def spoil(pipeline, window: str = "") -> int:
+    """Change the rows of a window, or of all; return how many they are."""
     with pipeline.postgres.connect(autocommit=True) as connection:
-        return connection.execute(f"UPDATE \"{pipeline.place}\" SET customer = 'spoilt'").rowcount
+        where = f"WHERE \"window\" LIKE '%{window}%'" if window else ""
+        return connection.execute(f"UPDATE \"{pipeline.place}\" SET customer = 'spoilt' {where}").rowcount
 
 
 def expected(pipeline):
@@ -55,9 +57,6 @@ def test_a_window_is_moved_once_more_once_though_its_operator_says_skip(table):
     assert ask(replay, table, window=2).changed
     table.run("run2", facts={"max_tries": 1})
     assert same_multiset(expected(table), table.rows()) == 110
-    table.produce(20)
-    assert table.run("run3")["window"] == "0000000003"
-    assert same_multiset(expected(table), table.rows()) == 130
 
 
 def test_an_interval_is_moved_once_more_by_its_name(table):
@@ -65,11 +64,11 @@ def test_an_interval_is_moved_once_more_by_its_name(table):
     table.options["on_rerun"] = "skip"
     intervals.fill()
     reports = [intervals.run(number) for number in (0, 1)]
-    spoil(table)
-    for number, name in enumerate(sorted(intervals.rows())):
-        assert ask(replay, table, name=name).changed
-        assert intervals.run(number)["replay"] == 1
-        assert intervals.run(number, cleared=1)["replay"] == 1
+    _, second = sorted(intervals.rows())
+    assert spoil(table, second) > 5
+    assert ask(replay, table, name=second).changed
+    assert intervals.run(1)["replay"] == 1
+    assert intervals.run(1, cleared=1)["replay"] == 1, "a second clear does nothing"
     assert intervals.check(reports) > 10
 
 
@@ -82,11 +81,10 @@ def test_a_poisoned_window_is_skipped_and_the_next_one_goes_on_with_nothing_doub
     producer.produce(table.topic, b"no json", b"poison", 0)
     producer.flush(30)
     table.produce(20)
-    for _ in range(2):
-        with pytest.raises(Exception, match="no json|BadRecords|cannot|bad record"):
-            table.run("run2")
+    with pytest.raises(BadRecords):
+        table.run("run2")
     done = ask(skip, table, running=False)
-    assert (done.window, done.offsets, done.attempt) == (2, 21, 2)
+    assert (done.window, done.offsets, done.attempt) == (2, 21, 1)
     assert table.committed() == {m.partition: m.after for m in done.moves} != before
     table.produce(40)
     report = table.run("run2")

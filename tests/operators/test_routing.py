@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import TooManyRouted, ValidationError
+from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
-from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.sinks import FilesSink, dead_letters_worker
+from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, Letters
+from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
 from airflow_kafka_spark.transforms import Cast, Condition, Filter, RecordIsTombstone, Sql
 from tests.support.dead_letters import is_bad, letters, produce_mixed, told
 from tests.support.oracle import same_multiset
@@ -87,11 +91,19 @@ def test_records_that_do_not_meet_a_condition_are_in_their_topic_as_they_were_an
 
 
 @pytest.mark.parametrize("point", ["dead.committed", "sink.committed"])
-def test_what_went_elsewhere_stays_there_when_the_condition_or_the_format_is_another_at_the_retry(
+def test_what_went_elsewhere_stays_there_when_the_condition_or_the_format_is_another_at_the_retry_and_too_much_does_not_go(
     files: Pipeline, monkeypatch, point
 ):
     small = f"small-{files.topic}"
     files.produce(100)
+    if point == "dead.committed":
+        # All of it would pass through the driver.
+        monkeypatch.setattr(dead_letters_worker, "LIMIT_BYTES", 300)
+        with pytest.raises(TooManyRouted, match="pipeline of their own"):
+            files.run("run1", transforms=[refused(small)])
+        monkeypatch.undo()
+        assert files.rows() == [] and set(files.committed().values()) == {-1001}
+        assert small not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=30).topics
     monkeypatch.setenv(faults.FAULT, f"{point}:raise")
     with pytest.raises(RuntimeError, match=point):
         files.run("run1", transforms=[refused(small)])
@@ -107,30 +119,15 @@ def test_what_went_elsewhere_stays_there_when_the_condition_or_the_format_is_ano
     assert (report["records_read"], report["records_routed"], report["routed"][0]["records"]) == (100, 20, 20)
 
 
-def test_a_replay_sends_no_record_twice(table: Pipeline):
-    from airflow_kafka_spark.sinks import PostgresSink
-
-    small = f"small-{table.topic}"
-    with table.postgres.connect(autocommit=True) as connection:
-        connection.execute(f'ALTER TABLE "{table.place}" ADD COLUMN "window" text')
-    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column="window")
-    table.produce(50)
-    options = {"transforms": [refused(small)], "sink": sink, "on_rerun": "replay"}
-    table.run("run1", **options)
-    report = table.run("run1", facts={"max_tries": 1}, **options)
-    assert report["replay"] == 1 and report["records_routed"] == 10
-    assert sorted_out(table, lambda number: number % 5 == 0, small) == (40, 10)
-
-
-def test_more_than_the_driver_can_take_fails_the_window_and_nothing_is_sent(files: Pipeline):
-    producer = Producer({**files.kafka.connection_extra(), "linger.ms": 50})
-    for number in range(80):
-        producer.produce(files.topic, b'{"id": %d, "customer": "%s"}' % (number, b"x" * 900_000), partition=0)
-        producer.poll(0)
-    assert producer.flush(60) == 0
-    with pytest.raises(TooManyRouted, match="pipeline of their own"):
-        files.run("run1", transforms=[refused(f"all-{files.topic}", "false")])
-    assert files.rows() == [] and set(files.committed().values()) == {-1001}
+@pytest.mark.parametrize(("schema", "error"), [(LETTER, TooManyDeadLetters), (ROUTED, TooManyRouted)], ids=["dead", "routed"])
+def test_a_task_collects_no_more_than_may_pass_through_the_driver(schema, error):
+    record = {**dict.fromkeys(schema.names), "topic": "t", "partition": 0, "offset": 1, "timestamp": 5, "value": b"x" * 200}
+    batch = pa.RecordBatch.from_pylist([{**record, "to": "away", "reason": "why"}], schema=schema)
+    collected = Letters(limit=2 * batch.nbytes, schema=schema)
+    collected.add(batch)
+    collected.add(batch)
+    with pytest.raises(error, match="away" if schema is ROUTED else "t"):
+        collected.add(batch)
 
 
 def test_topics_that_would_go_round_or_lose_records_and_wrong_options_are_refused_all_at_once(files: Pipeline):
@@ -144,9 +141,6 @@ def test_topics_that_would_go_round_or_lose_records_and_wrong_options_are_refuse
     for number, text in enumerate(says):
         assert text in found[f"transforms[{number}] Filter.to"]
     assert "Give `to`" in found["transforms[5] Filter.reason"]
-
-
-def test_between_topics_another_sink_is_refused_with_what_does_the_same(files: Pipeline):
     lake = Filter(to=FilesSink(path="/nowhere"))
     operator = KafkaToKafkaOperator(
         task_id="task", topics=files.topic, topic="out", group_id=files.name, value=Json(schema=SCHEMA), transforms=[lake]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import PartitionsChanged, TopicRecreated, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Filter
+from tests.support.dead_letters import letters
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import run
 from tests.support.shop import shop
@@ -29,95 +32,85 @@ def problems(orders, **options) -> dict[str, str]:
     return {problem.where: str(problem) for problem in raised.value.problems}
 
 
-@pytest.mark.parametrize(
-    "options, where, match",
-    [
-        ({"topic": "nowhere-at-all"}, "topic", "does not exist"),
-        ({"topic": None}, "topic", "none is given"),
-        ({"topic_column": "customer"}, "topic", "both are given"),
-        ({"key": "nothing"}, "key", "no column `nothing`.*id, customer, amount, placed_at"),
-        ({"key": ["id", "customer"], "key_format": String()}, "key", "holds one column"),
-        ({"value": Raw()}, "value", "Raw holds one column"),
-        ({"value_columns": ["id", "id"]}, "value", "`id` is there twice"),
-        ({"headers": {"h": "nothing"}}, "headers", "no column `nothing`"),
-        ({"timestamp": "nothing"}, "timestamp", "no column"),
-        ({"partition": "nothing"}, "partition", "no column"),
-        ({"transaction_timeout": 100_000}, "transaction_timeout", "transaction.max.timeout.ms"),
-        ({"transaction_timeout": 0}, "transaction_timeout", "not a number of seconds"),
-        ({"producer_config": {"transactional.id": "x"}}, "producer_config", "own affair"),
-        ({"producer_config": {"acks": "1"}}, "producer_config", "loses records"),
-        ({"source": {"cursor": "nothing"}}, "source.cursor", "nothing"),
-        ({"table": "no_such_table"}, "source.table", "no_such_table"),
-        ({"pipeline": ""}, "pipeline", ".*"),
-        ({"errors_tolerance": "some"}, "errors_tolerance", "not one of none, all"),
-        ({"errors_tolerance": "all"}, "errors_deadletterqueue_topic_name", "lost without a word"),
-        ({"max_errors": 1}, "max_errors", "no bad record is tolerated"),
-        ({"errors_tolerance": "all", "errors_skip": True, "max_errors": 1.5}, "max_errors", "neither a whole number"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_starts(orders, options, where, match):
-    import re
-
-    if options.get("pipeline") == "":
-        options = {"pipeline": "\n"}
-    found = problems(orders, **options)
-    assert re.search(match, found[where]), found
-    assert committed_records(orders.kafka.connection_extra(), orders.topic) == []
+WRONG = [
+    ({"topic": "nowhere-at-all"}, "topic", "does not exist"),
+    ({"topic": None}, "topic", "none is given"),
+    ({"topic_column": "customer"}, "topic", "both are given"),
+    ({"key": "nothing"}, "key", "no column `nothing`.*id, customer, amount, placed_at"),
+    ({"key": ["id", "customer"], "key_format": String()}, "key", "holds one column"),
+    ({"value": Raw()}, "value", "Raw holds one column"),
+    ({"value_columns": ["id", "id"]}, "value", "`id` is there twice"),
+    ({"headers": {"h": "nothing"}}, "headers", "no column `nothing`"),
+    ({"timestamp": "nothing"}, "timestamp", "no column"),
+    ({"partition": "nothing"}, "partition", "no column"),
+    ({"transaction_timeout": 100_000}, "transaction_timeout", "transaction.max.timeout.ms"),
+    ({"transaction_timeout": 0}, "transaction_timeout", "not a number of seconds"),
+    ({"producer_config": {"transactional.id": "x"}}, "producer_config", "own affair"),
+    ({"producer_config": {"acks": "1"}}, "producer_config", "loses records"),
+    ({"source": {"cursor": "nothing"}}, "source.cursor", "nothing"),
+    ({"table": "no_such_table"}, "source.table", "no_such_table"),
+    ({"pipeline": "\n"}, "pipeline", ".*"),
+    ({"errors_tolerance": "some"}, "errors_tolerance", "not one of none, all"),
+    ({"errors_tolerance": "all"}, "errors_deadletterqueue_topic_name", "lost without a word"),
+    ({"max_errors": 1}, "max_errors", "no bad record is tolerated"),
+    ({"errors_tolerance": "all", "errors_skip": True, "max_errors": 1.5}, "max_errors", "neither a whole number"),
+]
 
 
-def test_neither_dead_letters_nor_what_a_filter_takes_out_go_where_good_rows_or_the_ledger_are(orders):
+def test_what_is_wrong_is_said_before_anything_starts_and_all_of_it_at_once(orders):
+    for options, where, match in WRONG:
+        found = problems(orders, **options)
+        assert re.search(match, found.get(where, "")), (options, found)
+    # Neither dead letters nor what a filter takes out go where good rows or the ledger are.
     for topic, told in ((orders.topic, "where good rows go"), (f"ledger-{orders.name}", "is its ledger")):
         found = problems(orders, errors_tolerance="all", errors_deadletterqueue_topic_name=topic)
         assert told in found["errors_deadletterqueue_topic_name"]
         assert told in problems(orders, transforms=[Filter(to=topic)])["transforms[0] Filter.to"]
-
-
-def test_all_problems_are_told_at_once(orders):
     found = problems(orders, key="nothing", transaction_timeout=100_000, source={"cursor": "nothing"}, topic="nowhere-at-all")
     assert {"transaction_timeout", "topic", "source.cursor"} <= found.keys()
+    assert committed_records(orders.kafka.connection_extra(), orders.topic) == []
 
 
-def test_keys_headers_times_and_columns_are_those_asked_for(orders):
+def test_keys_headers_times_and_columns_are_those_asked_for_and_a_topic_is_created_on_request(orders, unique):
     orders.sell(30)
-    orders.run(
-        key=["customer", "id"], headers={"who": "customer"}, timestamp="placed_at", value=Json(), value_columns=["amount", "id"]
-    )
-    found = committed_records(orders.kafka.connection_extra(), orders.topic)
-    by_id = {json.loads(value)["id"]: (key, value) for *_, key, value in found}
-    assert by_id[7] == (b'{"customer":"customer 7","id":7}', b'{"amount":7.07,"id":7}')
-    with KafkaHook() as hook:
-        # The record's time is the row's, not this moment.
-        assert set(hook.offsets_for_times([orders.topic], 1_750_000_000_000).values()) == {0}
-        assert set(hook.offsets_for_times([orders.topic], 1_750_000_031_000).values()) == {10}, "the transaction's own marker"
-
-
-def test_a_topic_is_created_on_request(orders, unique):
-    orders.sell(10)
     topic = unique("made")
-    orders.run(topic=topic, auto_create=True, partitions=5, topic_config={"retention.ms": "123456789"})
+    orders.run(
+        topic=topic, auto_create=True, partitions=5, topic_config={"retention.ms": "123456789"},
+        key=["customer", "id"], headers={"who": "customer"}, timestamp="placed_at", value=Json(), value_columns=["amount", "id"],
+    )  # fmt: skip
+    config = orders.kafka.connection_extra()
+    found = {json.loads(record[1])["id"]: record for record in letters(config, topic)}
+    assert len(found) == 30
+    # The record's time is the row's, not this moment.
+    own = (1_750_000_007_000, [("who", b"customer 7")])
+    assert found[7] == (b'{"customer":"customer 7","id":7}', b'{"amount":7.07,"id":7}', *own)
     with KafkaHook() as hook:
         assert len(hook.describe_topics([topic])[topic].partitions) == 5
         assert hook.topic_config([topic])[topic]["retention.ms"] == "123456789"
-    assert len(committed_records(orders.kafka.connection_extra(), topic)) == 10
 
 
-def test_a_topic_with_more_partitions_than_planned_is_refused_unless_that_is_allowed(orders):
+def test_a_topic_with_more_partitions_than_planned_is_refused_unless_that_is_allowed_and_one_that_was_created_anew(
+    orders, monkeypatch
+):
+    def fail(run: str, point: str) -> None:
+        monkeypatch.setenv(faults.FAULT, f"{point}:raise")
+        with pytest.raises(RuntimeError, match=point):
+            orders.run(run)
+        monkeypatch.delenv(faults.FAULT)
+
     orders.sell(500)
-    assert orders.victim("run1", fault="publish.committed").wait() == 1
+    fail("run1", "job.done")
     orders.kafka.create_partitions(orders.topic, 6)
     with pytest.raises(PartitionsChanged, match="allow_new_partitions"):
         orders.run("run1")
     orders.run("run1", allow_new_partitions=True)
     assert orders.check() == 500
-
-
-def test_a_topic_that_was_created_anew_is_refused(orders):
-    orders.sell(500)
-    assert orders.victim("run1", fault="publish.committed").wait() == 1
+    orders.sell(10)
+    fail("run2", "planned")
     orders.kafka.delete_topic(orders.topic)
     orders.kafka.create_topic(orders.topic, 3)
     with pytest.raises(TopicRecreated):
-        orders.run("run1")
+        orders.run("run2")
 
 
 def test_files_are_published_each_row_once(kafka, postgres, unique, tmp_path):

@@ -13,7 +13,8 @@ from confluent_kafka.admin import AdminClient
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Json, String
 from airflow_kafka_spark.sinks import PostgresSink
-from tests.support.pipelines import SCHEMA
+from tests.support.pipelines import SCHEMA, make
+from tests.support.runs import context
 
 
 def problems(flow: Any, **options: Any) -> dict[str, str]:
@@ -25,7 +26,7 @@ def problems(flow: Any, **options: Any) -> dict[str, str]:
 
     before = topics()
     with pytest.raises(ValidationError) as caught:
-        flow.run(**options)
+        flow.run(**{"ledger_topic": f"another-{flow.name}", **options})
     assert topics() == before
     assert all(str(p) in str(caught.value) for p in caught.value.problems)
     return {p.where: p.what for p in caught.value.problems}
@@ -46,35 +47,23 @@ def test_all_problems_come_at_once(files):
     assert any(where.startswith("value") for where in found)
 
 
-@pytest.mark.parametrize("options", [{"topics": None}, {"topics_pattern": "orders.*"}], ids=["neither", "both"])
-def test_exactly_one_of_topics_and_pattern(files, options):
-    assert "topics" in problems(files, **options)["topics"]
-
-
-def test_an_unknown_topic_is_named(files):
+def test_topics_or_a_pattern_are_given_and_match_what_is_there(files):
+    for options in ({"topics": None}, {"topics_pattern": "orders.*"}):
+        assert "topics" in problems(files, **options)["topics"], "exactly one of them"
     assert "no-such-topic" in problems(files, topics="no-such-topic")["topics"]
-
-
-def test_a_pattern_that_matches_nothing_or_is_none(files):
     assert "no topic matches" in problems(files, topics=None, topics_pattern="no-such-.*")["topics_pattern"]
     assert "not a regular expression" in problems(files, topics=None, topics_pattern="(")["topics_pattern"]
 
 
-def test_unknown_connections(files):
+def test_unknown_connections_and_a_broker_or_a_java_that_is_not_there(files, monkeypatch, tmp_path):
     found = problems(files, kafka_conn_id="no_kafka", spark_conn_id="no_spark")
     assert "no_kafka" in found["kafka_conn_id"]
     assert "no_spark" in found["spark_conn_id"]
-
-
-def test_a_broker_that_is_not_there(files, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_DOWN", json.dumps({"conn_type": "kafka", "extra": {"bootstrap.servers": "127.0.0.1:1"}}))
     assert "down" in problems(files, kafka_conn_id="down")["kafka_conn_id"]
-
-
-def test_no_java_is_one_clear_sentence(files, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert "Java" in problems(files)["spark_conn_id"]
+    assert "Java" in problems(files)["spark_conn_id"], "one clear sentence"
 
 
 def test_a_live_member_of_the_group_is_named(files):
@@ -92,14 +81,15 @@ def test_a_live_member_of_the_group_is_named(files):
     assert files.check() == 10
 
 
-def test_a_missing_table_and_a_schema_that_does_not_fit(table):
+def test_a_table_that_is_missing_does_not_fit_or_deletes_without_a_key_and_a_password_that_is_wrong_and_does_not_show(
+    table, monkeypatch
+):
     assert "no_such_table" in str(problems(table, sink=PostgresSink(conn_id="warehouse", table="no_such_table")))
     found = problems(table, value=Json(schema="id string, customer string, amount decimal(12,2), other int"))
     assert "other" in str(found)
     assert "id" in str(found)
-
-
-def test_a_wrong_password_of_the_sink_does_not_show_it(table, monkeypatch):
+    sink = PostgresSink(conn_id="warehouse", table=table.place, mode="upsert", key=["id"], delete_enabled=True)
+    assert "key" in problems(table, sink=sink), "a sink that deletes needs the key"
     server = table.postgres
     monkeypatch.setenv("AIRFLOW_CONN_WRONG", f"postgres://nobody:secret-word@{server.host}:{server.port}/{server.database}")
     found = str(problems(table, sink=PostgresSink(conn_id="wrong", table=table.place)))
@@ -107,30 +97,13 @@ def test_a_wrong_password_of_the_sink_does_not_show_it(table, monkeypatch):
     assert "secret-word" not in found
 
 
-def test_columns_that_are_there_already(files):
+def test_formats_and_sinks_that_are_none_columns_that_are_there_already_and_a_mapped_task_without_a_name(files):
+    for wrong in ({"value": "json"}, {"key": 1}, {"sink": "table"}):
+        assert set(wrong) <= set(problems(files, **wrong)), "something that is no format or sink"
+    assert "key" in str(problems(files, key=String(encoding="no-such-encoding"))), "formats of keys are checked too"
     found = problems(files, value=Json(schema=SCHEMA + ", offset bigint"), metadata_columns=["offset", "nonsense"])
     assert "metadata_columns" in found
-
-
-def test_a_sink_that_deletes_needs_the_key(table):
-    sink = PostgresSink(conn_id="warehouse", table=table.place, mode="upsert", key=["id"], delete_enabled=True)
-    assert "key" in problems(table, sink=sink)
-
-
-@pytest.mark.parametrize("wrong", [{"value": "json"}, {"key": 1}, {"sink": "table"}], ids=["value", "key", "sink"])
-def test_something_that_is_no_format_or_sink(files, wrong):
-    assert set(wrong) <= set(problems(files, **wrong))
-
-
-def test_a_mapped_task_needs_a_pipeline_name_of_its_own(files):
-    from tests.support.pipelines import make
-    from tests.support.runs import context
-
     ctx = context("run1")
     ctx["ti"].map_index = 3
-    with pytest.raises(ValidationError, match="mapped"):
+    with pytest.raises(ValidationError, match="mapped"):  # it needs a pipeline's name of its own
         make(**{**files.arguments, "pipeline": None}).execute(ctx)
-
-
-def test_formats_of_keys_are_checked_too(files):
-    assert "key" in str(problems(files, key=String(encoding="no-such-encoding")))

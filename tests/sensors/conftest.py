@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,30 +36,3 @@ def context():
         return {"ti": ti, "dag_run": SimpleNamespace(**dag_run)}
 
     return make
-
-
-@pytest.fixture(scope="session")
-def airflow_db():
-    """Airflow's own tables, in the home of this test run."""
-    from airflow.utils.db import initdb
-
-    initdb()
-
-
-@pytest.fixture
-def run_dag(airflow_db):
-    """Run a DAG as ``dag.test()`` does, its triggers in line; the DAG run."""
-    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
-    from airflow.models.dagbundle import DagBundleModel
-    from airflow.utils.session import create_session
-
-    def go(dag: Any, **options: Any) -> Any:
-        with create_session() as session:
-            if not session.get(DagBundleModel, "testing"):
-                session.add(DagBundleModel(name="testing"))
-        bag = DagBag(dag_folder=os.devnull, bundle_name="testing")
-        bag.bag_dag(dag)
-        sync_bag_to_db(bag, "testing", None)
-        return dag.test(**options)
-
-    return go

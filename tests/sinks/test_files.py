@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files import FilesSink
@@ -735,3 +737,20 @@ def test_a_staging_directory_that_is_removed_meanwhile_is_made_again(tmp_path, m
     monkeypatch.setattr(os, "mkdir", lambda p, *a: racing(p, *a) if "0000000001" in str(p) else mkdir(p, *a))
     assert staging.create(Feed().next().window).is_dir()
     assert len(made) == 3
+
+
+def test_a_window_that_is_published_just_before_the_rename_stays_as_it_is(path, tmp_path, monkeypatch):
+    """Another attempt, which this one could not end, publishes between the last look and the rename."""
+    job, sink, other = Feed().next(), FilesSink(str(path)), FilesSink(str(tmp_path / "other" / "orders"))
+    applied = apply(other, job)
+    published = []
+
+    def overtaken(point):
+        if point == "sink.in_transaction":
+            shutil.copytree(other.window_path(job.window), sink.window_path(job.window))
+            published.append(tree(path))
+
+    monkeypatch.setattr(faults, "reached", overtaken)
+    with sink.begin(job.window, job.splits, job.shape) as writer:
+        assert writer.commit(write_all(writer, job)) == applied
+    assert [tree(path)] == published

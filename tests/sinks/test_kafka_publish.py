@@ -9,14 +9,18 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, TopicMissing
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
+from airflow_kafka_spark.formats.marks import END
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
 from airflow_kafka_spark.hooks.ledger_topic import murmur2 as one_by_one
+from airflow_kafka_spark.road.relay_worker import Filtered
+from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
 from airflow_kafka_spark.sinks.kafka_partition_worker import murmur2, partitions_of
 from airflow_kafka_spark.sinks.kafka_worker import Publisher
-from airflow_kafka_spark.windows.model import SourcePlan, Window
+from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, Split, Window
 from tests.support.oracle import wait_stable
 from tests.support.waiting import settled
 
@@ -233,3 +237,32 @@ def test_a_record_that_its_topic_does_not_take_is_no_fault_of_the_brokers_and_no
     with pytest.raises(KafkaRefused, match=f"kafka_here.*sending rows to topic `{strict}`.*{said}"):
         publisher.publish(0, Incoming(iter([rows])))
     assert records(kafka, strict) == []
+
+
+def test_a_marker_that_was_never_committed_does_not_count(kafka, publisher, topic, monkeypatch):
+    """A task dies with its records and its marker sent; Spark runs it again within the same attempt."""
+
+    def dies(point):
+        if point == "publish.marked":
+            raise ZeroDivisionError
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(faults, "reached", dies)
+        publisher.publish(0, Incoming(iter([batch(100)])))
+    assert publisher.publish(0, Incoming(iter([batch(100)]))).records == 100
+    assert len(records(kafka, topic)) == 100
+
+
+def test_a_split_whose_account_does_not_arrive_is_not_published(kafka, publisher, topic):
+    """The last row, which tells what was read, is missing: what feeds the task has failed in the middle."""
+    rows = batch(100, **{END: pa.nulls(100, pa.string())})
+    with pytest.raises(RowsCutOff):
+        publisher.publish(0, Incoming(iter([rows])))
+    assert records(kafka, topic) == []
+
+
+def test_a_split_of_which_nothing_arrives_is_not_published(kafka, publisher, topic):
+    """A filter lets the account pass, so no rows at all are no empty split."""
+    split = Split(0, OffsetRange("orders", 0, 0, 100))
+    with pytest.raises(RowsCutOff):
+        publisher.publish(0, Filtered(iter([]), split=split, fitting=Fitting({})))

@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from airflow_kafka_spark.sources import jdbc_mysql, jdbc_postgres
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.postgres_kit import Place, new_place
+from tests.sources.jdbc_spark import JdbcSpark
+from tests.support import mariadb
 
 
 @pytest.fixture
@@ -13,3 +16,11 @@ def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[
     """A schema of its own in PostgreSQL, and an Airflow connection that leads to it."""
     with new_place(postgres, unique('A "schema"')) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def jdbc_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JdbcSpark]:
+    """A Spark for the tests of all databases, whose JVM lives in another time zone than its session."""
+    drivers = [jdbc_postgres.DRIVER, *([] if mariadb.missing() else [jdbc_mysql.DRIVER])]
+    with JdbcSpark(tmp_path_factory.mktemp("spark"), drivers) as started:
+        yield started

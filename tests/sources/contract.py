@@ -107,8 +107,8 @@ def windows(source: RowSource, position: Mapping[str, Any] | None, most: int = 1
     raise AssertionError(f"still new rows after {most} windows")
 
 
-class RowSourceContract:
-    """See the module."""
+class _Contract:
+    """What both halves of the contract are asked with."""
 
     @pytest.fixture
     def spark(self) -> SparkSession:
@@ -123,63 +123,55 @@ class RowSourceContract:
     def flat(self, partitions: Sequence[Sequence[Any]]) -> Counter[Any]:
         return Counter(name for names in partitions for name in names)
 
-    def test_partition_i_is_split_i_and_the_splits_tile_the_window(self, spark, case):
+
+class SplitsContract(_Contract):
+    """The half about one window: its splits, and what Spark reads of them."""
+
+    def test_splits_tile_the_window_and_every_attempt_reads_the_same_rows_of_each_in_the_order_given(self, spark, case):
         added = case.add(ROWS)
         assert case.source.validate() == []
-        window = case.source.freeze(None)
+        window, other = case.source.freeze(None), case.source.freeze(None)
         assert 3 <= len(window.splits) <= MAX_SPLITS
         assert not window.remaining
         found = self.names_of(spark, case, window.splits)
-        assert len(found) == len(window.splits)
+        assert len(found) == len(window.splits), "partition i is split i"
         assert sum(1 for names in found if names) >= 3
-        assert self.flat(found) == Counter(added)
+        assert self.flat(found) == Counter(added), "the splits tile the window"
         assert window.rows in (None, ROWS)
-        for index in (0, len(window.splits) // 2, len(window.splits) - 1):
-            [alone] = self.names_of(spark, case, window.splits[index : index + 1])
-            assert Counter(alone) == Counter(found[index])
-
-    def test_splits_are_read_in_the_order_given(self, spark, case):
+        some = [len(found) - 1, 0, len(found) // 2]
+        again = self.names_of(spark, case, [window.splits[index] for index in some])
+        assert [Counter(names) for names in again] == [Counter(found[index]) for index in some], "in the order given"
+        [alone] = self.names_of(spark, case, [window.splits[some[-1]]])
+        assert Counter(alone) == Counter(found[some[-1]]), "one split alone"
+        if other.splits != window.splits:
+            assert self.flat(self.names_of(spark, case, other.splits)) == Counter(added), "freezing decides and changes nothing"
         case.add(ROWS)
-        splits = case.source.freeze(None).splits
-        found = self.names_of(spark, case, splits)
-        some = [len(splits) - 1, 0, len(splits) // 2]
-        again = self.names_of(spark, case, [splits[index] for index in some])
-        assert [Counter(names) for names in again] == [Counter(found[index]) for index in some]
+        again = self.names_of(spark, case, window.splits)
+        assert [Counter(names) for names in again] == [Counter(names) for names in found], "whatever was added since"
 
-    def test_every_attempt_reads_the_same_rows_per_split(self, spark, case):
+    def test_a_plan_holds_json_only_fits_into_a_record_and_columns_are_those_of_the_frame(self, spark, case):
         case.add(ROWS)
-        splits = case.source.freeze(None).splits
-        first = self.names_of(spark, case, splits)
-        assert sum(map(len, first)) == ROWS
-        case.add(ROWS)
-        assert [Counter(names) for names in self.names_of(spark, case, splits)] == [Counter(names) for names in first]
+        window, columns = case.source.freeze(None), case.source.columns()
+        assert json.loads(json.dumps(window.splits)) == [dict(split) for split in window.splits]
+        assert json.loads(json.dumps(window.position)) == dict(window.position)
+        assert len(json.dumps([*window.splits, window.position])) < 800_000
+        assert all(isinstance(value, str) for value in case.source.settings.values())
+        with applied(spark, case.source.settings):
+            frame = case.source.frame(spark, window.splits)
+        assert columns is None or columns == tuple(frame.columns)
 
-    def test_freezing_decides_and_changes_nothing(self, spark, case):
-        added = case.add(ROWS)
-        one, other = case.source.freeze(None), case.source.freeze(None)
-        assert self.flat(self.names_of(spark, case, one.splits)) == Counter(added)
-        assert self.flat(self.names_of(spark, case, other.splits)) == Counter(added)
 
-    def test_an_empty_source_gives_no_splits(self, case):
-        window = case.source.freeze(None)
-        assert (window.splits, window.remaining) == ((), False)
-        json.dumps(window.position)
+class WindowsContract(_Contract):
+    """The half about windows that follow each other."""
 
-    def test_nothing_new_gives_no_splits(self, case):
-        if not case.incremental:
-            pytest.skip("every window of this case is the whole source")
-        case.add(ROWS)
-        position = json.loads(json.dumps(case.source.freeze(None).position))
-        for _ in range(2):
-            window = case.source.freeze(position)
-            assert (window.splits, window.remaining) == ((), False)
-            position = json.loads(json.dumps(window.position))
-
-    def test_windows_that_follow_each_other_give_each_row_once(self, spark, case):
+    def test_windows_that_follow_each_other_give_each_row_once_and_nothing_new_gives_no_splits(self, spark, case):
+        empty = case.source.freeze(None)
+        assert (empty.splits, empty.remaining) == ((), False), "an empty source"
+        json.dumps(empty.position)
         if not case.incremental:
             pytest.skip("every window of this case is the whole source")
         added, found, position = Counter(case.add(ROWS)), Counter(), None
-        for _ in range(3):
+        for _ in range(2):
             window = case.source.freeze(position)
             before = Counter(added)
             added += Counter(case.add(ROWS // 4))
@@ -188,7 +180,12 @@ class RowSourceContract:
             position = json.loads(json.dumps(window.position))
         for window in windows(case.source, position):
             found += self.flat(self.names_of(spark, case, window.splits))
+            position = json.loads(json.dumps(window.position))
         assert found == added
+        for _ in range(2):
+            window = case.source.freeze(position)
+            assert (window.splits, window.remaining) == ((), False), "nothing new"
+            position = json.loads(json.dumps(window.position))
 
     def test_limited_windows_give_each_row_once_and_say_what_remains(self, spark, case):
         if not case.incremental:
@@ -201,17 +198,6 @@ class RowSourceContract:
         assert len(remaining) >= 2
         assert all(remaining[:-1])
 
-    def test_columns_are_those_of_the_frame(self, spark, case):
-        case.add(ROWS)
-        columns = case.source.columns()
-        with applied(spark, case.source.settings):
-            frame = case.source.frame(spark, case.source.freeze(None).splits)
-        assert columns is None or columns == tuple(frame.columns)
 
-    def test_a_plan_holds_json_only_and_fits_into_a_record(self, case):
-        case.add(ROWS)
-        window = case.source.freeze(None)
-        assert json.loads(json.dumps(window.splits)) == [dict(split) for split in window.splits]
-        assert json.loads(json.dumps(window.position)) == dict(window.position)
-        assert len(json.dumps([*window.splits, window.position])) < 800_000
-        assert all(isinstance(value, str) for value in case.source.settings.values())
+class RowSourceContract(SplitsContract, WindowsContract):
+    """See the module."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.orc
 import pyarrow.parquet
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats import Json
@@ -28,7 +28,7 @@ from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import run
 from tests.support.s3 import EmbeddedS3, spark_jars
 
-FORMATS = ("parquet", "json", "csv", "orc", "text")
+FORMATS = ("parquet", "json", "orc")
 GETS_ONLY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}]}
 NAMES = ["a b", "p%20c", "100%", "ü☃", "x[1]{a,b}*?", "h#q?r", "'\"$&;=+,", "~tilde", "col-on"]
 
@@ -39,6 +39,24 @@ def s3() -> Iterator[EmbeddedS3]:
         os.environ["AIRFLOW_CONN_LAKE"] = server.connection_json()
         Path(os.environ["S3_SECRET_FILE"]).write_text(server.credentials[1])
         yield server
+
+
+class Broker:
+    """The embedded Kafka of the process that runs these cases."""
+
+    def connection_extra(self) -> dict[str, Any]:
+        return {"bootstrap.servers": os.environ["S3_KAFKA"]}
+
+    def connection_json(self) -> str:
+        return json.dumps({"conn_type": "kafka", "extra": self.connection_extra()})
+
+    def create_topic(self, name: str, partitions: int) -> None:
+        AdminClient(self.connection_extra()).create_topics([NewTopic(name, partitions)])[name].result(60)
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Broker:
+    return Broker()
 
 
 @pytest.fixture(scope="session")
@@ -93,8 +111,6 @@ def content(format: str, ids: range) -> bytes:
         pa.parquet.write_table(table, into, row_group_size=20)
     elif format == "orc":
         pa.orc.write_table(table, into)
-    elif format == "csv":
-        pa.csv.write_csv(table, into)
     else:
         lines = [json.dumps(row, ensure_ascii=False) for row in table.to_pylist()]
         into.write("".join(line + "\n" for line in lines).encode())
@@ -115,14 +131,12 @@ def lines(partitions: list[list[Any]]) -> Counter[str]:
 @pytest.mark.parametrize("format", FORMATS)
 def test_each_window_has_the_new_objects_once(spark, bucket, format):
     options: dict[str, Any] = {"format": format, "glob": "part-*", "split_bytes": 1500}
-    if format in ("json", "csv"):
+    if format == "json":
         options["schema"] = "id bigint, name string"
-    if format == "csv":
-        options["options"] = {"header": True}
     source = bucket.source(**options)
     bucket.put("other", "not of this pipeline")
     put, found, position = Counter(), Counter(), None
-    for window in range(3):
+    for window in range(2):
         for part in range(3):
             ids = range(1000 * window + 100 * part, 1000 * window + 100 * part + (90 if part else 10))
             bucket.put(f"part-{window}-{part}", content(format, ids))
@@ -132,7 +146,7 @@ def test_each_window_has_the_new_objects_once(spark, bucket, format):
         assert names(frozen) == [f"part-{window}-{part}" for part in range(3)]
         assert frozen.rows in (None, 190)
         rows = [row for part in read(spark, source, frozen.splits) for row in part]
-        dicts = [json.loads(row["value"]) if format == "text" else row.asDict() for row in rows]
+        dicts = [row.asDict() for row in rows]
         assert all(row["name"] == f"näme {row['id']}" for row in dicts)
         found.update(row["id"] for row in dicts)
         assert found == put and sum(found.values()) == 190 * (window + 1)
@@ -201,14 +215,14 @@ def test_what_marks_a_directory_is_no_file(spark, bucket):
 
 
 def test_a_listing_of_several_pages_is_whole(spark, bucket):
-    count = 1_140
+    count = 1_010
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: bucket.put(f"sub/{n:05}", f"{n}\n"), range(count)))
-    recursive = bucket.source(recursive=True, max_files=1_100)
+    recursive = bucket.source(recursive=True, max_files=1_005)
     for source in (recursive, replace(recursive, path=f"{bucket.path}/sub", recursive=False)):
         first = source.freeze(None)
         second = source.freeze(json.loads(json.dumps(first.position)))
-        assert (len(names(first)), first.remaining, len(names(second)), second.remaining) == (1_100, True, 40, False)
+        assert (len(names(first)), first.remaining, len(names(second)), second.remaining) == (1_005, True, 5, False)
         assert len({*names(first), *names(second)}) == count
         assert source.freeze(second.position).splits == ()
         assert lines(read(spark, source, second.splits)) == Counter(str(int(name[-5:])) for name in names(second))

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import Row
 
 from airflow_kafka_spark.sources.files import FilesSource
-from tests.sources.contract import RowSourceCase, RowSourceContract
+from tests.sources.contract import RowSourceCase, RowSourceContract, SplitsContract
 
 SCHEMA = "id bigint, name string"
 
@@ -101,6 +101,14 @@ class FilesCase(RowSourceCase):
 
 
 class TestFilesSource(RowSourceContract):
-    @pytest.fixture(params=KINDS)
+    @pytest.fixture(params=["parquet", "json"])
+    def case(self, request, tmp_path):
+        return FilesCase(tmp_path / "in", request.param)
+
+
+class TestSplitsOfOtherFiles(SplitsContract):
+    """Which files a window holds has nothing to do with their format."""
+
+    @pytest.fixture(params=[kind for kind in KINDS if kind not in ("parquet", "json")])
     def case(self, request, tmp_path):
         return FilesCase(tmp_path / "in", request.param)

@@ -22,7 +22,7 @@ def file(number: int, size: int = 10, mtime: int | None = None, etag: str = "") 
 FILES = st.lists(st.tuples(st.integers(1, 5 * SPLIT), st.integers(0, 9), st.booleans()), max_size=40)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(FILES)
 def test_splits_tile_the_files_and_none_is_too_large(drawn):
     files = [file(n, size, mtime) for n, (size, mtime, _) in enumerate(drawn)]
@@ -39,7 +39,7 @@ def test_splits_tile_the_files_and_none_is_too_large(drawn):
         assert len(pack) == 1 or sum(p.length + open_cost(SPLIT) for p in pack) <= SPLIT + open_cost(SPLIT)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(FILES, st.randoms(use_true_random=False))
 def test_the_cut_does_not_depend_on_the_order_of_the_listing(drawn, random):
     files = [file(n, size, mtime) for n, (size, mtime, _) in enumerate(drawn)]
@@ -160,7 +160,7 @@ def test_a_file_is_another_by_size_time_or_etag(other):
     assert memory.sort([other], None).changed == (other,)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_windows_of_a_growing_directory_give_each_file_once(data):
     """Files come in any order of modification times, windows take as many as they like, listed files may be removed."""

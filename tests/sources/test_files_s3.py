@@ -17,11 +17,12 @@ CASES = Path(__file__).with_name("s3_cases.py")
 
 
 @pytest.mark.slow
-def test_all_cases_of_an_object_store(tmp_path):
+def test_all_cases_of_an_object_store(kafka, tmp_path):
     """Everything that process writes, Spark's log among it, is looked through for the secret that it worked with."""
     overlay, told = s3.packages(), tmp_path / "secret"
     path = [str(overlay), str(ROOT)] if overlay else [str(ROOT)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, *filter(None, sys.path)]), "S3_SECRET_FILE": str(told)}
+    env["S3_KAFKA"] = kafka.bootstrap_servers
     command = [sys.executable, "-m", "pytest", str(CASES), "-p", "no:cacheprovider", "-v", "-s", "--log-cli-level=INFO"]
     with (tmp_path / "log").open("wb") as log:
         ended = subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=560, check=False)

@@ -50,25 +50,25 @@ def flat(partitions: list[list[int]]) -> list[int]:
 # --- names --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", ["parquet", "json", "csv", "orc", "text"])
 @pytest.mark.parametrize("place", ["dir with 100% of ü", "dir [x]", "dir:x"])
-def test_files_of_any_name_are_read(spark, path, format, place):
-    directory = path / place
-    directory.mkdir()
+def test_files_of_any_name_are_read(spark, path, place):
     names = COLONS if ":" in place else NAMES
-    for n, name in enumerate(names):
-        if format == "parquet":
-            pa.parquet.write_table(table(range(n, n + 1)), directory / name)
-        elif format == "orc":
-            pa.orc.write_table(table(range(n, n + 1)), str(directory / name))
-        else:
-            (directory / name).write_text({"json": f'{{"id": {n}}}\n'}.get(format, f"{n}\n"))
-    options = {"schema": "id bigint"} if format in ("json", "csv") else {}
-    for named in (directory, directory.as_uri()):
-        source = FilesSource(str(named), format=format, split_bytes=1024, **options)
-        found = read(spark, source, source.freeze(None).splits)
-        assert sorted(int(row[0]) for rows in found for row in rows) == list(range(len(names)))
-    recursive = FilesSource(str(path), format=format, recursive=True, **options)
+    for format in ("parquet", "text") if place != "dir [x]" else ("parquet", "json", "csv", "orc", "text"):
+        directory = path / format / place
+        directory.mkdir(parents=True)
+        for n, name in enumerate(names):
+            if format == "parquet":
+                pa.parquet.write_table(table(range(n, n + 1)), directory / name)
+            elif format == "orc":
+                pa.orc.write_table(table(range(n, n + 1)), str(directory / name))
+            else:
+                (directory / name).write_text({"json": f'{{"id": {n}}}\n'}.get(format, f"{n}\n"))
+        options = {"schema": "id bigint"} if format in ("json", "csv") else {}
+        for named in (directory, directory.as_uri()) if format == "parquet" else (directory.as_uri(),):
+            source = FilesSource(str(named), format=format, split_bytes=1024, **options)
+            found = read(spark, source, source.freeze(None).splits)
+            assert sorted(int(row[0]) for rows in found for row in rows) == list(range(len(names))), (format, named)
+    recursive = FilesSource(str(path / "text"), format="text", recursive=True)
     assert sum(map(len, read(spark, recursive, recursive.freeze(None).splits))) == len(names)
 
 
@@ -94,55 +94,35 @@ def large(path: Path) -> None:
         os.utime(path / name, (1000 - n, 1000 - n))
 
 
-def test_large_files_are_cut_and_small_ones_are_packed(spark, path):
+def test_large_files_are_cut_small_ones_packed_and_splits_stay_what_they_were_whatever_is_set_later(spark, path):
     large(path)
     source = FilesSource(str(path), format="text", split_bytes=1024)
     splits = source.freeze(None).splits
     assert len(splits) >= 18
     assert max(len(split["files"]) for split in splits) > 20
-    found = [[int(row[0]) for row in rows] for rows in read(spark, source, splits)]
+    there = read(spark, source, splits)
+    found = [[int(row[0]) for row in rows] for rows in there]
     expected = [*range(1_030), *range(100_000, 101_030), *range(200_000, 200_070), *[200_003] * 5]
     assert flat(found) == sorted(expected)
     for index, split in enumerate(splits):
         inside = {name for name, *_ in split["files"]}
         for n in found[index]:
             assert (f"small-{n - 200_000:02}" if n >= 200_000 else "big-1" if n < 100_000 else "big-2") in inside
-
-
-def test_some_splits_of_a_window_are_exactly_these(spark, path):
-    """Also parts of a cut file, and splits of which the rest of the window would change the packing."""
-    large(path)
-    source = FilesSource(str(path), format="text", split_bytes=1024)
-    splits = source.freeze(None).splits
-    found = [[row[0] for row in rows] for rows in read(spark, source, splits)]
-    for some in (range(0, len(splits), 2), [3], [len(splits) - 1, 5, 0], range(len(splits) - 3, len(splits))):
-        again = [[row[0] for row in rows] for rows in read(spark, source, [splits[i] for i in some])]
-        assert [sorted(rows) for rows in again] == [sorted(found[i]) for i in some]
-
-
-def test_a_window_keeps_the_split_bytes_it_was_frozen_with(spark, path):
-    large(path)
-    source = FilesSource(str(path), format="text", split_bytes=1024)
-    splits = source.freeze(None).splits
-    found = read(spark, source, splits)
+    # Some of them alone: parts of a cut file, and splits of which the rest of the window would change the packing.
+    for some in ([3], [len(splits) - 1, 5, 0], range(len(splits) - 3, len(splits))):
+        again = [[int(row[0]) for row in rows] for rows in read(spark, source, [splits[i] for i in some])]
+        assert [sorted(rows) for rows in again] == [sorted(found[i]) for i in some], some
+    # A window keeps the split_bytes it was frozen with, and no setting of the session changes the cut.
     edited = FilesSource(str(path), format="text", split_bytes=4096)
-    assert read(spark, edited, splits) == found
-
-
-def test_the_cut_does_not_depend_on_the_settings_of_the_session(spark, path):
-    large(path)
-    source = FilesSource(str(path), format="text", split_bytes=1024)
-    splits = source.freeze(None).splits
-    found = read(spark, source, splits)
     others = {
         "spark.sql.files.maxPartitionBytes": "77",
         "spark.sql.files.minPartitionNum": "50",
         "spark.sql.shuffle.partitions": "3",
     }
     with applied(spark, others):
-        before = {key: spark.conf.get(key, None) for key in source.settings}
+        before = {key: spark.conf.get(key, None) for key in edited.settings}
         try:
-            assert by_partition(source.frame(spark, splits)) == found
+            assert by_partition(edited.frame(spark, splits)) == there
         finally:
             for key, value in before.items():
                 spark.conf.unset(key) if value is None else spark.conf.set(key, value)
@@ -171,11 +151,11 @@ def test_multiline_records_are_not_cut(spark, path):
 
 
 def test_a_parquet_file_of_many_row_groups_is_cut_and_each_row_is_in_one_split(spark, path):
-    pa.parquet.write_table(table(range(50_000)), path / "a.parquet", row_group_size=500, compression="none")
-    source = FilesSource(str(path), split_bytes=20_000)
+    pa.parquet.write_table(table(range(5_000)), path / "a.parquet", row_group_size=100, compression="none")
+    source = FilesSource(str(path), split_bytes=5_000)
     window = source.freeze(None)
-    assert (len(window.splits) > 15, window.rows) == (True, 50_000)
-    assert flat(ids_of(read(spark, source, window.splits))) == list(range(50_000))
+    assert (len(window.splits) > 8, window.rows) == (True, 5_000)
+    assert flat(ids_of(read(spark, source, window.splits))) == list(range(5_000))
 
 
 # --- changes ------------------------------------------------------------------------------------------------------------
@@ -328,11 +308,13 @@ def test_a_malformed_record_fails_and_file_and_cause_are_named(spark, path, kind
     assert explained is not None, str(caught.value)[:2000]
     assert "in/bad x` cannot be read" in str(explained)
     assert told in str(explained)
-    # Also when no column is needed, or another one.
+    if kind not in ("json-torn", "csv-short", "csv-long"):
+        return
+    # Also when only another column is needed.
     with applied(spark, source.settings):
         frame = source.frame(spark, source.freeze(None).splits)
         with pytest.raises(Exception, match="FAILED_READ_FILE"):
-            frame.select("id" if kind in ("json-type", "json-torn", "csv-type") else "name").collect()
+            frame.select("id" if kind == "json-torn" else "name").collect()
 
 
 def test_malformed_records_are_kept_where_the_schema_has_a_column_for_them(spark, path):
@@ -371,7 +353,7 @@ def test_types_that_a_given_schema_cannot_have_are_told(spark, path):
 
 
 def test_a_wide_directory_is_read_within_seconds(spark, path):
-    for n in range(5_000):
+    for n in range(1_000):
         pa.parquet.write_table(table(range(n, n + 1)), path / f"part-{n:05}.parquet")
     source = FilesSource(str(path))
     started = time.monotonic()
@@ -380,12 +362,12 @@ def test_a_wide_directory_is_read_within_seconds(spark, path):
     with applied(spark, source.settings):
         frames = [source.frame(spark, window.splits) for window in frozen]
     planned = time.monotonic() - started - listed
-    assert (listed < 120, planned < 120) == (True, True), (listed, planned)
-    print(f"5 000 files: {len(frozen)} windows frozen in {listed:.1f} s, planned in {planned:.1f} s")
-    assert sum(window.rows or 0 for window in frozen) == 5_000
+    assert (listed < 60, planned < 60) == (True, True), (listed, planned)
+    print(f"1 000 files: {len(frozen)} windows frozen in {listed:.1f} s, planned in {planned:.1f} s")
+    assert sum(window.rows or 0 for window in frozen) == 1_000
     with applied(spark, source.settings):
         found = [row["id"] for frame in frames for row in frame.collect()]
-    assert sorted(found) == list(range(5_000))
+    assert sorted(found) == list(range(1_000))
 
 
 def test_a_window_of_the_most_splits_is_planned_within_seconds(spark, path):

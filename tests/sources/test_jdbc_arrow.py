@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc import JdbcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
-from tests.sinks.postgres_kit import Place, new_place
+from tests.sinks.postgres_kit import Place
 from tests.sources.contract import spark_session
 from tests.sources.jdbc_kit import through_json
 from tests.support.oracle import committed_records
@@ -75,13 +75,6 @@ SERVED: dict[str, list[str]] = {
     "pair": ["ROW(1, 'a,\"b')"],
     "integer[][]": ["'{{1,2},{3,NULL}}'"],
 }  # fmt: skip
-
-
-@pytest.fixture
-def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[Place]:
-    """A schema of its own in PostgreSQL, and an Airflow connection that leads to it."""
-    with new_place(postgres, unique('A "schema"')) as found:
-        yield found
 
 
 def source_of(place: Place, table: str = "t", **options: Any) -> JdbcSource:
@@ -170,17 +163,15 @@ TEXTUAL += ["timestamp", "timestamp(3)", "date", "interval", "numeric"]
 
 def test_texts_as_keys_and_headers_are_the_same(place: Place) -> None:
     names, depth = hostile_table(place)
-    compared = 0
     by_kind = {kind: name for name, kind in names.items()}
+    # As a header a value is the text that it is as a value.
     headers = {f"h{n}": by_kind[kind] for n, kind in enumerate(TEXTUAL)}
-    for kind in TEXTUAL:
-        sink = KafkaSink("x", String(), value_columns=(by_kind[kind],), key=("id",), headers=headers)
-        compared += same(*both(source_of(place, split_records=300), sink))
-        headers = {}
+    sink = KafkaSink("x", String(), value_columns=(by_kind["timestamptz"],), key=("id",), headers=headers)
+    compared = same(*both(source_of(place, split_records=300), sink))
     for kind in ("text", "bytea", "json"):
         sink = KafkaSink("x", Raw(), value_columns=(by_kind[kind],), key=(by_kind["text"],))
         compared += same(*both(source_of(place), sink))
-    assert compared == depth * (len(TEXTUAL) + 3)
+    assert compared == depth * 4
 
 
 def test_topic_partition_and_time_are_the_same(place: Place) -> None:
@@ -193,7 +184,7 @@ def test_topic_partition_and_time_are_the_same(place: Place) -> None:
     compared = 0
     for time in ("ms", "at", "local"):
         sink = KafkaSink(None, Json(), value_columns=("id",), topic_column="topic", partition="part", timestamp=time)
-        compared += same(*both(source_of(place, split_records=30), sink))
+        compared += same(*both(source_of(place, split_records=60), sink))
     assert compared == 300
 
 
@@ -222,14 +213,14 @@ def test_random_rows_are_the_same(place: Place) -> None:
     assert same(*both(source_of(place, key=("a", "b"), split_records=700), sink)) == 5000
 
 
-@pytest.mark.parametrize("kind", ["real", "double precision", "integer[]", "text[]"])
-def test_what_is_not_exact_is_left_to_spark(place: Place, kind: str) -> None:
+def test_what_is_not_exact_is_left_to_spark(place: Place) -> None:
     """Unless nobody needs it."""
-    place.execute(f'CREATE TABLE t (id int PRIMARY KEY, "not exact" {kind})')
-    place.execute("INSERT INTO t (id) VALUES (1)")
-    source = source_of(place)
-    splits = source.freeze(None).splits
-    assert source.reader(splits, None) == f"column `not exact` is of type {kind}"
+    for kind in ("real", "double precision", "integer[]", "text[]"):
+        place.execute("DROP TABLE IF EXISTS t")
+        place.execute(f'CREATE TABLE t (id int PRIMARY KEY, "not exact" {kind})')
+        place.execute("INSERT INTO t (id) VALUES (1)")
+        source = source_of(place)
+        assert source.reader(source.freeze(None).splits, None) == f"column `not exact` is of type {kind}"
     sink = KafkaSink("x", Json(), value_columns=("id",), key=("id",))
     assert same(*both(source, sink)) == 1
 
@@ -244,27 +235,27 @@ def test_what_a_format_is_not_sure_of_is_left_to_spark() -> None:
     assert "`a`" in str(dated.encoder([("a", "date")]))
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "told"),
-    [
-        ("timestamptz", "infinity", 'column "a {b}\'s" holds infinity'),
-        ("timestamp", "-infinity", 'column "a {b}\'s" holds -infinity'),
-        ("date", "infinity", 'column "a {b}\'s" holds infinity'),
-        ("timestamptz", "294276-12-31 23:59:59+00", 'column "a {b}\'s" holds 294276'),
-        ("timestamp", "294247-01-10 04:00:54.775808", 'column "a {b}\'s" holds 294247'),
-        ("numeric(5,2)", "NaN", "column `a {b}'s` holds NaN"),
-        ("numeric(9,8)", "NaN", "column `a {b}'s` holds NaN"),
-    ],
-)
-def test_what_spark_cannot_hold_is_refused_here_too(place: Place, kind: str, value: str, told: str) -> None:
-    place.execute(f'CREATE TABLE t (id int PRIMARY KEY, "a {{b}}\'s" {kind})')
-    place.execute(f"INSERT INTO t VALUES (1, '{value}')")
-    source = source_of(place)
-    reader = source.reader(source.freeze(None).splits, None)
-    assert isinstance(reader, SplitReader)
-    with pytest.raises(SourceRejected) as raised:
-        list(reader.read(0))
-    assert told in str(raised.value)
+UNHELD = [
+    ("timestamptz", "infinity", 'column "a {b}\'s" holds infinity'),
+    ("timestamp", "-infinity", 'column "a {b}\'s" holds -infinity'),
+    ("date", "infinity", 'column "a {b}\'s" holds infinity'),
+    ("timestamptz", "294276-12-31 23:59:59+00", 'column "a {b}\'s" holds 294276'),
+    ("timestamp", "294247-01-10 04:00:54.775808", 'column "a {b}\'s" holds 294247'),
+    ("numeric(5,2)", "NaN", "column `a {b}'s` holds NaN"),
+    ("numeric(9,8)", "NaN", "column `a {b}'s` holds NaN"),
+]
+
+
+def test_what_spark_cannot_hold_is_refused_here_too(place: Place) -> None:
+    for kind, value, told in UNHELD:
+        place.execute(f'DROP TABLE IF EXISTS t; CREATE TABLE t (id int PRIMARY KEY, "a {{b}}\'s" {kind})')
+        place.execute(f"INSERT INTO t VALUES (1, '{value}')")
+        source = source_of(place)
+        reader = source.reader(source.freeze(None).splits, None)
+        assert isinstance(reader, SplitReader)
+        with pytest.raises(SourceRejected) as raised:
+            list(reader.read(0))
+        assert told in str(raised.value)
 
 
 def test_a_server_that_goes_away_is_worth_another_try_and_the_password_is_nowhere(place: Place) -> None:
@@ -304,17 +295,17 @@ def test_through_the_operator_both_ways_publish_the_same(
 ) -> None:
     """Key, value, partition, and the order of each split's records."""
     found: list[dict[tuple[int, int], list[tuple[bytes | None, bytes | None]]]] = []
-    for how in ("task", "spark", "auto"):
+    for how in ("task", "spark"):
         with shop(kafka, postgres, unique, tmp_path, read_with=how) as orders:
-            orders.sell(1000)
-            assert orders.run()["records_written"] == 1000
-            assert orders.check() == 1000
+            orders.sell(2 * SPLIT)
+            assert orders.run()["records_written"] == 2 * SPLIT
+            assert orders.check() == 2 * SPLIT
             places: dict[tuple[int, int], list[tuple[bytes | None, bytes | None]]] = {}
             for partition, _, key, value in sorted(committed_records(kafka.connection_extra(), orders.topic)):
                 places.setdefault((partition, int(key or b"") // SPLIT), []).append((key, value))
             found.append(places)
-    assert found[0] == found[1] == found[2]
-    assert len(found[0]) == 3 * 1000 // SPLIT
+    assert found[0] == found[1]
+    assert len(found[0]) == 3 * 2
 
 
 def test_tasks_that_are_to_read_and_cannot_are_refused(

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from math import inf, nan
-from pathlib import Path
 
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.postgres_names import quote
 from airflow_kafka_spark.sources.jdbc import JdbcSource
-from airflow_kafka_spark.sources.jdbc_postgres import DRIVER
 from airflow_kafka_spark.sources.jdbc_postgres_types import MICROS, MICROS_BEFORE_14
 from tests.sinks.postgres_kit import Place
 from tests.sources.jdbc_kit import Types, check_types, depth, source_of, through_json, type_names, windows
 from tests.sources.jdbc_spark import JdbcSpark
+from tests.support.waiting import eventually
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JdbcSpark]:
-    with JdbcSpark(tmp_path_factory.mktemp("spark"), [DRIVER]) as started:
-        yield started
+@pytest.fixture
+def spark(jdbc_spark: JdbcSpark) -> JdbcSpark:
+    return jdbc_spark
 
 
 def utc(*parts: int) -> datetime:
@@ -185,24 +182,24 @@ def test_both_ways_to_count_microseconds_agree(place: Place) -> None:
     assert place.one("SELECT count(*) FROM t") == 119954
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "told"),
-    [
-        ("timestamptz", "infinity", 'column "a {b}\'s" holds infinity'),
-        ("timestamp", "-infinity", 'column "a {b}\'s" holds -infinity'),
-        ("date", "infinity", 'column "a {b}\'s" holds infinity'),
-        ("timestamptz[]", "{infinity}", "infinity"),
-        ("date[]", "{infinity}", "infinity"),
-        ("integer[]", "{{1,2},{3,4}}", 'column "a {b}\'s" holds an array of more than one dimension: 2'),
-        ("numeric(5,2)", "NaN", "NaN"),
-    ],
-)
-def test_what_spark_cannot_hold_is_refused_and_named(place: Place, spark: JdbcSpark, kind: str, value: str, told: str) -> None:
-    place.execute(f'CREATE TABLE t (id int PRIMARY KEY, "a {{b}}\'s" {kind})')
-    place.execute(f"INSERT INTO t VALUES (1, '{value}')")
-    source = source_of(place)
-    assert source.validate() == []
-    assert told in spark.read(source, source.freeze(None).splits).error
+UNHELD = [
+    ("timestamptz", "infinity", 'column "a {b}\'s" holds infinity'),
+    ("timestamp", "-infinity", 'column "a {b}\'s" holds -infinity'),
+    ("date", "infinity", 'column "a {b}\'s" holds infinity'),
+    ("timestamptz[]", "{infinity}", "infinity"),
+    ("date[]", "{infinity}", "infinity"),
+    ("integer[]", "{{1,2},{3,4}}", 'column "a {b}\'s" holds an array of more than one dimension: 2'),
+    ("numeric(5,2)", "NaN", "NaN"),
+]
+
+
+def test_what_spark_cannot_hold_is_refused_and_named(place: Place, spark: JdbcSpark) -> None:
+    for kind, value, told in UNHELD:
+        place.execute(f'DROP TABLE IF EXISTS t; CREATE TABLE t (id int PRIMARY KEY, "a {{b}}\'s" {kind})')
+        place.execute(f"INSERT INTO t VALUES (1, '{value}')")
+        source = source_of(place)
+        assert source.validate() == []
+        assert told in spark.read(source, source.freeze(None).splits).error, kind
 
 
 def test_partition_i_is_split_i(place: Place, spark: JdbcSpark) -> None:
@@ -245,7 +242,7 @@ def test_a_query_is_read_by_spark(place: Place, spark: JdbcSpark) -> None:
     assert answer.types == {"id": "int", "User": "string"}
 
 
-def test_the_password_is_nowhere_to_be_seen(place: Place, tmp_path: Path) -> None:
+def test_the_password_is_nowhere_to_be_seen(place: Place, spark: JdbcSpark) -> None:
     """Neither in plans, nor in the logs, nor in the event log, which is what the Spark UI shows; nor in errors."""
     secret = "s3cr3t&p%40ss"
     place.execute("CREATE TABLE t (id int PRIMARY KEY)")
@@ -261,15 +258,22 @@ def test_the_password_is_nowhere_to_be_seen(place: Place, tmp_path: Path) -> Non
         )
         source = source_of(place)
         splits = source.freeze(None).splits
-        with JdbcSpark(tmp_path, [DRIVER]) as own:
-            good = own.read(source, splits)
-            place.execute(f"REVOKE SELECT ON t FROM {role}")
-            bad = own.read(source, splits)
+        good = spark.read(source, splits)
+        place.execute(f"REVOKE SELECT ON t FROM {role}")
+        bad = spark.read(source, splits)
         assert good.parts == ([{"id": 1}],)
         assert "permission denied" in bad.error
-        assert "JDBCRelation" in own.traces
+
+        def written() -> str:
+            """Return all traces once Spark has told of the end of both reads."""
+            text = spark.traces
+            started, ended = (text.count(f"SparkListenerSQLExecution{which}") for which in ("Start", "End"))
+            return text if text.count(place.schema.rpartition('"')[2]) > 1 and started == ended else ""
+
+        traces = eventually(written)
+        assert "JDBCRelation" in traces
         said = [
-            own.traces,
+            traces,
             good.plan,
             bad.error,
             repr(source),

@@ -57,7 +57,7 @@ KEYS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(keyed_tables(KEYS, quote), st.integers(1, 20), st.none() | st.integers(1, 25), st.booleans())
 def test_splits_tile_the_table(
     place: Place, table: KeyedTable, split_records: int, max_records: int | None, indexed: bool

@@ -20,6 +20,9 @@ PATIENCE = 180_000
 
 Open = Callable[..., "Visit"]
 
+# What a link of the application does: the address changes, and the router is told.
+_FOLLOW = "to => { history.pushState(null, '', to); dispatchEvent(new PopStateEvent('popstate', { state: null })); }"
+
 
 @dataclass
 class Visit:
@@ -32,10 +35,28 @@ class Visit:
     page: Any
     url: str
     troubles: list[str] = field(default_factory=list)
+    _is_loaded: bool = False
 
-    def go(self, path: str) -> None:
-        """:param path: below Airflow's base URL."""
-        self.page.goto(f"{self.url}/{path.lstrip('/')}")
+    def go(self, path: str, *, load: bool = False) -> None:
+        """Go to a page: by loading it, or, where Airflow's application is loaded already, as a link in it does.
+
+        :param path: below Airflow's base URL.
+        :param load: load it in any case, as the address bar does.
+        """
+        address = f"{self.url}/{path.lstrip('/')}"
+        if load or not self._is_loaded:
+            self.page.goto(address)
+            self._is_loaded = True
+        else:
+            self.page.evaluate(_FOLLOW, address)
+
+    def leave(self) -> None:
+        """Go where nothing is asked for any more."""
+        self.go("there-is-no-such-page")
+
+    def close(self) -> None:
+        """End it for good."""
+        self.page.context.close()
 
     def login(self, name: str, password: str) -> None:
         """As a person does it, in Airflow's form."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyspark
 
 from airflow_kafka_spark.testing._processes import Keeper, free_ports, tail, wait_until
+from tests.support import connect_daemon
 
 AIRFLOW_PATH = os.pathsep.join([os.getcwd(), str(Path(__file__).with_name("in_scheduler"))])
 """A ``PYTHONPATH``: of the tests, and of what the scheduler imports for all of its tasks."""
@@ -31,14 +32,21 @@ def spark_connect(directory: Path, *, jars: Sequence[str] = (), env: Mapping[str
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "512m",
         "spark.ui.enabled": "false",
+        "spark.python.daemon.module": "tests.support.connect_daemon",
     }
     submit = [home / "bin" / "spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, **(env or {})}
+    # Where its Python finds tests.support.connect_daemon.
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), os.getcwd()]))
+    socket = directory / "connect.socket"
+    environment[connect_daemon.SOCKET] = str(socket)
     keeper, log = Keeper("Spark Connect"), directory / "connect.log"
     try:
+        daemon = [sys.executable, "-m", "tests.support.connect_daemon", "--serve"]
+        keeper.spawn(daemon, log=directory / "connect-daemon.log", env=environment)
         keeper.spawn([*submit, "--master", "local[2]", *jars, *settings, "spark-internal"], log=log, env=environment)
-        assert wait_until(lambda: "Spark Connect server started" in log.read_text(), 300), tail(log)
+        assert wait_until(lambda: socket.exists() and "Spark Connect server started" in log.read_text(), 300), tail(log)
         yield port
     finally:
         keeper.close()

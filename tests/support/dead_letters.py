@@ -36,7 +36,9 @@ def produce_mixed(flow: Pipeline, count: int, every: int, *, first: int = 0) -> 
 def letters(config: dict[str, Any], topic: str) -> list[tuple[bytes | None, bytes | None, int, list[tuple[str, bytes | None]]]]:
     """Every committed record of a topic: (key, value, timestamp, headers)."""
     wait_stable(config, topic)
-    consumer = Consumer({**config, "group.id": "letters", "isolation.level": "read_committed", "enable.partition.eof": True})
+    # The broker tells of the end of a partition only once it has waited for more.
+    reading = {"isolation.level": "read_committed", "enable.partition.eof": True, "fetch.wait.max.ms": 50}
+    consumer = Consumer({**config, **reading, "group.id": "letters", "enable.auto.commit": False})
     found = []
     try:
         partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions

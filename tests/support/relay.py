@@ -16,7 +16,7 @@ from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.testing import EmbeddedKafka
 from tests.support.dead_letters import BAD, PREFIX, is_bad, told
 from tests.support.oracle import same_multiset, wait_stable
-from tests.support.pipelines import SPARK, order
+from tests.support.pipelines import SPARK, create_ledger, order
 from tests.support.runs import Attempts
 from tests.support.waiting import settled
 
@@ -107,7 +107,9 @@ class Relay(Attempts):
         if stable:
             wait_stable(self.kafka.connection_extra(), topic)
         settings = {"group.id": "oracle", "isolation.level": "read_committed", "enable.partition.eof": True}
-        consumer = Consumer({**self.kafka.connection_extra(), **settings, "enable.auto.commit": False})
+        # The broker tells of the end of a partition only once it has waited for more.
+        settings |= {"enable.auto.commit": False, "fetch.wait.max.ms": 50}
+        consumer = Consumer({**self.kafka.connection_extra(), **settings})
         try:
             places = [TopicPartition(topic, p, 0) for p in consumer.list_topics(topic, timeout=30).topics[topic].partitions]
             consumer.assign(places)
@@ -146,7 +148,7 @@ class Relay(Attempts):
         compared = same_multiset(expected, map(found or (lambda r: r.content), self.read(self.output)))
         with KafkaHook() as hook:
             lags = hook.lag(self.name, [self.topic])
-            assert len(lags) == PARTITIONS and all(lag.lag == 0 for lag in lags.values()), lags
+            assert len(lags) == PARTITIONS and all(lag.committed == lag.end for lag in lags.values()), lags
         return compared
 
     def check_sorted_out(
@@ -176,6 +178,7 @@ def relay(kafka: EmbeddedKafka, unique: Callable[[str], str], directory: Path, *
     name, topic, output = unique("relay"), unique("in"), unique("out")
     kafka.create_topic(topic, PARTITIONS)
     kafka.create_topic(output, 4)
+    create_ledger(kafka, name)
     os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
     os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = SPARK
     made = Relay(kafka=kafka, name=name, topic=topic, output=output, directory=directory, options=dict(options))

@@ -15,7 +15,7 @@ from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources import JdbcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support.oracle import committed_records, same_multiset
-from tests.support.pipelines import SPARK
+from tests.support.pipelines import SPARK, create_ledger
 from tests.support.reader import Reader, same_log
 from tests.support.runs import Attempts
 from tests.support.waiting import settled
@@ -107,6 +107,7 @@ def shop(
     """A new table, a new topic with three partitions, and connections to both in the environment."""
     name, topic, table = unique("publish"), unique("sold"), unique("shop")
     kafka.create_topic(topic, 3)
+    create_ledger(kafka, name)
     os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
     os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = SPARK
     os.environ["AIRFLOW_CONN_SHOP"] = postgres.connection_uri()

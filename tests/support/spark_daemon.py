@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import sys
-from typing import Any
+from io import BufferedReader, BufferedWriter
 
 FILE = "TEST_WORKER_ENVIRONMENT"
 """The environment variable that names the file."""
@@ -37,7 +37,9 @@ def main() -> None:
         _import_what_tasks_need()
     from pyspark import daemon, worker
 
-    def run_task(infile: Any, outfile: Any) -> None:
+    def run_task(infile: BufferedReader, outfile: BufferedWriter) -> None:
+        # A worker that is used again comes here as soon as its last task has ended: wait until the next one has begun.
+        infile.peek(1)
         _apply_variables()
         try:
             worker.main(infile, outfile)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +18,39 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from airflow_kafka_spark.errors import JavaMissing, ServerFailed, ServerInvalid
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.testing import _processes as processes
-from tests.testing.parents import gone, nothing_is_left_of
+from tests.testing.parents import gone
 
 QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
 # What the client of a cluster with a silent broker needs: the default is a minute.
 IMPATIENT = {**QUIET, "socket.timeout.ms": 2000}
 PASSWORDS = {"alice": "al\"i\\c-e' é;", "bob": "another"}
 
-# Starts Kafka, and a fork of itself that holds on to everything the parent has open; prints what there is, and waits.
-PARENT = """
-import json, os, sys, time
-from airflow_kafka_spark.testing import EmbeddedKafka
-kafka = EmbeddedKafka().start()
-fork = os.fork()
-if fork:
-    pids = [kafka.broker().pid, kafka._keeper.pid]
-    print(json.dumps({"pids": pids, "fork": fork, "directory": str(kafka.broker().directory.parent)}), flush=True)
-time.sleep(600)
-"""
+
+@dataclass(frozen=True)
+class Odd:
+    """A broker that was started in a thread that has ended, while another process took the first port that was chosen for it."""
+
+    kafka: EmbeddedKafka
+    taken: int
 
 
 @pytest.fixture(scope="module")
-def broken_often() -> Iterator[EmbeddedKafka]:
-    """A broker that the tests of this module kill and pause."""
-    with EmbeddedKafka() as kafka:
-        yield kafka
+def odd() -> Iterator[Odd]:
+    """One start that several tests look at; the last of them stops it."""
+    kafka = EmbeddedKafka(properties={"auto.create.topics.enable": "true", "log.retention.ms": 12345})
+    with socket.socket() as taken, pytest.MonkeyPatch.context() as patch:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        chosen = processes.free_ports
+        answers = iter([[port, *chosen(2)]])
+        patch.setattr(processes, "free_ports", lambda count: next(answers, None) or chosen(count))
+        thread = threading.Thread(target=kafka.start)
+        thread.start()
+        thread.join()
+    assert kafka._keeper is not None, "it did not start in its thread"
+    with kafka:
+        yield Odd(kafka, port)
 
 
 def produce(kafka: EmbeddedKafka, topic: str, values: list[str], **settings: Any) -> None:
@@ -163,57 +169,48 @@ def test_records_are_kept_and_transactions_work_with_few_partitions(kafka: Embed
     assert consume(kafka, topic, 1) == ["kept"]
 
 
-def test_properties_are_over_those_of_the_class(tmp_path: Path) -> None:
-    with EmbeddedKafka(properties={"auto.create.topics.enable": "true", "log.retention.ms": 12345}) as kafka:
-        config = config_of(AdminClient(kafka.connection_extra()), ResourceType.BROKER, "1")
+def test_properties_are_over_those_of_the_class(odd: Odd) -> None:
+    config = config_of(AdminClient(odd.kafka.connection_extra()), ResourceType.BROKER, "1")
     assert (config["auto.create.topics.enable"], config["log.retention.ms"]) == ("true", "12345")
 
 
 # --- faults ---
 
 
-def test_after_kill_and_restart_ports_and_acknowledged_records_are_the_same(
-    broken_often: EmbeddedKafka, unique: Callable[[str], str]
-) -> None:
-    topic, before = unique("killed"), broken_often.bootstrap_servers
-    broken_often.create_topic(topic, partitions=2)
-    produce(broken_often, topic, ["a", "b", "c"])
-    old = broken_often.broker().pid
-    broken_often.kill()
-    assert old is not None and gone(old)
-    assert not broken_often.broker().running and not reachable(broken_often.connection_extra(), 1)
-    broken_often.restart()
-    assert broken_often.bootstrap_servers == before and broken_often.broker().pid != old
-    produce(broken_often, topic, ["d"])
-    assert consume(broken_often, topic, 4) == ["a", "b", "c", "d"]
-
-
-def test_restart_ends_a_running_broker_first(broken_often: EmbeddedKafka, unique: Callable[[str], str]) -> None:
-    topic, old = unique("restarted"), broken_often.broker().pid
-    broken_often.create_topic(topic)
-    produce(broken_often, topic, ["a"])
-    broken_often.restart()
-    assert old is not None and gone(old)
-    assert consume(broken_often, topic, 1) == ["a"]
-
-
-def test_a_paused_broker_answers_nothing_until_it_is_resumed(broken_often: EmbeddedKafka) -> None:
-    broken_often.pause()
+def test_a_paused_broker_answers_nothing_until_it_is_resumed(kafka: EmbeddedKafka) -> None:
+    kafka.pause()
     try:
-        assert broken_often.broker().running
-        assert not reachable(broken_often.connection_extra(), 1)
+        assert kafka.broker().running
+        assert not reachable(kafka.connection_extra(), 1)
     finally:
-        broken_often.resume()
-    assert reachable(broken_often.connection_extra())
+        kafka.resume()
+    assert reachable(kafka.connection_extra())
 
 
-def test_a_paused_broker_can_be_killed_and_restarted(broken_often: EmbeddedKafka) -> None:
-    broken_often.pause()
-    broken_often.kill()
-    with pytest.raises(ServerFailed, match="broker 0 ended with exit code -9"):
-        broken_often.pause()
-    broken_often.restart()
-    assert reachable(broken_often.connection_extra())
+def test_after_kill_and_restart_ports_and_acknowledged_records_are_the_same(
+    kafka: EmbeddedKafka, unique: Callable[[str], str]
+) -> None:
+    """It is killed while it is paused, and restarted, and then restarted while it runs."""
+    topic, before, pids = unique("killed"), kafka.bootstrap_servers, [kafka.broker().pid]
+    kafka.create_topic(topic, partitions=2)
+    produce(kafka, topic, ["a", "b", "c"])
+    try:
+        kafka.pause()
+        kafka.kill()
+        assert not kafka.broker().running and not reachable(kafka.connection_extra(), 1)
+        with pytest.raises(ServerFailed, match="broker 0 ended with exit code -9"):
+            kafka.pause()
+    finally:
+        kafka.restart()
+    assert kafka.bootstrap_servers == before, "after a kill"
+    produce(kafka, topic, ["d"])
+    assert consume(kafka, topic, 4) == ["a", "b", "c", "d"], "after a kill"
+    pids.append(kafka.broker().pid)
+    kafka.restart()
+    assert consume(kafka, topic, 4) == ["a", "b", "c", "d"], "after a restart"
+    assert kafka.bootstrap_servers == before, "after a restart"
+    pids.append(kafka.broker().pid)
+    assert len(set(pids)) == 3 and all(pid and gone(pid) for pid in pids[:2]), "each restart ends the broker before"
 
 
 @pytest.mark.slow
@@ -222,11 +219,11 @@ def test_three_brokers_survive_the_kill_and_the_pause_of_one(unique: Callable[[s
         topic = unique("replicated")
         kafka.create_topic(topic, partitions=3)
         expected: list[str] = []
-        for number, fault in ((0, kafka.kill), (1, kafka.pause)):
+        for number, fault, end in ((0, kafka.kill, kafka.restart), (1, kafka.pause, kafka.resume)):
             fault(number)
             expected += [f"{number}-{n}" for n in range(100)]
             produce(kafka, topic, expected[-100:], **IMPATIENT)
-            (kafka.restart if fault == kafka.kill else kafka.resume)(number)
+            end(number)
         assert processes.wait_until(lambda: in_sync(kafka, topic), 180)
         # All at once, as when the power fails: the first to come back is no cluster yet, and restart does not wait for one.
         for number in range(3):
@@ -252,8 +249,27 @@ def test_only_one_or_three_brokers(brokers: int) -> None:
 # --- life and end ---
 
 
-def test_nothing_is_left_after_stop() -> None:
-    kafka = EmbeddedKafka().start()
+def test_it_lives_on_when_the_thread_that_started_it_ends(odd: Odd) -> None:
+    assert odd.kafka.broker().running and reachable(odd.kafka.connection_extra())
+
+
+def test_another_port_is_taken_when_somebody_was_faster(odd: Odd) -> None:
+    assert odd.kafka.broker().port != odd.taken and reachable(odd.kafka.connection_extra())
+
+
+def test_the_end_of_a_fork_does_not_stop_it(odd: Odd) -> None:
+    child = os.fork()
+    if child == 0:
+        # What a fork does that runs the handlers it inherited.
+        odd.kafka.stop()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert odd.kafka.broker().running and reachable(odd.kafka.connection_extra())
+
+
+def test_nothing_is_left_after_stop(odd: Odd) -> None:
+    """That nothing is left of a process that was killed, or that has ended without a stop: see test_embedded_postgres.py."""
+    kafka = odd.kafka.start()
     pids, port, directory = pids_of(kafka), kafka.broker().port, kafka.broker().directory.parent
     assert directory.is_dir()
     kafka.stop()
@@ -266,82 +282,24 @@ def test_nothing_is_left_after_stop() -> None:
         _ = kafka.bootstrap_servers
 
 
-def test_nothing_is_left_after_the_parent_is_killed_even_if_a_fork_of_it_lives_on() -> None:
-    nothing_is_left_of(PARENT, least=2)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
-def test_the_broker_ends_when_its_keeper_is_killed() -> None:
-    kafka = EmbeddedKafka().start()
-    keeper, broker = pids_of(kafka)
-    directory = kafka.broker().directory.parent
-    os.kill(keeper, signal.SIGKILL)
-    assert processes.wait_until(lambda: gone(broker), 120)
-    kafka.stop()
-    assert not directory.exists()
-
-
-def test_it_lives_on_when_the_thread_that_started_it_ends() -> None:
-    kafka = EmbeddedKafka()
-    thread = threading.Thread(target=kafka.start)
-    thread.start()
-    thread.join()
-    with kafka:
-        assert kafka.broker().running and reachable(kafka.connection_extra())
-
-
-def test_the_end_of_a_fork_does_not_stop_it(broken_often: EmbeddedKafka) -> None:
-    child = os.fork()
-    if child == 0:
-        # What a fork does that runs the handlers it inherited.
-        broken_often.stop()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert broken_often.broker().running and reachable(broken_often.connection_extra())
-
-
-def test_it_ends_at_exit_of_a_process_that_never_stopped_it() -> None:
-    code = (
-        "from airflow_kafka_spark.testing import EmbeddedKafka; k = EmbeddedKafka().start();"
-        "print(k.broker().pid, k.broker().directory.parent)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, timeout=400)
-    pid, directory = ran.stdout.split()
-    assert gone(int(pid)) and not Path(directory).exists()
-
-
-def test_a_given_data_directory_is_kept_and_a_later_instance_finds_the_records(tmp_path: Path) -> None:
+def test_a_given_data_directory_is_kept_for_a_later_instance_and_a_broker_that_cannot_start_there_tells_its_log(
+    tmp_path: Path,
+) -> None:
     with EmbeddedKafka(data_dir=tmp_path / "kafka") as kafka:
         kafka.create_topic("kept")
         produce(kafka, "kept", ["a", "b"])
     with EmbeddedKafka(data_dir=tmp_path / "kafka") as kafka:
         assert consume(kafka, "kept", 2) == ["a", "b"]
         assert kafka.broker().log.is_relative_to(tmp_path)
-
-
-def test_another_port_is_taken_when_somebody_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        chosen = processes.free_ports
-        answers = iter([[port, *chosen(2)]])
-        monkeypatch.setattr(processes, "free_ports", lambda count: next(answers, None) or chosen(count))
-        with EmbeddedKafka() as kafka:
-            assert kafka.broker().port != port and reachable(kafka.connection_extra())
+        meta = kafka.broker().directory / "data" / "meta.properties"
+    meta.write_text(meta.read_text().replace("node.id=1", "node.id=7"))
+    with pytest.raises(ServerFailed, match=r"(?s)broker 0 ended with exit code 1; its log .*server\.log ends with:.*7"):
+        EmbeddedKafka(data_dir=tmp_path / "kafka").start()
 
 
 def test_a_port_is_not_chosen_again_soon_for_its_server_may_not_listen_yet() -> None:
     chosen = [port for _ in range(25) for port in processes.free_ports(4)]
     assert len(set(chosen)) == 100
-
-
-def test_a_broker_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
-    with EmbeddedKafka(data_dir=tmp_path) as kafka:
-        meta = kafka.broker().directory / "data" / "meta.properties"
-    meta.write_text(meta.read_text().replace("node.id=1", "node.id=7"))
-    with pytest.raises(ServerFailed, match=r"(?s)broker 0 ended with exit code 1; its log .*server\.log ends with:.*7"):
-        EmbeddedKafka(data_dir=tmp_path).start()
 
 
 def test_a_setting_that_kafka_refuses_is_told_and_nothing_is_left() -> None:

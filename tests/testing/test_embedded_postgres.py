@@ -7,6 +7,7 @@ import pwd
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def test_settings_are_over_those_of_the_class_and_kill_and_restart_keep_what_was
         port, pids, segments = postgres.port, processes_of(postgres)[1:], shared_memory()
         postgres.kill()
         assert len(pids) > 5 and all(map(gone, pids)) and not postgres.running
+        postgres.kill()  # which does nothing now
         assert segments - shared_memory()
         with pytest.raises(psycopg.OperationalError):
             open_one.commit()
@@ -88,13 +90,6 @@ def test_settings_are_over_those_of_the_class_and_kill_and_restart_keep_what_was
         assert (postgres.port, count(postgres, "kept")) == (port, 1000)
         postgres.restart()
         assert (postgres.port, count(postgres, "kept"), setting(postgres, "work_mem")) == (port, 1000, "5MB")
-
-
-def test_kill_of_a_killed_one_does_nothing() -> None:
-    with EmbeddedPostgres() as postgres:
-        postgres.kill()
-        postgres.kill()
-    postgres.stop()
 
 
 def test_nothing_is_left_after_stop() -> None:
@@ -117,6 +112,16 @@ def test_nothing_is_left_after_stop() -> None:
 
 def test_nothing_is_left_after_the_parent_is_killed_even_if_a_fork_of_it_lives_on() -> None:
     nothing_is_left_of(PARENT, least=6)
+
+
+def test_it_ends_at_exit_of_a_process_that_never_stopped_it() -> None:
+    code = (
+        "from airflow_kafka_spark.testing import EmbeddedPostgres; p = EmbeddedPostgres().start();"
+        "print(p._keeper.pid, p.pid, p.log.parent)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, timeout=400)
+    keeper, server, directory = ran.stdout.split()
+    assert gone(int(keeper)) and gone(int(server)) and not Path(directory).exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")

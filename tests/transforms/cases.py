@@ -1,18 +1,30 @@
-"""Cases of transforms, and how many of them run in one Spark job."""
+"""Cases of transforms, and what Spark and Arrow make of them."""
 
 from __future__ import annotations
 
-import json
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from functools import reduce
+from datetime import date, datetime, timezone
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
+from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+from airflow_kafka_spark.road.arrow.program_worker import Program
 from airflow_kafka_spark.transforms import chain
+
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    # Rows that are made here are computed by a job, as rows that are read are, in one partition.
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+}
+"""A session's settings for these cases."""
 
 HEADERS = "array<struct<key:string,value:binary>>"
 MOMENT = datetime(1970, 1, 1, 0, 0, 0, 789000, tzinfo=timezone.utc)
@@ -70,56 +82,97 @@ class Case:
     key: str = "string"
     types: dict[str, str] = field(default_factory=dict)
 
+    def table(self) -> pa.Table:
+        """Return the rows in Arrow."""
+        return table_of([row.cells for row in self.rows], SCHEMA.format(key=self.key, value=self.value))
+
     def frame(self, spark: SparkSession) -> DataFrame:
-        schema = SCHEMA.format(key=self.key, value=self.value)
-        return spark.createDataFrame([row.cells for row in self.rows], schema).coalesce(1)
+        """Return the rows in Spark."""
+        return spark.createDataFrame(self.table())
+
+
+def table_of(rows: Sequence[tuple], ddl: str) -> pa.Table:
+    """Return rows in Arrow; values of structs are tuples, and those of maps are dicts."""
+    schema = to_arrow_schema(StructType.fromDDL(ddl))
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    arrays = [pa.array([_for_arrow(cell, f.type) for cell in cells], f.type) for f, cells in zip(schema, columns, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _for_arrow(value: Any, kind: pa.DataType) -> Any:
+    """Return a value with a struct's fields by name, as pyarrow wants them."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {kind.field(n).name: _for_arrow(cell, kind.field(n).type) for n, cell in enumerate(value)}
+    if pa.types.is_list(kind):
+        return [_for_arrow(item, kind.value_type) for item in value]
+    return list(value.items()) if pa.types.is_map(kind) else value
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case: rows as JSON has them, or why there are none."""
+    """What came of a case in Spark, or why nothing did, and how Arrow would compute it.
 
-    rows: list[dict[str, Any]]
-    types: dict[str, str]
+    :ivar given: the rows that the transforms were applied to.
+    :ivar made: what Spark made of them.
+    :ivar types: Spark's names of the columns' types.
+    :ivar program: what computes the same in Arrow; None where some of it is known to Spark only.
+    """
+
+    given: pa.Table
+    made: pa.Table | None = None
+    types: dict[str, str] = field(default_factory=dict)
+    program: Program | None = None
     error: Exception | None = None
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """What Spark made, as JSON has it."""
+        assert self.made is not None
+        kinds = {f.name: f.type for f in self.made.schema}
+        return [{name: as_json(cell, kinds[name]) for name, cell in row.items()} for row in self.made.to_pylist()]
+
+
+def as_json(value: Any, kind: pa.DataType) -> Any:
+    """Return a value as JSON has it, a decimal as it is."""
+    if pa.types.is_map(kind) and value is not None:
+        return {key: as_json(item, kind.item_type) for key, item in value}
+    if isinstance(value, dict):
+        return {f.name: as_json(value[f.name], f.type) for f in kind}
+    if isinstance(value, list):
+        return [as_json(item, kind.value_type) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime):
+        precision = "microseconds" if value.microsecond % 1000 else "milliseconds"
+        return value.isoformat(timespec=precision).replace("+00:00", "Z")
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def run(spark: SparkSession, cases: Sequence[Case]) -> dict[str, Outcome]:
-    """All cases in one job; every case on its own, should that fail."""
+    """Return what came of each case; its chain is analysed once."""
     assert len({case.name for case in cases}) == len(cases)
-    planned: dict[str, DataFrame] = {}
-    outcomes: dict[str, Outcome] = {}
-    for case in cases:
-        try:
-            planned[case.name] = chain(case.frame(spark), case.transforms)
-        except Exception as error:
-            outcomes[case.name] = Outcome([], {}, error)
+    return {case.name: _outcome(spark, case) for case in cases}
+
+
+def _outcome(spark: SparkSession, case: Case) -> Outcome:
+    given = case.table()
     try:
-        found = _collected(list(planned.items()))
-    except Exception:
-        found = []
-        for name, frame in planned.items():
-            try:
-                found += _collected([(name, frame)])
-            except Exception as error:
-                outcomes[name] = Outcome([], {}, error)
-    for name, frame in planned.items():
-        if name not in outcomes:
-            types = {f.name: f.dataType.simpleString() for f in frame.schema}
-            outcomes[name] = Outcome([json.loads(text) for case, text in found if case == name], types)
-    return outcomes
-
-
-def _collected(frames: Sequence[tuple[str, DataFrame]]) -> list[tuple[str, str]]:
-    texts = [
-        frame.select(F.lit(name).alias("case"), F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("row"))
-        for name, frame in frames
-    ]
-    return [(row["case"], row["row"]) for row in reduce(DataFrame.unionAll, texts).collect()]
+        frame = chain(spark.createDataFrame(given), case.transforms)
+        made, types = frame.toArrow(), {f.name: f.dataType.simpleString() for f in frame.schema}
+    except Exception as error:
+        return Outcome(given, error=error)
+    try:
+        program = program_of(frame, given.schema)
+    except Unknown:
+        program = None
+    return Outcome(given, made, types, program)
 
 
 def check(case: Case, outcome: Outcome) -> None:
-    """The rows are those expected, the carried columns came through, and nothing has an error that was not expected."""
+    """Check that the rows are those expected, that the carried columns came through, and that nothing has an error that was not
+    expected."""
     if outcome.error is not None:
         raise outcome.error
     assert len(outcome.rows) == len(case.expect)

@@ -1,4 +1,4 @@
-"""One Spark session for the tests of transforms."""
+"""One Spark session for the tests of transforms, and what it makes of all their cases."""
 
 from __future__ import annotations
 
@@ -7,17 +7,28 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.sources.contract import applied, spark_session
+from tests.transforms.cases import SETTINGS, Outcome, run
+
+# So many small expressions are evaluated sooner than they are compiled.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
 
 @pytest.fixture(scope="package")
 def spark() -> Iterator[SparkSession]:
-    """A local session whose time zone is UTC, as the road's is; one that is there already is shared, and left as it was."""
-    active = SparkSession.getActiveSession()
-    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1"}
-    session = active or SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
-    before = session.conf.get("spark.sql.session.timeZone")
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    yield session
-    if active is None:
-        session.stop()
-    else:
-        session.conf.set("spark.sql.session.timeZone", before)
+    """Yield the process's session, with the time zone that the operators give theirs."""
+    session = spark_session()
+    with applied(session, SETTINGS):
+        yield session
+
+
+@pytest.fixture(scope="package")
+def outcomes(spark: SparkSession) -> dict[str, Outcome]:
+    """Return what came of the cases of all files here, by name."""
+    from tests.transforms import test_chain, test_connect_examples
+
+    found = run(spark, test_chain.CASES)
+    with applied(spark, INTERPRETED):
+        found |= run(spark, test_connect_examples.CASES)
+    assert len(found) == len(test_chain.CASES) + len(test_connect_examples.CASES)
+    return found

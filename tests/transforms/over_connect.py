@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.transforms import Cast, Condition, Filter, Sql, chain
-from tests.transforms.cases import Case, Row, check, run
+from tests.transforms.cases import SETTINGS, Case, Row, check, run
 from tests.transforms.test_chain import CASES
 
 WANTED = (
@@ -22,7 +22,8 @@ WANTED = (
 
 def main() -> None:
     spark = SparkSession.builder.remote(f"sc://127.0.0.1:{sys.argv[1]}").getOrCreate()
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    for name, value in SETTINGS.items():
+        spark.conf.set(name, value)
     cases = [case for case in CASES if case.name in WANTED]
     assert len(cases) == len(WANTED)
     outcomes = run(spark, cases)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+from airflow_kafka_spark.road.arrow.program_worker import Program
 from airflow_kafka_spark.transforms import Cast, Condition, Filter, InsertField, MaskField, ReplaceField, TopicNameMatches, chain
-from tests.transforms import test_chain, test_connect_examples
+from tests.transforms.cases import Outcome, table_of
 
-CASES = {case.name: case for case in (*test_chain.CASES, *test_connect_examples.CASES)}
 NAN, INFINITE = float("nan"), float("inf")
 BASE = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -99,9 +100,17 @@ UNKNOWN = [
 ]
 
 
+@dataclass(frozen=True)
+class Edges:
+    """Rows in Arrow, and the same rows in Spark."""
+
+    table: pa.Table
+    frame: DataFrame
+
+
 @pytest.fixture(scope="module")
-def edges(spark) -> DataFrame:
-    """Rows in which every edge of a type stands beside many of the others."""
+def edges(spark) -> Edges:
+    """Return rows in which every edge of a type stands beside many of the others."""
     chance = random.Random(7)
 
     def fitting(bits: int) -> Any:
@@ -117,15 +126,12 @@ def edges(spark) -> DataFrame:
         others = FLOATS[n % len(FLOATS)], DECIMALS[n % len(DECIMALS)], TEXTS[n % len(TEXTS)], chance.choice(TEXTS)
         moments = chance.choice([None, True, False]), chance.choice(DATES), chance.choice(MOMENTS)
         rows.append((*numbers, *others, *moments, chance.choice(structs), *others_of(n)))
-    return spark.createDataFrame(rows, SCHEMA).coalesce(1).cache()
+    table = table_of(rows, SCHEMA)
+    return Edges(table, spark.createDataFrame(table))
 
 
-def in_arrow(spark: SparkSession, given: pa.Table, schema: Any, made: Any) -> pa.Table:
-    """What a program makes of rows.
-
-    :param made: what Spark makes of a frame.
-    """
-    program = program_of(made(spark.createDataFrame([], schema)), given.schema)
+def in_arrow(program: Program, given: pa.Table) -> pa.Table:
+    """Return what a program makes of rows."""
     return pa.Table.from_batches([program(batch) for batch in given.combine_chunks().to_batches()])
 
 
@@ -138,78 +144,60 @@ def assert_same(found: pa.Table, wanted: pa.Table) -> None:
         assert not [(n, ours, theirs) for n, (ours, theirs) in enumerate(pairs) if repr(ours) != repr(theirs)][:5], name
 
 
-@pytest.mark.timeout(600)
-def test_every_expression_known_here_gives_what_spark_gives(spark, edges) -> None:
-    def made(frame: DataFrame) -> DataFrame:
-        return frame.select(*(F.expr(text).alias(text) for text in EXPRESSIONS))
+def assert_alike(made: DataFrame, given: pa.Table) -> None:
+    """Check that Arrow makes of rows what Spark makes of them."""
+    assert_same(in_arrow(program_of(made, given.schema), given), made.toArrow())
 
-    assert_same(in_arrow(spark, edges.toArrow(), edges.schema, made), made(edges).toArrow())
+
+def test_every_expression_known_here_gives_what_spark_gives(edges) -> None:
+    assert_alike(edges.frame.select(*(F.expr(text).alias(text) for text in EXPRESSIONS)), edges.table)
 
 
 @pytest.mark.parametrize("text", UNKNOWN)
-def test_what_is_not_known_here_is_left_to_spark(spark, edges, text) -> None:
+def test_what_is_not_known_here_is_left_to_spark(edges, text) -> None:
     with pytest.raises(Unknown):
-        program_of(spark.createDataFrame([], edges.schema).select(F.expr(text)), edges.limit(0).toArrow().schema)
+        program_of(edges.frame.select(F.expr(text)), edges.table.schema)
 
 
-def test_a_plan_that_is_no_chain_of_columns_and_filters_is_left_to_spark(spark, edges) -> None:
-    schema = edges.limit(0).toArrow().schema
+def test_a_plan_that_is_no_chain_of_columns_and_filters_is_left_to_spark(edges) -> None:
+    frame = edges.frame
     for made in (
-        lambda f: f.drop("m").distinct(),
-        lambda f: f.drop("m").unionByName(f.drop("m")),
-        lambda f: f.selectExpr("explode(l) AS x"),
-        lambda f: f.limit(3),
+        frame.drop("m").distinct(),
+        frame.drop("m").unionByName(frame.drop("m")),
+        frame.selectExpr("explode(l) AS x"),
+        frame.limit(3),
     ):
         with pytest.raises(Unknown):
-            program_of(made(spark.createDataFrame([], edges.schema)), schema)
+            program_of(made, edges.table.schema)
 
 
-def test_what_nobody_needs_may_be_unknown(spark, edges) -> None:
-    def made(frame: DataFrame) -> DataFrame:
-        return frame.select(F.struct("i32", F.upper("t").alias("up")).alias("pair"), F.rand().alias("chance")).select("pair.i32")
-
-    assert_same(in_arrow(spark, edges.toArrow(), edges.schema, made), made(edges).toArrow())
+def test_what_nobody_needs_may_be_unknown(edges) -> None:
+    pair = F.struct("i32", F.upper("t").alias("up")).alias("pair")
+    assert_alike(edges.frame.select(pair, F.rand().alias("chance")).select("pair.i32"), edges.table)
 
 
 @pytest.mark.parametrize("condition", ["i32 > 0", "b", "i32 IS NULL OR i32 IS NOT NULL", "t = 'a' AND b"])
-def test_a_filter_keeps_what_spark_keeps(spark, edges, condition) -> None:
-    def made(frame: DataFrame) -> DataFrame:
-        one = frame.where(condition).select("i32", "t", "s", F.expr("coalesce(s.a, i32)").alias("x"), "f64")
-        return one.where("f64 IS NOT NULL").select("*", F.expr("s.b.c").alias("c"), F.lit("all").alias("same"))
-
-    assert_same(in_arrow(spark, edges.toArrow(), edges.schema, made), made(edges).toArrow())
+def test_a_filter_keeps_what_spark_keeps(edges, condition) -> None:
+    one = edges.frame.where(condition).select("i32", "t", "s", F.expr("coalesce(s.a, i32)").alias("x"), "f64")
+    made = one.where("f64 IS NOT NULL").select("*", F.expr("s.b.c").alias("c"), F.lit("all").alias("same"))
+    assert_alike(made, edges.table)
 
 
-def test_a_filter_that_keeps_nothing_leaves_empty_columns(spark, edges) -> None:
-    given = edges.toArrow()
-    found = in_arrow(
-        spark, given, edges.schema, lambda frame: frame.where("i32 < 0 AND i32 > 0").select("s", F.lit(1).alias("one"))
-    )
-    assert (given.num_rows > 0, found.num_rows, found.column_names) == (True, 0, ["s", "one"])
+def test_a_filter_that_keeps_nothing_leaves_empty_columns(edges) -> None:
+    made = edges.frame.where("i32 < 0 AND i32 > 0").select("s", F.lit(1).alias("one"))
+    found = in_arrow(program_of(made, edges.table.schema), edges.table)
+    assert (edges.table.num_rows > 0, found.num_rows, found.column_names) == (True, 0, ["s", "one"])
 
 
-@pytest.fixture(scope="module")
-def ran(spark) -> dict[str, tuple[pa.Table, pa.Table]]:
-    """What Arrow and Spark make of the cases that run in Arrow."""
-    found = {}
-    for name, case in CASES.items():
-        frame = case.frame(spark)
-        try:
-            made = in_arrow(spark, frame.toArrow(), frame.schema, lambda given, case=case: chain(given, case.transforms))
-        except Unknown:
-            continue
-        found[name] = made, chain(frame, case.transforms).toArrow()
-    return found
-
-
-@pytest.mark.timeout(900)
-def test_the_cases_of_all_transforms_that_run_in_arrow_come_out_alike(ran) -> None:
-    assert len(ran) > 35
-    for found, wanted in ran.values():
+def test_the_cases_of_all_transforms_that_run_in_arrow_come_out_alike(outcomes: dict[str, Outcome]) -> None:
+    known = {name: outcome for name, outcome in outcomes.items() if outcome.program is not None}
+    assert len(known) > 35
+    for name, outcome in known.items():
+        found, wanted = in_arrow(outcome.program, outcome.given), outcome.made
         if wanted.num_rows:
             assert_same(found, wanted)
         else:
-            assert found.num_rows == 0
+            assert found.num_rows == 0, name
 
 
 RECORDS = (
@@ -221,12 +209,8 @@ RECORDS = (
 @pytest.mark.parametrize("pattern", [r"orders\..*", "orders.*", r".*\.eu-[0-9]+", "(orders|.)[.]eu.*"])
 def test_names_of_topics_are_matched_in_arrow_as_in_spark(spark, pattern) -> None:
     topics = ["orders", "orders.eu", "orders.eu-1", "ordersxeu", "xorders.eu", "a.eu-12", ".", "", None]
-    frame = spark.createDataFrame([(None, None, topic, 0, 0, None, None) for topic in topics], RECORDS).coalesce(1)
-
-    def made(given: DataFrame) -> DataFrame:
-        return chain(given, [Filter(predicate=TopicNameMatches(pattern), negate=True)])
-
-    assert_same(in_arrow(spark, frame.toArrow(), frame.schema, made), made(frame).toArrow())
+    given = table_of([(None, None, topic, 0, 0, None, None) for topic in topics], RECORDS)
+    assert_alike(chain(spark.createDataFrame(given), [Filter(predicate=TopicNameMatches(pattern), negate=True)]), given)
 
 
 def test_a_program_grows_with_the_length_of_its_chain_and_not_faster(spark) -> None:
@@ -234,9 +218,10 @@ def test_a_program_grows_with_the_length_of_its_chain_and_not_faster(spark) -> N
     small = Filter(predicate=Condition("id < 0"))
     insert = InsertField(static_field="x", static_value="y")
     five = [Cast(spec="id:int64"), MaskField(fields="t"), insert, ReplaceField(exclude="x"), small]
+    given = table_of([], RECORDS)
 
     def size(times: int) -> int:
-        frame = spark.createDataFrame([], RECORDS)
-        return len(program_of(chain(frame, five * times), frame.toArrow().schema).nodes)
+        return len(program_of(chain(spark.createDataFrame(given), five * times), given.schema).nodes)
 
-    assert 20 < size(1) < size(4) < 5 * size(1)
+    once = size(1)
+    assert 20 < once < size(4) < 5 * once

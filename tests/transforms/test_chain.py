@@ -34,7 +34,7 @@ from airflow_kafka_spark.transforms import (
     ValueToKey,
     chain,
 )
-from tests.transforms.cases import THE_END, Case, Outcome, Row, check, run
+from tests.transforms.cases import THE_END, Case, Row, check
 
 ORDER = "struct<id:int,amount:string>"
 
@@ -313,11 +313,6 @@ CASES = [
         "no transform changes nothing", [], [Row("v", key="k"), THE_END], [{"key": "k", "value": "v"}, {"__kafka_end": "account"}]
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def outcomes(spark) -> dict[str, Outcome]:
-    return run(spark, CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

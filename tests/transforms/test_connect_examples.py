@@ -28,7 +28,7 @@ from airflow_kafka_spark.transforms import (
     ValueToKey,
 )
 from airflow_kafka_spark.transforms.moments import read, written
-from tests.transforms.cases import Case, Outcome, Row, check, run
+from tests.transforms.cases import Case, Row, check
 
 
 def b64(text: str) -> str:
@@ -579,19 +579,6 @@ MOMENTS = [
 ]
 
 CASES = [*ROUTERS, *CASTS, *FIELDS, *HEADER_CASES, *MOMENTS]
-
-
-@pytest.fixture(scope="module")
-def outcomes(spark) -> dict[str, Outcome]:
-    # So many small expressions are evaluated sooner than they are compiled.
-    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for name, value in interpreted.items():
-        spark.conf.set(name, value)
-    try:
-        return run(spark, CASES)
-    finally:
-        for name in interpreted:
-            spark.conf.unset(name)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

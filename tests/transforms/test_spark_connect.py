@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.servers
 def test_chains_run_and_are_refused_over_spark_connect(tmp_path) -> None:
     path = os.pathsep.join([str(ROOT / "provider"), str(ROOT)])
     with spark_connect(tmp_path, env={"PYTHONPATH": path}) as port:

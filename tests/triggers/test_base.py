@@ -10,7 +10,6 @@ import pytest
 
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
-from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.triggers.base import Patience, failure_of, raise_failure
 from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
 from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
@@ -27,18 +26,10 @@ def lag_trigger(topic, **options):
     )
 
 
-@pytest.fixture(scope="module")
-def other_kafka():
-    """A broker that may be killed and paused."""
-    with EmbeddedKafka() as server:
-        yield server
-
-
 @pytest.mark.faults
-def test_the_event_loop_goes_on_while_a_broker_does_not_answer(other_kafka, monkeypatch, unique):
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", other_kafka.connection_json())
+def test_the_event_loop_goes_on_while_a_broker_does_not_answer(kafka, unique):
     topic = unique("lag")
-    other_kafka.create_topic(topic)
+    kafka.create_topic(topic)
     triggers = [
         lag_trigger(topic, retry_timeout=0),
         KafkaIntervalTrigger(topics=topic, end="2026-01-01T00:00:00Z", retry_timeout=0),
@@ -55,11 +46,11 @@ def test_the_event_loop_goes_on_while_a_broker_does_not_answer(other_kafka, monk
 
     # The client is imported before: that takes its time, in whichever thread.
     asyncio.run(first(again(lag_trigger(topic, at_least_records=None, at_most_records=10))))
-    other_kafka.pause()
+    kafka.pause()
     try:
         events, lasted, pause = asyncio.run(all_of_them())
     finally:
-        other_kafka.resume()
+        kafka.resume()
     assert [event["kind"] for event in events] == ["KafkaUnavailable"] * 3
     assert lasted > 4
     # Whoever asked there would stand still until the brokers are given up.
@@ -67,19 +58,18 @@ def test_the_event_loop_goes_on_while_a_broker_does_not_answer(other_kafka, monk
 
 
 @pytest.mark.faults
-def test_a_broker_that_comes_back_is_no_failure(other_kafka, monkeypatch, unique):
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", other_kafka.connection_json())
+def test_a_broker_that_comes_back_is_no_failure(kafka, unique):
     topic = unique("lag")
-    other_kafka.create_topic(topic)
+    kafka.create_topic(topic)
 
     async def down_and_back():
         waiting = asyncio.create_task(first(again(lag_trigger(topic, retry_timeout=500))))
         await asyncio.sleep(0.5)
-        await asyncio.to_thread(other_kafka.kill)
+        await asyncio.to_thread(kafka.kill)
         await asyncio.sleep(6)
         assert not waiting.done()
-        await asyncio.to_thread(other_kafka.restart)
-        await asyncio.to_thread(produce, other_kafka, topic)
+        await asyncio.to_thread(kafka.restart)
+        await asyncio.to_thread(produce, kafka, topic)
         return await waiting
 
     event = asyncio.run(down_and_back())

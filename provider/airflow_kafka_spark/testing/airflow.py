@@ -102,9 +102,11 @@ class EmbeddedAirflow(Embedded):
         return True
 
     def _end_politely(self) -> None:
+        # The scheduler and the triggerer end their tasks and triggers. The api-server takes seconds to exit, for nothing.
+        last = signal.SIGTERM if self._given_directory is not None else signal.SIGKILL
         for name in ("scheduler", *self._components, "api-server"):
             if name in self._servers:
-                self._servers[name].end(polite=signal.SIGTERM, seconds=20)
+                self._servers[name].end(polite=last if name == "api-server" else signal.SIGTERM, seconds=20)
 
     # --- what a person would do ---
 

@@ -13,3 +13,6 @@ if "scheduler" in sys.argv:
     import psycopg  # noqa: F401
     import pyarrow.dataset  # noqa: F401
     import pyspark.sql.connect.session  # noqa: F401
+
+    import airflow_kafka_spark.operators
+    import airflow_kafka_spark.sensors  # noqa: F401

@@ -9,7 +9,6 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.ui.links import pipeline_url
-from tests.support.browser import browser
 from tests.support.waiting import eventually
 from tests.ui.past import LEDGER
 
@@ -18,19 +17,6 @@ pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 DAG, TOPIC = "hours", "ui-hours"
 PIPELINE = f"{DAG}.load"
 BEGIN = (datetime.now(timezone.utc) - timedelta(hours=6)).replace(minute=0, second=0, microsecond=0)
-
-TEXT = """
-from airflow.sdk import DAG
-from airflow_kafka_spark.formats import Json
-from airflow_kafka_spark.operators import KafkaToSinkOperator
-from airflow_kafka_spark.sinks import FilesSink
-
-with DAG({dag!r}, schedule=None):
-    KafkaToSinkOperator(
-        task_id="load", topics={topic!r}, group_id="ui-hours", value=Json(schema="id bigint"), sink=FilesSink(path={place!r}),
-        window="interval", grace=0,
-    )
-"""
 
 
 def hour(number):
@@ -42,7 +28,7 @@ def name_of(number):
 
 
 @pytest.fixture(scope="module")
-def hours(site, lake):
+def hours(site):
     """Ten records in each of four hours; runs of the second and then of the first one."""
     site.kafka.create_topic(TOPIC, 2)
     producer = Producer(site.kafka.connection_extra())
@@ -50,21 +36,12 @@ def hours(site, lake):
         at = int((hour(number // 10) + timedelta(minutes=number % 10)).timestamp() * 1000)
         producer.produce(TOPIC, json.dumps({"id": number}).encode(), partition=number % 2, timestamp=at)
     assert producer.flush(30) == 0
-    (site.airflow.dags_folder / "hours.py").write_text(TEXT.format(dag=DAG, topic=TOPIC, place=str(lake / "hours")))
-    site.airflow.cli("dags", "reserialize")
     runs = {}
     for number in (1, 0):
-        runs[number] = _run(site, number)
+        start, end = hour(number).isoformat(), hour(number + 1).isoformat()
+        runs[number] = site.trigger(DAG, logical_date=start, data_interval_start=start, data_interval_end=end)
         site.wait(DAG, runs[number])
     return runs
-
-
-def _run(site, number):
-    start, end = hour(number).isoformat(), hour(number + 1).isoformat()
-    body = {"logical_date": start, "data_interval_start": start, "data_interval_end": end}
-    answer = site.login("editor").post(f"/api/v2/dags/{DAG}/dagRuns", body)
-    assert answer.status == 200, answer.body
-    return answer.json["dag_run_id"]
 
 
 def _page(site):
@@ -93,19 +70,18 @@ def test_intervals_are_the_windows_of_their_pipeline_whatever_their_order(site, 
     assert "data intervals" in refused
 
 
-def test_an_interval_is_replayed_from_its_page(site, hours, lake):
-    with browser() as opened:
-        visit = opened(site.url, cookies=[{"name": "_token", "value": site.login("editor").token, "url": site.url}])
-        visit.go(pipeline_url(LEDGER, PIPELINE, name_of(0)))
-        window = visit.see(f"[data-window='{name_of(0)}']")
-        assert hours[0] in window.inner_text()
-        window.get_by_role("button", name="Replay this window").click()
-        visit.page.locator("[name=why]").fill("once more")
-        visit.see("[data-step=plan]").click()
-        assert name_of(0) in visit.see("[data-plan=dry]").inner_text()
-        visit.see("[data-step=confirm]").click()
-        visit.see("[data-plan=done]")
-        assert visit.troubles == []
+def test_an_interval_is_replayed_from_its_page(site, hours, lake, people):
+    visit = people("editor")
+    visit.go(pipeline_url(LEDGER, PIPELINE, name_of(0)))
+    window = visit.see(f"[data-window='{name_of(0)}']")
+    assert hours[0] in window.inner_text()
+    window.get_by_role("button", name="Replay this window").click()
+    visit.page.locator("[name=why]").fill("once more")
+    visit.see("[data-step=plan]").click()
+    assert name_of(0) in visit.see("[data-plan=dry]").inner_text()
+    visit.see("[data-step=confirm]").click()
+    visit.see("[data-plan=done]")
+    assert visit.troubles == []
     assert eventually(lambda: [w["replay"] for w in _page(site)["windows"]] == [0, 1], 600)
     site.wait(DAG, hours[0])
     import pyarrow.dataset as ds

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.waiting import eventually
-from tests.ui.conftest import CONNECTION_SECRET
 from tests.ui.past import AWKWARD, LEDGER
+from tests.with_airflow.site import CONNECTION_SECRET
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1200)]
 
@@ -188,7 +188,7 @@ def test_a_running_window_shows_how_far_it_is_and_a_failed_one_that_it_failed(si
     refused = editor.post("actions/reset", {"ledger": LEDGER, "pipeline": "states.held", "why": "test", "to": "latest"})
     assert refused.status == 409, refused.body
 
-    site.release.touch()
+    (site.files / "release").touch()
     row = eventually(lambda: the(editor.get("pipelines", status="failed").json["pipelines"], "states.held"))
     assert "window 2 is open" in row["reason"]
 

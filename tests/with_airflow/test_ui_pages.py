@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.testing._processes import free_ports, wait_until
+from airflow_kafka_spark.testing._processes import wait_until
 from airflow_kafka_spark.ui.links import PAGE, pipeline_url
 from airflow_kafka_spark.ui.plugin import KafkaSparkPlugin
-from tests.support.browser import Visit, browser
+from tests.support.browser import Visit
 from tests.support.pipelines import order
 from tests.support.waiting import eventually
 from tests.ui.past import AWKWARD, LEDGER
+from tests.with_airflow.site import PATH
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 
@@ -29,44 +28,6 @@ IMAGES = os.environ.get("AIRFLOW_KAFKA_SPARK_IMAGES")
 
 COPY, STUCK, TOPIC, DAG = "pages/copy <b>", "pages/stuck", "pages-orders", "pages"
 GATED = f"{DAG}.gated"
-
-GATE = """
-import pathlib
-
-from airflow.sdk import DAG
-from airflow_kafka_spark.formats import Json
-from airflow_kafka_spark.operators import KafkaToSinkOperator
-from airflow_kafka_spark.sinks import FilesSink
-from airflow_kafka_spark.testing._processes import wait_until
-
-GATE = pathlib.Path({gate!r})
-
-
-class Gated(KafkaToSinkOperator):
-    '''Waits at its gate before it moves a window; what is written there is how far it says that it is, or "fail", or "go".'''
-
-    def move(self, window, ledger):
-        said = []
-
-        def is_open():
-            word = GATE.read_text()
-            if "/" in word and word not in said:
-                self.progress.told(*map(int, word.split("/")))
-            said.append(word)
-            return word in ("go", "fail")
-
-        if not wait_until(is_open, 1200, every=0.1) or said[-1] == "fail":
-            raise RuntimeError("the gate stays shut")
-        return super().move(window, ledger)
-
-
-with DAG({dag!r}, schedule=None):
-    Gated(
-        task_id="gated", topics=[{topic!r}], group_id="pages-gated", sink=FilesSink(path={place!r}),
-        value=Json(schema="id bigint, customer string, amount decimal(12,2), placed_at timestamp"),
-        errors_tolerance="all", errors_deadletterqueue_topic_name="pages-dead",
-    )
-"""
 
 
 @dataclass
@@ -87,12 +48,9 @@ class Gate:
         assert producer.flush(30) == 0
 
 
-@pytest.fixture(scope="module")
-def gate(site, lake, tmp_path_factory):
-    """One more DAG, and one more pipeline with a past."""
-    directory = tmp_path_factory.mktemp("gate")
-    found = Gate(site, directory / "gate")
-    found.say("0/4")
+@pytest.fixture(scope="module", autouse=True)
+def gate(site):
+    """Two more pipelines with a past, and the gate of a third one."""
     site.kafka.create_topic(TOPIC, 3)
     site.kafka.create_topic("pages-past", 3)
     site.past.produce("pages-past", 300)
@@ -101,32 +59,7 @@ def gate(site, lake, tmp_path_factory):
     site.kafka.create_topic("pages-stuck", 3)
     site.past.produce("pages-stuck", 30, hours_ago=6)
     site.past.move(STUCK, 5, ["pages-stuck"], 0, run="odd/manual__{n}/stuck", group="pages-stuck")
-    text = GATE.format(gate=str(found.file), dag=DAG, topic=TOPIC, place=str(lake / "pages"))
-    (site.airflow.dags_folder / "pages.py").write_text(text)
-    site.airflow.cli("dags", "reserialize")
-    return found
-
-
-@pytest.fixture(scope="module")
-def opened(site, gate):
-    with browser() as make:
-        yield make
-
-
-@pytest.fixture(scope="module")
-def people(site, opened):
-    """Visits of those who have logged in, one each."""
-    known: dict[tuple[str, int, str], Visit] = {}
-
-    def visit(name: str, width: int = 1280, theme: str = "light") -> Visit:
-        key = (name, width, theme)
-        if key not in known:
-            cookies = [{"name": "_token", "value": site.login(name).token, "url": site.url}]
-            known[key] = opened(site.url, width=width, theme=theme, cookies=cookies)
-        known[key].troubles.clear()
-        return known[key]
-
-    return visit
+    return Gate(site, site.files / "gate")
 
 
 def picture(visit: Visit, name: str, height: int = 640) -> None:
@@ -142,6 +75,11 @@ def row(visit: Visit, pipeline: str) -> Any:
     found = visit.page.locator("tr[data-row]", has=visit.page.get_by_role("link", name=pipeline, exact=True))
     found.first.wait_for()
     return found.first
+
+
+def rows(visit: Visit, count: int) -> None:
+    """Wait until the list has so many rows: where there was another page before, its own stay for a moment."""
+    visit.page.wait_for_function(f"() => document.querySelectorAll('tr[data-row]').length === {count}")
 
 
 def activity(visit: Visit, pipeline: str, wanted: str) -> Any:
@@ -167,10 +105,10 @@ def test_somebody_logs_in_and_sees_every_pipeline_whatever_its_name(opened, site
     visit.see("tr[data-row]")
     for name in (*AWKWARD, COPY, "shop.never_ran"):
         row(visit, name)
-    missing = visit.see("[data-ledger-state=missing]").inner_text()
-    assert "kafka_default/no-such-ledger" in missing
+    visit.see("[data-ledger-state=missing]", has_text="kafka_default/no-such-ledger")
     assert visit.page.locator("tr[data-row] script, tr[data-row] b").count() == 0
     assert visit.troubles == []
+    visit.close()
 
 
 def test_the_list_is_searched_filtered_and_sorted_and_the_address_keeps_it(people):
@@ -178,7 +116,7 @@ def test_the_list_is_searched_filtered_and_sorted_and_the_address_keeps_it(peopl
     visit.go(PAGE)
     visit.see("tr[data-row]")
     visit.page.get_by_role("searchbox").fill("script>alert")
-    visit.page.wait_for_function("() => document.querySelectorAll('tr[data-row]').length === 1")
+    rows(visit, 1)
     row(visit, "<script>alert(1)</script>")
     visit.page.wait_for_url(re.compile("q=script"))
     visit.page.reload()
@@ -207,7 +145,7 @@ def test_a_pipeline_that_works_and_does_not_move_is_seen_to_stall(people):
     visit.go(f"{PAGE}?status=STALL")
     row(visit, STUCK).locator("[data-status=STALL]").wait_for()
     assert "the consumer is at work, but stays at offset 0" in row(visit, STUCK).inner_text()
-    assert visit.page.locator("tr[data-row]").count() == 1
+    rows(visit, 1)
     assert visit.troubles == []
 
 
@@ -250,7 +188,7 @@ def test_a_failed_window_is_finished_by_the_next_run_and_the_lag_falls_to_zero(p
     assert "window 2 is open" in row(visit, GATED).inner_text()
     row(visit, GATED).locator("[data-lag='30']").wait_for()
     visit.see("[data-count=failed]").click()
-    visit.page.wait_for_function("() => document.querySelectorAll('tr[data-row]').length === 1")
+    rows(visit, 1)
     # To give up a window takes an attempt of its own; to look at what that would do takes nothing.
     visit.go(pipeline_url(LEDGER, GATED))
     visit.see("[data-action=skip]").click()
@@ -401,24 +339,25 @@ def test_a_viewer_may_look_and_is_told_why_not_more(people):
     assert visit.troubles == []
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
-def test_pages_fit_their_width_in_light_and_dark(people, width, theme):
-    visit = people("viewer", width, theme)
-    visit.go(PAGE)
-    visit.see("tr[data-row]")
-    assert wait_until(visit.fits, 60), "whatever else has to be drawn yet"
-    assert visit.page.evaluate("() => document.documentElement.classList.contains('dark')") == (theme == "dark")
-    if width == 390:
-        picture(visit, f"list-{width}-{theme}")
-    for view in ("charts", "windows", "partitions"):
-        visit.go(f"{pipeline_url(LEDGER, GATED)}&view={view}")
-        visit.see(f"[data-view={view}] svg, [data-view={view}] tr")
-        assert wait_until(visit.fits, 60), view
-    if (width, theme) == (1280, "dark"):
-        visit.go(f"{pipeline_url(LEDGER, GATED)}&view=windows")
-        visit.see("tr[data-row]")
-        picture(visit, "windows-dark")
-    assert visit.troubles == []
+def test_pages_fit_their_width_in_light_and_dark(opened, people, site):
+    visits = {"light": people("viewer"), "dark": opened(site.url, width=390, theme="dark", cookies=site.cookies("viewer"))}
+    views = {PAGE: "tr[data-row]"}
+    views |= {
+        f"{pipeline_url(LEDGER, GATED)}&view={v}": f"[data-view={v}] :is(svg, tr)" for v in ("charts", "windows", "partitions")
+    }
+    for theme, visit in visits.items():
+        for number, (path, shown) in enumerate(views.items()):
+            visit.go(path)
+            for width, height in ((390, 800), (1280, 800)):
+                visit.page.set_viewport_size({"width": width, "height": height})
+                visit.see(shown)
+                assert wait_until(visit.fits, 60), (theme, width, path)
+                name = {(0, 390): f"list-390-{theme}", (2, 1280): f"windows-{theme}"}.get((number, width))
+                if name and name != "windows-light":
+                    picture(visit, name)
+        assert visit.page.evaluate("() => document.documentElement.classList.contains('dark')") == (theme == "dark")
+        assert visit.troubles == []
+    visits["dark"].close()
 
 
 def test_beside_a_dag_a_run_a_task_and_a_task_instance_are_its_own(people, gate):
@@ -429,58 +368,56 @@ def test_beside_a_dag_a_run_a_task_and_a_task_instance_are_its_own(people, gate)
     visit.go(f"dags/{DAG}/plugin/{routes['dag']}")
     row(visit, GATED)
     row(visit, COPY)
-    assert visit.page.locator("tr[data-row]").count() == 2
+    rows(visit, 2)
     picture(visit, "dag")
     visit.go(f"dags/{DAG}/runs/{run_id}/plugin/{routes['dag_run']}")
     row(visit, GATED)
-    assert visit.page.locator("tr[data-row]").count() == 1
-    visit.go(f"dags/{DAG}/tasks/gated/plugin/{routes['task']}")
+    rows(visit, 1)
+    # From a run's page to a task's, and from there to a task instance's, Airflow itself would ask for a task instance of no run.
+    visit.go(f"dags/{DAG}/tasks/gated/plugin/{routes['task']}", load=True)
     visit.see(f"[data-pipeline='{GATED}']")
-    visit.go(f"dags/{DAG}/runs/{run_id}/tasks/gated/plugin/{routes['task_instance']}")
+    visit.go(f"dags/{DAG}/runs/{run_id}/tasks/gated/plugin/{routes['task_instance']}", load=True)
     visit.see("tr[data-row='1/1']")
-    assert visit.page.locator("tr[data-row]").count() == 1
+    rows(visit, 1)
     assert visit.troubles == []
 
 
-def test_below_a_path_of_its_host_every_address_has_the_path_once(opened, site, gate, tmp_path):
-    """Another api-server over the same Airflow, as behind a proxy."""
-    (port,) = free_ports(1)
-    base = f"http://127.0.0.1:{port}/some/where"
-    env = {**site.airflow.env, "AIRFLOW__API__BASE_URL": base, "AIRFLOW__API__PORT": str(port)}
-    log = tmp_path / "log"
-    with log.open("wb") as out:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "airflow", "api-server"], env=env, stdout=out, stderr=out, start_new_session=True
-        )
-    try:
+def addresses(visit: Visit) -> list[str]:
+    """Go from the list to a pipeline, and see where its page is and its link to the DAG leads; what of ours was asked for."""
+    asked: list[str] = []
+    visit.page.on("request", lambda request: asked.append(request.url))
+    visit.go(PAGE, load=True)
+    row(visit, COPY).get_by_role("link", name=COPY, exact=True).click()
+    visit.see("[data-view=charts] svg")
+    assert visit.page.url.startswith(f"{visit.url}/{PAGE}?")
+    link = visit.page.get_by_role("link", name=DAG, exact=True).first.get_attribute("href")
+    assert link == f"{urlsplit(visit.url).path}/dags/{DAG}"
+    assert visit.troubles == []
+    ours = [url for url in asked if "kafka-spark/" in url]
+    assert len(ours) > 2
+    return ours
 
-        def up() -> bool:
-            assert server.poll() is None, log.read_text()[-2000:]
-            try:
-                with urllib.request.urlopen(f"{base}/api/v2/monitor/health", timeout=60) as answer:
-                    return bool(answer.status == 200)
-            except OSError:
-                return False
 
-        assert wait_until(up, 300, every=0.3), log.read_text()[-2000:]
-        cookies = [{"name": "_token", "value": site.login("editor").token, "url": base}]
-        visit = opened(base, cookies=cookies)
-        asked: list[str] = []
-        visit.page.on("request", lambda request: asked.append(request.url))
-        visit.go(PAGE)
-        row(visit, COPY).get_by_role("link", name=COPY, exact=True).click()
-        visit.see("[data-view=charts] svg")
-        assert visit.page.url.startswith(f"{base}/{PAGE}?")
-        link = visit.page.get_by_role("link", name=DAG, exact=True).first.get_attribute("href")
-        assert link == f"/some/where/dags/{DAG}"
-        ours = [url for url in asked if "kafka-spark/" in url]
-        assert len(ours) > 2
-        assert all(url.startswith(f"{base}/kafka-spark/") and url.count("some/where") == 1 for url in ours)
-        assert visit.troubles == []
-    finally:
-        os.killpg(server.pid, 15)
-        try:
-            server.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, 9)
-            server.wait()
+def test_below_a_path_of_its_host_every_address_has_the_path_once(people, site):
+    assert site.url.endswith(PATH)
+    found = addresses(people("editor"))
+    assert all(url.startswith(f"{site.url}/kafka-spark/") and url.count(PATH) == 1 for url in found)
+
+
+def test_at_the_root_of_its_host_no_address_has_a_path(opened, site):
+    """The browser puts the path in front of what is asked for, and takes it out of what the page says of its base."""
+    root = site.url.removesuffix(PATH)
+    visit = opened(root, cookies=[*site.cookies("editor"), *site.cookies("editor", root)])
+
+    def through_the_path(route: Any) -> None:
+        address = route.request.url.replace(root, site.url)
+        if route.request.resource_type != "document":
+            return route.continue_(url=address)
+        page = route.fetch(url=address)
+        base = f'<base href="{PATH}/"'
+        assert base in page.text()
+        return route.fulfill(response=page, body=page.text().replace(base, '<base href="/"'))
+
+    visit.page.route("**", through_the_path)
+    assert all(url.startswith(f"{root}/kafka-spark/") and PATH not in url for url in addresses(visit))
+    visit.close()

@@ -1,0 +1,243 @@
+"""Mutants of what decides a window: ledger, planning, intervals, and the reading of topics and sources."""
+
+from __future__ import annotations
+
+from tests.mutants.model import Mutant
+
+_LEDGER = "tests/hooks/test_ledger.py"
+_PLAN = "tests/windows/test_plan.py"
+_READER = "tests/sources/test_kafka_reader.py"
+
+_OF_LEDGER = (
+    Mutant(
+        name="ledger-plan-not-fenced",
+        path="hooks/ledger.py",
+        old='pool.submit(self._fence, "plan")',
+        new='pool.submit(self._fence, f"plan.{secrets.token_hex(4)}")',
+        breaks="An attempt that was replaced can no longer plan a window.",
+        tests=(f"{_LEDGER}::test_a_newer_attempt_fences_the_plan_of_an_older_one",),
+    ),
+    Mutant(
+        name="ledger-close-not-fenced",
+        path="hooks/ledger.py",
+        old='pool.submit(self._fence, "close")',
+        new='pool.submit(self._fence, f"close.{secrets.token_hex(4)}")',
+        breaks="An attempt that was replaced can no longer complete a window or move the group's offsets.",
+        tests=(f"{_LEDGER}::test_a_newer_attempt_fences_the_close_of_an_older_one",),
+    ),
+    Mutant(
+        name="ledger-read-before-fencing",
+        path="hooks/ledger.py",
+        old="""        with ThreadPoolExecutor(2) as pool:
+            planner, closer = pool.submit(self._fence, "plan"), pool.submit(self._fence, "close")
+            self._planner, self._closer = planner.result(), closer.result()
+        self.hint = self.hint or self._find_hint()
+        return self.look()
+""",
+        new="""        self.hint = self.hint or self._find_hint()
+        self.look()
+        with ThreadPoolExecutor(2) as pool:
+            planner, closer = pool.submit(self._fence, "plan"), pool.submit(self._fence, "close")
+            self._planner, self._closer = planner.result(), closer.result()
+        return self.memory
+""",
+        breaks="An attempt sees everything that earlier attempts have written before they were fenced.",
+        tests=(f"{_LEDGER}::test_what_an_older_attempt_writes_until_it_is_fenced_is_seen",),
+    ),
+    Mutant(
+        name="ledger-close-without-offsets",
+        path="hooks/ledger.py",
+        old="self._send_offsets(producer, self.group_id, offsets, lambda topic: offset_metadata(window, topic, hint))",
+        new="pass",
+        breaks="The group's offsets move with the window's COMPLETE record.",
+        tests=(f"{_LEDGER}::test_close_completes_the_window_and_moves_the_group_in_one_transaction",),
+    ),
+    Mutant(
+        name="ledger-offsets-outside-transaction",
+        path="hooks/ledger.py",
+        old="        send_offsets(producer, self.hook.consumer_config(), group_id, committed, TRANSACTION_SECONDS)",
+        new="""        from confluent_kafka import Consumer
+        from confluent_kafka import TopicPartition as Place
+
+        consumer = Consumer({**self.hook.consumer_config(), "group.id": group_id})
+        consumer.commit(offsets=[Place(*tp, offset, told) for tp, offset, told in committed], asynchronous=False)
+        consumer.close()""",
+        breaks="The group's offsets move only if the window's COMPLETE record is committed.",
+        tests=(f"{_LEDGER}::test_death_inside_the_closing_transaction_leaves_neither",),
+    ),
+    Mutant(
+        name="ledger-token-not-compared",
+        path="windows/memory.py",
+        old="entry if entry is not None and entry.attempt.token == token else None",
+        new="entry if entry is not None else None",
+        breaks="An attempt that was replaced learns from the ledger that it no longer owns its window.",
+        tests=(f"{_LEDGER}::test_a_newer_attempt_fences_the_close_of_an_older_one",),
+    ),
+    Mutant(
+        name="ledger-hidden-records-passed-over",
+        path="hooks/ledger_topic.py",
+        old="if not _ours_are_hidden(config, tp, message.offset(), end, mine, on_hidden):",
+        new="if message.offset() < end:",
+        breaks="A pipeline's records behind an open transaction are waited for.",
+        tests=(f"{_LEDGER}::test_own_records_behind_another_pipelines_open_transaction_are_waited_for_not_looked_past",),
+    ),
+)
+
+_OF_PLANNING = (
+    Mutant(
+        name="plan-end-one-too-far",
+        path="windows/plan.py",
+        old="max(start, min(stop, partition.lso))",
+        new="max(start, min(stop, partition.lso + 1))",
+        breaks="A window ends at the last stable offset.",
+        tests=(f"{_PLAN}::TestWhereAWindowEnds::test_it_ends_at_the_last_stable_offset_and_tells_what_is_held_back",),
+    ),
+    Mutant(
+        name="plan-position-one-too-far",
+        path="windows/plan.py",
+        old="offsets={**kept, **window.ends},",
+        new="offsets={**kept, **{tp: end + 1 for tp, end in window.ends.items()}},",
+        breaks="A window starts where the one before it ended.",
+        tests=(f"{_LEDGER}::test_close_completes_the_window_and_moves_the_group_in_one_transaction",),
+    ),
+    Mutant(
+        name="plan-splits-one-too-few",
+        path="windows/plan.py",
+        old="r.start + r.span * turn // count",
+        new="r.start + (r.span - 1) * turn // count",
+        breaks="The splits of a window cover every offset of it.",
+        tests=(f"{_PLAN}::test_splits_tile_the_window_without_gap_or_overlap",),
+    ),
+    Mutant(
+        name="plan-recreated-topic-unnoticed",
+        path="windows/plan.py",
+        old="return bool(known and found and known != found)",
+        new="return bool(known and not found)",
+        breaks="A topic that was deleted and created again is not taken for the old one.",
+        tests=(f"{_PLAN}::TestWhatIsRefused::test_a_topic_deleted_and_created_again_even_when_its_offsets_look_right",),
+    ),
+    Mutant(
+        name="plan-deleted-records-unnoticed",
+        path="windows/plan.py",
+        old="raise DataLoss(*tp, start, partition.low)",
+        new="start = partition.low",
+        breaks="A record that retention deleted before it was read fails the run.",
+        tests=(f"{_PLAN}::TestWhatIsRefused::test_records_deleted_before_they_were_read",),
+    ),
+    Mutant(
+        name="plan-topics-not-checked-before-commit",
+        path="operators/kafka_to_sink.py",
+        old="            self.check(window)\n            ledger.verify()\n",
+        new="            ledger.verify()\n",
+        breaks="A topic that was created again while it was read fails the window before the sink commits.",
+        tests=(
+            "tests/operators/test_kafka_to_sink.py::test_a_topic_created_again_while_it_is_read_fails_the_window_before_the_sink_takes_it",
+        ),
+    ),
+)
+
+_OF_INTERVALS = (
+    Mutant(
+        name="intervals-overlap-not-withdrawn",
+        path="hooks/interval_ledger.py",
+        old="if mine and o.offset < mine.offset]",
+        new="if mine and o.offset < 0]",
+        breaks="Of two overlapping intervals that are planned at the same moment the later one is withdrawn.",
+        tests=(
+            "tests/hooks/test_interval_ledger.py::test_of_two_overlapping_intervals_that_are_planned_at_once_the_later_one_is_withdrawn",
+        ),
+    ),
+    Mutant(
+        name="intervals-boundary-one-too-far",
+        path="hooks/boundaries.py",
+        old="ends[tp] if offset is None else offset for",
+        new="ends[tp] if offset is None else offset + 1 for",
+        breaks="A record at the end of an interval belongs to the next one.",
+        tests=("tests/operators/test_intervals.py::test_a_record_at_the_end_of_an_interval_belongs_to_the_next",),
+    ),
+    Mutant(
+        name="intervals-late-boundary-not-moved",
+        path="windows/boundaries.py",
+        old="settled[proposal.instant] = fit(proposal, settled)",
+        new="settled[proposal.instant] = proposal",
+        breaks="A boundary that is decided late lies between its neighbours.",
+        tests=("tests/windows/test_boundaries.py::TestSettle::test_a_boundary_decided_late_stays_between_those_that_are_there",),
+    ),
+    Mutant(
+        name="intervals-group-passes-a-hole",
+        path="windows/interval.py",
+        old="all(start <= reached.get(tp, 0) for tp, start in starts.items())",
+        new="any(start <= reached.get(tp, 0) for tp, start in starts.items())",
+        breaks="The group's offsets follow only the intervals that are complete without a hole.",
+        tests=("tests/windows/test_interval.py::TestContiguous::test_one_partition_that_lags_holds_the_others",),
+    ),
+)
+
+_OF_READING = (
+    Mutant(
+        name="reading-uncommitted",
+        path="hooks/kafka_config.py",
+        old='"isolation.level": "read_committed",',
+        new='"isolation.level": "read_uncommitted",',
+        breaks="Records of an aborted transaction are never delivered.",
+        tests=(f"{_READER}::test_aborted_records_are_not_read_and_markers_do_not_stop_it",),
+    ),
+    Mutant(
+        name="reading-ends-one-too-early",
+        path="sources/kafka_worker.py",
+        old="m.offset() < end] if last >= end",
+        new="m.offset() < end - 1] if last >= end",
+        breaks="Every committed record of a range is read.",
+        tests=(f"{_READER}::test_exactly_the_range_is_read_in_offset_order",),
+    ),
+    Mutant(
+        name="reading-deleted-records-unnoticed",
+        path="sources/kafka_worker.py",
+        old="        if not self.skip_lost:\n            raise DataLoss(topic, partition, position, low)\n",
+        new="",
+        breaks="Records that are deleted while a window is read fail it.",
+        tests=(f"{_READER}::test_records_deleted_before_they_are_read_are_an_error",),
+    ),
+)
+
+_OF_SOURCES = (
+    Mutant(
+        name="source-split-loses-its-last-row",
+        path="sources/jdbc_postgres.py",
+        old='return _compare(names, "<=", literals)',
+        new='return _compare(names, "<", literals)',
+        breaks="Every row of a table is in one split of one window.",
+        tests=("tests/sources/test_jdbc_windows.py::test_incrementing_windows_follow_each_other",),
+    ),
+    Mutant(
+        name="source-position-past-the-window",
+        path="sources/jdbc_window.py",
+        old="_position(source, relation, start, last, complete=not remaining)",
+        new="_position(source, relation, start, end, complete=not remaining)",
+        breaks="The position of a table is the last row of the window, not the last row of the table.",
+        tests=("tests/sources/test_jdbc_windows.py::test_incrementing_windows_follow_each_other",),
+    ),
+    Mutant(
+        name="source-position-holds-files-not-taken",
+        path="sources/files_memory.py",
+        old="for file in taken:",
+        new="for file in (*taken, *listing.new):",
+        breaks="A file counts as read only if a window has taken it.",
+        tests=("tests/sources/test_files_windows.py::test_the_oldest_files_come_first_and_the_rest_remains",),
+    ),
+    Mutant(
+        name="source-position-moved-with-the-plan",
+        path="hooks/ledger.py",
+        old="offsets = self.send(producer, [window_record(entry), *self.along(entry)])",
+        new="""position = position_record(
+                self.pipeline, next_position(self.memory.position, entry.window), self.memory.last_number
+            )
+            offsets = self.send(producer, [window_record(entry), *self.along(entry), position])""",
+        breaks="The position of a pipeline moves only when its window is complete.",
+        tests=(
+            "tests/hooks/test_pipeline_changes.py::TestReset::test_unless_it_is_given_up_and_then_its_number_is_not_used_again",
+        ),
+    ),
+)
+
+OF_WINDOWS: tuple[Mutant, ...] = (*_OF_LEDGER, *_OF_PLANNING, *_OF_INTERVALS, *_OF_READING, *_OF_SOURCES)

@@ -1,0 +1,247 @@
+"""Mutants of what writes a window: the sinks, publishing to Kafka, and dead letters."""
+
+from __future__ import annotations
+
+from tests.mutants.model import Mutant
+
+_CONTRACT = "tests/sinks/test_contract.py::TestContract"
+_POSTGRES_FAULTS = "tests/sinks/test_postgres_faults.py"
+_POSTGRES_MODES = "tests/sinks/test_postgres_modes.py"
+_FILES = "tests/sinks/test_files.py"
+_PUBLISH = "tests/sinks/test_kafka_publish.py"
+
+_OF_POSTGRES = (
+    Mutant(
+        name="postgres-window-claimed-twice",
+        path="sinks/postgres_sql.py",
+        old='"WHERE w.replay < excluded.replay RETURNING 1"',
+        new='"RETURNING 1"',
+        breaks="Only one transaction can insert the row of a window.",
+        tests=(f"{_CONTRACT}::test_a_window_applied_twice_is_written_once[postgres append]",),
+    ),
+    Mutant(
+        name="postgres-window-row-committed-first",
+        path="sinks/postgres_transaction.py",
+        old="self.session.autocommit = False",
+        new="self.session.autocommit = True",
+        breaks="The row of a window and its rows are committed in one transaction.",
+        tests=(
+            f"{_CONTRACT}::test_a_crashed_attempt_is_repeated_and_the_window_is_there_once[postgres append-sink.in_transaction]",
+        ),
+    ),
+    Mutant(
+        name="postgres-pipeline-not-locked",
+        path="sinks/postgres_transaction.py",
+        old="run(self.session, sql.lock(attempt.lock))",
+        new="run(self.session, sql.try_lock(attempt.lock))",
+        breaks="Windows of one pipeline are compared and applied one after the other.",
+        tests=(f"{_POSTGRES_FAULTS}::test_windows_of_one_pipeline_are_compared_and_applied_one_after_the_other",),
+    ),
+    Mutant(
+        name="postgres-dead-stage-kept",
+        path="sinks/postgres_attempt.py",
+        old="run(connection, sql.drop(left[:_DROPPED_AT_ONCE]))",
+        new="left = left[_DROPPED_AT_ONCE:]",
+        breaks="The stages of an attempt that was replaced are dropped, so that its tasks cannot go on.",
+        tests=(f"{_POSTGRES_FAULTS}::test_tasks_of_an_attempt_that_was_overtaken_are_fenced[append]",),
+    ),
+    Mutant(
+        name="postgres-upsert-keeps-lower-offset",
+        path="sinks/postgres_merge.py",
+        old='s.{quote(self.offset)} DESC"',
+        new='s.{quote(self.offset)}"',
+        breaks="Of several records of a key in a window the one with the highest offset wins.",
+        tests=(f"{_POSTGRES_MODES}::test_pieces_of_one_partition_keep_the_order_of_their_offsets",),
+    ),
+    Mutant(
+        name="postgres-older-offset-overwrites",
+        path="sinks/postgres_attempt.py",
+        old="guarded=upserts and all(name in target.columns for name in sql.OFFSET_COLUMNS)",
+        new="guarded=upserts and all(name in given for name in sql.OFFSET_COLUMNS)",
+        breaks="An older offset never overwrites a newer one where the table has offset columns.",
+        tests=(f"{_POSTGRES_MODES}::test_older_offsets_never_overwrite_newer_ones_where_the_table_has_offset_columns[window]",),
+    ),
+    Mutant(
+        name="postgres-counts-not-compared",
+        path="sinks/postgres_writer.py",
+        old="raise CountMismatch(str(self.attempt.window), read, count)",
+        new='log.warning("%d rows were read, and %d were counted", read, count)',
+        breaks="A window whose reader and sink counted different rows is not committed.",
+        tests=(f"{_POSTGRES_FAULTS}::test_counts_that_disagree_are_never_committed",),
+    ),
+    Mutant(
+        name="postgres-split-marker-not-looked-for",
+        path="sinks/postgres_split_worker.py",
+        old="        if (there := self._known(session)) is not None:\n            return there\n        # Its markers",
+        new="        # Its markers",
+        breaks="A split that has a marker is not written again.",
+        tests=(f"{_CONTRACT}::test_a_crashed_attempt_is_repeated_and_the_window_is_there_once[postgres split-split.flushed]",),
+    ),
+    Mutant(
+        name="postgres-split-marker-committed-first",
+        path="sinks/postgres_split_worker.py",
+        old="session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))",
+        new="""session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))
+        session.commit()""",
+        breaks="A split and its marker are committed in one transaction.",
+        tests=(f"{_CONTRACT}::test_a_crashed_attempt_is_repeated_and_the_window_is_there_once[postgres split-split.mid]",),
+    ),
+    Mutant(
+        name="postgres-split-late-task-not-refused",
+        path="sinks/postgres_split_worker.py",
+        old="if session.rows(sql.applied_since(self.windows, self.load.pipeline, self.load.number)):",
+        new="if self.load.number < 1:",
+        breaks="A task of an older window writes nothing after its marker was deleted.",
+        tests=(f"{_POSTGRES_FAULTS}::test_a_task_of_a_window_two_back_writes_nothing_though_its_marker_is_gone",),
+    ),
+)
+
+_OF_FILES = (
+    Mutant(
+        name="files-record-published-first",
+        path="sinks/files.py",
+        old="            os.rename(self.attempt / PUBLISH, place)\n",
+        new="""            os.mkdir(place)
+            for name in (RECORD, *sorted(set(os.listdir(self.attempt / PUBLISH)) - {RECORD})):
+                os.rename(self.attempt / PUBLISH / name, place / name)
+""",
+        breaks="A window's directory becomes visible whole, by one rename.",
+        tests=(f"{_FILES}::test_files_are_durable_before_they_are_published_and_names_after",),
+    ),
+    Mutant(
+        name="files-window-replaced-unchecked",
+        path="sinks/files.py",
+        old="if self.window.replay and place.exists():",
+        new="if place.exists():",
+        breaks="Publishing a window fails where another attempt has published it meanwhile.",
+        tests=(f"{_FILES}::test_a_window_that_is_published_just_before_the_rename_stays_as_it_is",),
+    ),
+    Mutant(
+        name="files-record-not-flushed",
+        path="sinks/files.py",
+        old="for path in (publish / RECORD, *directories):",
+        new="for path in directories:",
+        breaks="Everything of a window is durable before it is published.",
+        tests=(f"{_FILES}::test_files_are_durable_before_they_are_published_and_names_after",),
+    ),
+    Mutant(
+        name="files-data-not-flushed",
+        path="sinks/files_worker.py",
+        old="        self.stream.close()\n        flush(self.path)\n",
+        new="        self.stream.close()\n",
+        breaks="The files of a split are durable before the driver is told of them.",
+        tests=(f"{_FILES}::test_files_are_durable_before_they_are_published_and_names_after",),
+    ),
+)
+
+_OF_PUBLISHING = (
+    Mutant(
+        name="publish-marker-before-records",
+        path="sinks/kafka_worker.py",
+        old="        producer.begin_transaction()\n        sender = ",
+        new="""        producer.begin_transaction()
+        self._mark(producer, Marker(self.ledger.number, split))
+        producer.commit_transaction(self.transaction_timeout)
+        producer.begin_transaction()
+        sender = """,
+        breaks="A split has a marker only if its records are committed.",
+        tests=(f"{_PUBLISH}::test_a_row_that_cannot_be_a_record_is_named_and_nothing_of_its_split_is_committed",),
+    ),
+    Mutant(
+        name="publish-marker-after-records",
+        path="sinks/kafka_worker.py",
+        old="            self._mark(producer, marker)\n",
+        new="""            producer.commit_transaction(self.transaction_timeout)
+            producer.begin_transaction()
+            self._mark(producer, marker)
+""",
+        breaks="A split whose records are committed has a marker.",
+        tests=(
+            "tests/faults/test_publish.py::test_killed_then_retried_and_cleared_every_row_is_published_exactly_once[publish.marked]",
+        ),
+    ),
+    Mutant(
+        name="publish-marker-not-looked-for",
+        path="sinks/kafka_worker.py",
+        old="return memory.markers.get((self.ledger.number, split))",
+        new="return None",
+        breaks="A split that has a marker is not published again.",
+        tests=(f"{_PUBLISH}::test_a_split_that_is_published_is_not_published_again",),
+    ),
+    Mutant(
+        name="publish-open-marker-believed",
+        path="sinks/kafka_worker.py",
+        old="read_to(config, tp, self.ledger.offset, high, mine)",
+        new='read_to({**config, "isolation.level": "read_uncommitted"}, tp, self.ledger.offset, high, mine)',
+        breaks="A marker in a transaction that was aborted does not count.",
+        tests=(f"{_PUBLISH}::test_a_marker_that_was_never_committed_does_not_count",),
+    ),
+    Mutant(
+        name="publish-split-not-fenced",
+        path="sinks/kafka_worker.py",
+        old='f"{self.prefix}{split}", self.ledger.topic',
+        new='f"{self.prefix}{split}.{time.monotonic_ns()}", self.ledger.topic',
+        breaks="Of two tasks that publish the same split one is refused by the brokers.",
+        tests=(f"{_PUBLISH}::test_a_task_that_is_fenced_in_the_middle_takes_the_marker_of_the_one_that_fenced_it",),
+    ),
+    Mutant(
+        name="relay-offsets-not-sent",
+        path="sinks/kafka_worker.py",
+        old="send_offsets(producer, self.reading, self.consumed.group_id, offsets, self.transaction_timeout)",
+        new="del offsets",
+        breaks="The group's offset of a partition moves in the transaction of its records.",
+        tests=("tests/faults/test_relay.py::test_output_and_consumed_offset_of_a_partition_move_together",),
+    ),
+    Mutant(
+        name="relay-offset-one-too-far",
+        path="operators/kafka_to_kafka.py",
+        old="(tp, ends[tp], offset_metadata(window, tp.topic, hint))",
+        new="(tp, ends[tp] + 1, offset_metadata(window, tp.topic, hint))",
+        breaks="The group's offset of a partition is the end of what was relayed.",
+        tests=("tests/operators/test_kafka_to_kafka.py::test_a_copy_keeps_key_value_timestamp_and_headers_window_after_window",),
+    ),
+    Mutant(
+        name="relay-account-not-demanded",
+        path="sinks/kafka_incoming_worker.py",
+        old="        if ends_itself and self.result is None:\n            raise RowsCutOff\n",
+        new="",
+        breaks="A split is published only with the account of everything that was read for it.",
+        tests=(f"{_PUBLISH}::test_a_split_whose_account_does_not_arrive_is_not_published",),
+    ),
+    Mutant(
+        name="relay-nothing-is-an-empty-split",
+        path="road/relay_worker.py",
+        old="        if self.result is None:\n            raise RowsCutOff\n",
+        new="        self.result = self.result or SplitResult(self.split.index)\n",
+        breaks="A split of which nothing arrives, not even its account, is not published as an empty one.",
+        tests=(f"{_PUBLISH}::test_a_split_of_which_nothing_arrives_is_not_published",),
+    ),
+)
+
+_OF_DEAD_LETTERS = (
+    Mutant(
+        name="dead-letters-forgotten",
+        path="sinks/dead_letters.py",
+        old="(offset,) = ledger.send(producer, [record])",
+        new="offset = record.offset",
+        breaks="The ledger remembers which records became dead letters.",
+        tests=("tests/operators/test_dead_letters.py::test_what_was_dead_stays_dead_when_the_format_is_mended_before_the_retry",),
+    ),
+    Mutant(
+        name="dead-letters-committed-before-the-note",
+        path="sinks/dead_letters.py",
+        old="            record = self._record(dead, ledger, parcels)\n",
+        new="""            producer.commit_transaction(SECONDS)
+            producer.begin_transaction()
+            record = self._record(dead, ledger, parcels)
+""",
+        breaks="Dead letters and the ledger's record of them are committed in one transaction.",
+        tests=(
+            "tests/faults/test_dead_letters.py::"
+            "test_killed_then_retried_and_cleared_each_record_is_in_the_sink_or_a_dead_letter_exactly_once"
+            "[postgres-dead.in_transaction]",
+        ),
+    ),
+)
+
+OF_WRITING: tuple[Mutant, ...] = (*_OF_POSTGRES, *_OF_FILES, *_OF_PUBLISHING, *_OF_DEAD_LETTERS)

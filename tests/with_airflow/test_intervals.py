@@ -1,0 +1,195 @@
+"""Intervals through a real Airflow: an hourly DAG that catches up, backfills side by side and backwards, replays; each with tasks
+killed at random, by SIGKILL. ``INTERVALS=48`` runs it over two days; as it stands it is shorter."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark.testing._processes import wait_until
+from tests.support.oracle import committed_records, same_multiset
+from tests.support.pipelines import COLUMNS, order, row_of
+from tests.with_airflow.site import BEGIN, HOURS, LAST, NOW
+
+KILLS = max(1, HOURS // 6)
+TOPIC = "hours"
+SECONDS = 600 + HOURS * 60
+
+
+def produce(config: dict) -> int:
+    """Some records in every hour, out of order, a few of them hours late, a few early."""
+    chance, producer, number = random.Random(7), Producer(config), 0
+    for hour in range(HOURS):
+        for _ in range(40):
+            minute = hour * 60 + chance.uniform(0, 60) + chance.choice([0] * 8 + [-90, 45])
+            at = BEGIN + timedelta(minutes=min(max(minute, 0), HOURS * 60 - 0.1))
+            producer.produce(TOPIC, order(number), b"%d" % number, number % 3, timestamp=round(at.timestamp() * 1000))
+            number += 1
+    for partition in range(3):
+        producer.produce(TOPIC, order(number), b"%d" % number, partition, timestamp=round(NOW.timestamp() * 1000))
+        number += 1
+    producer.flush(30)
+    return number
+
+
+@pytest.fixture(scope="module")
+def airflow(site, kafka, postgres):
+    kafka.create_topic(TOPIC, 3)
+    produce(kafka.connection_extra())
+    with postgres.connect(autocommit=True) as connection:
+        for name in ("catchup", "aside"):
+            connection.execute(f'CREATE TABLE {name} ({COLUMNS}, "window" text)')
+    return site.airflow
+
+
+@contextmanager
+def killing(airflow, *dag_ids: str):
+    """SIGKILL ``KILLS`` task processes of each DAG, each some random time after it was first seen.
+
+    Yields the DAG ids of those killed, one for each. The later a task comes, the sooner it is killed: the last one at once.
+    """
+    killed: list[str] = []
+    done = threading.Event()
+    thread = threading.Thread(target=_kill, args=(airflow, dag_ids, killed, done))
+    thread.start()
+    try:
+        yield killed
+    finally:
+        done.set()
+        thread.join()
+
+
+def _kill(airflow, dag_ids: tuple[str, ...], killed: list[str], done: threading.Event) -> None:
+    chance, scheduler = random.Random(11), psutil.Process(airflow.pid("scheduler"))
+    dag_of: dict[str, str] = {}
+    due: dict[str, dict[str, float]] = {dag_id: {} for dag_id in dag_ids}
+    while len(killed) < KILLS * len(dag_ids) and not done.wait(0.2):
+        alive = tasks(scheduler)
+        if alive.keys() - dag_of.keys():
+            found = airflow.api("GET", "/dags/~/dagRuns/~/taskInstances?state=running&limit=100")["task_instances"]
+            dag_of |= {task["id"]: task["dag_id"] for task in found}
+        for task, process in alive.items():
+            dag_id = dag_of.get(task)
+            if dag_id not in due or killed.count(dag_id) == KILLS:
+                continue
+            wait = chance.uniform(0, 2) * max(0.0, 1 - (len(due[dag_id]) + 1) / HOURS)
+            if time.monotonic() >= due[dag_id].setdefault(task, time.monotonic() + wait):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+                    killed.append(dag_id)
+
+
+def tasks(scheduler: psutil.Process) -> dict[str, psutil.Process]:
+    """The processes of tasks below this scheduler, by the ids of the task instances, which Airflow gives them as titles."""
+    found = {}
+    for process in scheduler.children(recursive=True):
+        with suppress(psutil.Error):
+            title = " ".join(process.cmdline())
+            if title.startswith("airflow worker -- ") and "LocalExecutor" not in title:
+                found[title.removeprefix("airflow worker -- ").strip()] = process
+    return found
+
+
+def runs_of(airflow, dag_id: str, kind: str) -> list[dict]:
+    runs = airflow.api("GET", f"/dags/{dag_id}/dagRuns?limit=100&order_by=logical_date")["dag_runs"]
+    return [run for run in runs if run["run_type"] == kind]
+
+
+def wait_for(airflow, dag_id: str, kind: str, count: int = HOURS) -> list[dict]:
+    """Wait until so many runs of a kind have ended, all of them well."""
+    runs: list[dict] = []
+
+    def ended() -> bool:
+        runs[:] = runs_of(airflow, dag_id, kind)
+        return len(runs) >= count and all(run["state"] in ("success", "failed") for run in runs)
+
+    assert wait_until(ended, SECONDS, every=0.5), [
+        (run["state"], airflow.account(dag_id, run["dag_run_id"])) for run in runs if run["state"] not in ("success", "failed")
+    ]
+    failed = [run["dag_run_id"] for run in runs if run["state"] != "success"]
+    assert not failed, airflow.account(dag_id, failed[0])
+    return runs
+
+
+def rows_of(site, postgres, dag_id: str) -> list[tuple]:
+    """(window, row) of a sink."""
+    if dag_id != "backwards":
+        with postgres.connect(autocommit=True) as connection:
+            query = f'SELECT "window", id, customer, amount::text, extract(epoch FROM placed_at)::bigint FROM {dag_id}'
+            return [(row[0].partition("#")[0], tuple(row[1:])) for row in connection.execute(query).fetchall()]
+    import pyarrow.dataset as ds
+
+    table = ds.dataset(site.files / "backwards", format="parquet", partitioning="hive").to_table()
+    columns = [table[name].to_pylist() for name in ("window", "id", "customer", "amount", "placed_at")]
+    return [(w[: w.rindex("-")], (i, c, str(a), int(p.timestamp()))) for w, i, c, a, p in zip(*columns, strict=True)]
+
+
+def check(site, postgres, dag_id: str, runs: list[dict]) -> list[dict]:
+    """Each interval's rows are the topic's records between its boundaries, and the intervals tile the log; their reports."""
+    events = {(p, o): row_of(v) for p, o, _, v in committed_records(site.kafka.connection_extra(), TOPIC) if v is not None}
+    reports = sorted((site.value(dag_id, run["dag_run_id"], "task") for run in runs), key=lambda report: report["interval"])
+    by_window: dict[str, list] = {}
+    for name, row in rows_of(site, postgres, dag_id):
+        by_window.setdefault(name, []).append(row)
+    compared, ends = 0, {}
+    for report in reports:
+        start, end = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in report["interval"])
+        expected = []
+        for r in report["ranges"]:
+            assert r["start"] == ends.get(r["partition"], r["start"])
+            ends[r["partition"]] = r["end"]
+            expected += [
+                events[r["partition"], offset] for offset in range(r["start"], r["end"]) if (r["partition"], offset) in events
+            ]
+        found = by_window.pop(f"{dag_id}.{start:%Y%m%dT%H%M%SZ}-{end:%Y%m%dT%H%M%SZ}", [])
+        if expected or found:
+            compared += same_multiset(expected, found)
+    assert not by_window, sorted(by_window)
+    assert compared >= HOURS * 30
+    return reports
+
+
+def backfill(airflow, dag_id: str, at_once: int, *, backwards: bool = False, again: str = "none") -> None:
+    """Let Airflow backfill all hours, and the scheduler begin with it."""
+    body = {
+        "dag_id": dag_id, "from_date": BEGIN.isoformat(), "to_date": LAST.isoformat(), "max_active_runs": at_once,
+        "run_backwards": backwards, "reprocess_behavior": again, "dag_run_conf": {},
+    }  # fmt: skip
+    airflow.api("POST", "/backfills", body)
+    airflow.api("PATCH", f"/dags/{dag_id}", {"is_paused": False})
+
+
+@pytest.mark.airflow
+@pytest.mark.timeout(5400)
+def test_intervals_caught_up_backfilled_aside_and_backwards_and_replayed_under_sigkill_hold_their_records_once(
+    site, airflow, postgres
+):
+    dag_ids = ("catchup", "aside", "backwards")
+    with killing(airflow, *dag_ids) as killed:
+        airflow.api("PATCH", "/dags/catchup", {"is_paused": False})
+        backfill(airflow, "aside", 8)
+        backfill(airflow, "backwards", 2, backwards=True)
+        runs = {dag_id: wait_for(airflow, dag_id, "scheduled" if dag_id == "catchup" else "backfill") for dag_id in dag_ids}
+    assert sorted(killed) == sorted(dag_ids * KILLS), "a kill of each"
+    ranges = []
+    for dag_id in dag_ids:
+        reports = check(site, postgres, dag_id, runs[dag_id])
+        ranges.append([report["ranges"] for report in reports])
+    assert ranges[0] == ranges[1] == ranges[2], "boundaries are shared"
+
+    # Once more, and other rows than before: what was there is replaced.
+    with postgres.connect(autocommit=True) as connection:
+        assert connection.execute("UPDATE catchup SET customer = 'spoilt'").rowcount > 0
+    with killing(airflow, "catchup") as killed:
+        backfill(airflow, "catchup", 8, again="completed")
+        runs_again = wait_for(airflow, "catchup", "backfill")
+    assert killed == ["catchup"] * KILLS
+    reports = check(site, postgres, "catchup", runs_again)
+    assert all(report["replay"] >= 1 for report in reports if report["records_read"])
