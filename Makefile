@@ -52,7 +52,8 @@ test-quick: install ## run the tests that need no server, in about a minute
 	@$(BIN)/python -m pytest -q -n 2 -m "not servers" $(QUICK) $(ARGS)
 
 coverage: install ## run all tests with coverage of lines and branches, subprocesses and Spark's workers included
-	@$(BIN)/python -m pytest -n $(JOBS) --dist load --cov --cov-report=term --cov-report=json:build/coverage.json $(AGAIN) $(ARGS)
+	@mkdir -p build && COVERAGE_FILE='$(CURDIR)/build/coverage' $(BIN)/python -m pytest -n $(JOBS) --dist load \
+		--cov --cov-report=term --cov-report=json:build/coverage.json $(AGAIN) $(ARGS)
 
 mutants: install ## put deliberate faults into the code and see that the tests find each of them
 	@$(BIN)/python -m tests.mutants $(ARGS)

@@ -96,6 +96,7 @@ GOOD: dict[str, tuple[Any, Any, Any]] = {
     "null behind": (["string", "null"], None, None),
     "array": ({"type": "array", "items": ["null", "int"]}, [1, None], [1, None]),
     "map": ({"type": "map", "values": "int"}, {"a": 1}, [("a", 1)]),
+    "no decimals": ({"type": "array", "items": DECIMAL}, [], []),
     "union of numbers": (["int", "long"], 1 << 40, 1 << 40),
     "union": (["null", "string", "boolean"], True, {"member0": None, "member1": True}),
 }
@@ -151,6 +152,8 @@ BAD: dict[str, tuple[Any, bytes, str]] = {
         b"\x80\x80\xbb\xdd\x83\x05",
         "found 86400000000, expected a time of day",
     ),
+    "fixed cut off": ({"type": "fixed", "name": "F", "size": 3}, b"ab", "column `x`: it ends too early"),
+    "inside a map": ({"type": "map", "values": "boolean"}, b"\2\2k\7\0", "column `x['k']`: found the byte 0x07"),
     "inside": ({"type": "array", "items": ["null", "boolean"]}, b"\4\0\2\7\0", "column `x[1]`: found the byte 0x07"),
 }
 
@@ -185,6 +188,16 @@ def test_arrays_in_blocks_with_sizes_are_read() -> None:
     blocks = b"\x03\x04\x02\x04" + b"\x02\x06" + b"\x00"
     assert decode(field({"type": "array", "items": "long"}), [blocks] * 2)[0] == [{"x": [1, 2, 3]}] * 2
     assert decode(field({"type": "array", "items": ["null", "long"]}), [b"\x01\x04\x02\x04\x00"] * 2)[0] == [{"x": [2]}] * 2
+
+
+def test_of_a_key_that_a_map_has_twice_the_last_value_counts() -> None:
+    twice = b"\x04\x02k\x02\x02k\x04\x00"
+    assert decode(field({"type": "map", "values": "int"}), [twice] * 2) == ([{"x": [("k", 2)]}] * 2, {})
+
+
+def test_a_decimal_of_no_bytes_is_zero() -> None:
+    decimal = logical("bytes", "decimal", precision=5, scale=2)
+    assert decode(field(decimal), [b"\0"] * 3) == ([{"x": Decimal("0.00")}] * 3, {})
 
 
 # --- other versions ------------------------------------------------------------------------------------------------------
@@ -226,6 +239,13 @@ def test_new_records_come_out_as_an_old_schema_has_them() -> None:
     at = datetime(2026, 1, 2, tzinfo=UTC)
     new = encoded(NEW, {"note": "n", "at": at, "customer": "c", "id": 1.5, "state": "PAID", "amount": Decimal("1.00")})
     assert decode(NEW, [new] * 2, narrow)[0] == [{"at": int(at.timestamp()) * 1_000_000, "state": "PAID"}] * 2
+
+
+@pytest.mark.parametrize(("writer", "reader", "wanted"), [("bytes", "string", "é"), ("string", "bytes", "é".encode())])
+def test_texts_are_read_as_bytes_and_bytes_as_texts(writer: str, reader: str, wanted: Any) -> None:
+    found, bad = decode(field(writer), [b"\x04\xc3\xa9", b"\x02\xff"], field(reader))
+    assert found == [{"x": wanted}, {"x": None}]
+    assert list(bad) == [1] and "not UTF-8" in bad[1]
 
 
 def test_a_number_of_another_unit_stays_the_same_time() -> None:
@@ -280,6 +300,7 @@ def counted(kind: str, name: str) -> dict[str, Any]:
             "column `x`: it was written as date, expected timestamp-micros",
         ),
         (field("string"), field("long"), "column `x`: it was written as string, expected long"),
+        (field({"type": "array", "items": "long"}), field("long"), "it was written as array of long, expected long"),
         (
             field("long"),
             {**field("long"), "fields": [{"name": "y", "type": "long"}]},

@@ -18,7 +18,7 @@ from tests.formats.contract import rows
 from tests.formats.random_avro import RandomAvro, bare, encoded, shown
 
 SEEDS = st.integers(0, 1 << 40)
-SOME = settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=examples(30), derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def decoders(schema: dict, reader: dict | None = None) -> tuple[AvroDecoder, AvroDecoder]:

@@ -51,7 +51,8 @@ class Broker:
         return json.dumps({"conn_type": "kafka", "extra": self.connection_extra()})
 
     def create_topic(self, name: str, partitions: int) -> None:
-        AdminClient(self.connection_extra()).create_topics([NewTopic(name, partitions)])[name].result(60)
+        admin = AdminClient(self.connection_extra())
+        admin.create_topics([NewTopic(name, partitions)])[name].result(60)
 
 
 @pytest.fixture(scope="session")
