@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
@@ -17,6 +18,7 @@ from airflow_kafka_spark.windows.boundaries import (
     boundary_from_record,
     boundary_prefix,
     boundary_to_record,
+    prunable,
     settle,
 )
 from airflow_kafka_spark.windows.instants import iso
@@ -24,6 +26,8 @@ from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.windows.plan import Log
 
@@ -31,13 +35,34 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 WRITE_SECONDS = 30.0
+PRUNE_MOST = 10_000
+"""Proposals that one attempt removes at most; the next one goes on."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the ledger topic holds of one topic's boundaries.
+
+    :param proposals: in the order of the log, with their keys.
+    :param partition: where they lie.
+    """
+
+    proposals: tuple[tuple[bytes, Boundary], ...]
+    partition: int
+
+    def settled(self, topic_id: str) -> dict[int, Boundary]:
+        """What is decided, by instant."""
+        return settle(boundary for _, boundary in self.proposals if boundary.topic_id == topic_id)
 
 
 class Boundaries:
     """The boundaries of topics, shared by all pipelines of a ledger topic.
 
-    Guarantee: an instant stands for the same offsets for ever and for everybody, and the offsets of a later instant are never
-    below those of an earlier one.
+    Guarantee: an instant stands for the same offsets for everybody, as long as anything of what lies before them is left in the
+    topic, and the offsets of a later instant are never below those of an earlier one.
+
+    Whoever decides something also removes what nobody needs any more, so that their number follows what the topic retains, not
+    how long its pipelines have been running.
 
     :param hook: the cluster.
     :param ledger: the ledger topic, which exists.
@@ -51,7 +76,7 @@ class Boundaries:
 
     def settled(self, topic: str, topic_id: str) -> dict[int, Boundary]:
         """What is decided of a topic, by instant."""
-        return self._read(topic, topic_id)[0]
+        return self._read(topic).settled(topic_id)
 
     def decide(
         self,
@@ -76,18 +101,20 @@ class Boundaries:
         """
         wanted = sorted(set(instants))
         told = False
+        written: set[str] = set()
         while True:
-            found, partitions = {}, {}
             current = read_log()
-            for topic in topics:
-                known, partitions[topic] = self._read(topic, current.topic_ids.get(topic, ""))
-                found[topic] = {instant: known[instant] for instant in wanted if instant in known}
-            missing = {topic: [i for i in wanted if i not in found[topic]] for topic in topics}
+            kept = {topic: self._read(topic) for topic in topics}
+            known = {topic: kept[topic].settled(current.topic_ids.get(topic, "")) for topic in topics}
+            missing = {topic: [i for i in wanted if i not in known[topic]] for topic in topics}
             if not any(missing.values()):
-                return found
+                for topic in sorted(written):
+                    self._prune(topic, kept[topic], current)
+                return {topic: {instant: known[topic][instant] for instant in wanted} for topic in topics}
             proposals, open_until = self._propose(missing, current, grace)
             if proposals:
-                self._write(proposals, partitions)
+                self._write(proposals, kept)
+                written.update(proposal.topic for proposal in proposals)
             elif open_until is not None:
                 if not told:
                     told = True
@@ -113,35 +140,69 @@ class Boundaries:
                 proposals.append(Boundary(topic, current.topic_ids.get(topic, ""), instant, at, self.by))
         return proposals, open_until
 
-    def _read(self, topic: str, topic_id: str) -> tuple[dict[int, Boundary], int]:
+    def _read(self, topic: str) -> Kept:
         prefix = boundary_prefix(topic)
 
-        def look(partition: int) -> tuple[list[Boundary], int]:
-            records = self.ledger.read(partition, 0, (prefix,))
+        def look(partition: int) -> Kept:
+            live: dict[bytes, Boundary] = {}
             try:
-                found = [boundary_from_record(r.key, r.value) for r in records if r.value and r.key.startswith(prefix)]
+                for record in self.ledger.read(partition, 0, (prefix,)):
+                    if not record.key.startswith(prefix):
+                        continue
+                    if record.value:
+                        live[record.key] = boundary_from_record(record.key, record.value)
+                    else:
+                        live.pop(record.key, None)
             except ValueError as error:
                 raise LedgerUnreadable(
                     self.ledger.name, f"topic `{topic}` has {error}", "boundaries of this version or older",
                     "Upgrade airflow-provider-kafka-spark to the release that wrote it",
                 ) from None  # fmt: skip
-            return found, partition
+            return Kept(tuple(live.items()), partition)
 
-        found, partition = self.ledger.find(f"boundaries of {topic}", look, lambda there: bool(there[0]))
-        return settle(b for b in found if b.topic_id == topic_id), partition
+        return self.ledger.find(f"boundaries of {topic}", look, lambda there: bool(there.proposals))
 
-    def _write(self, proposals: Sequence[Boundary], partitions: Mapping[str, int]) -> None:
+    def _write(self, proposals: Sequence[Boundary], kept: Mapping[str, Kept]) -> None:
         """Outside of any transaction: what counts is the order in the log, and whoever comes second changes nothing."""
-        from confluent_kafka import KafkaException, Producer
-
-        config = self.hook.producer_config(**{"message.timeout.ms": round(WRITE_SECONDS * 1000), "linger.ms": 0})
-        config = {key: value for key, value in config.items() if not key.startswith("transaction")}
-        producer = Producer(config, logger=ClientEvents())
+        producer = self._producer()
         for boundary in proposals:
             record = LedgerRecord(*boundary_to_record(boundary, secrets.token_hex(8)))
-            try:
-                produce_all(producer, self.ledger.name, partitions[boundary.topic], [record], WRITE_SECONDS)
-            except KafkaException as error:
-                raise KafkaUnavailable(self.hook.conn_id, "writing boundaries", describe(error)) from None
+            self._produce(producer, kept[boundary.topic].partition, [record], "writing boundaries")
             at = ", ".join(f"{TopicPartition(boundary.topic, p)} at {o}" for p, o in sorted(boundary.offsets.items())[:8])
             log.info("%s is %s", iso(boundary.instant), at)
+
+    def _prune(self, topic: str, kept: Kept, current: Log) -> None:
+        """Remove proposals that nobody needs any more; see :func:`~airflow_kafka_spark.windows.boundaries.prunable`.
+
+        Tombstones in the order of removal, each of them safe by itself: whoever reads or proposes meanwhile, or dies here, finds
+        the same boundaries.
+        """
+        lows = {tp.partition: there.low for tp, there in current.partitions.items() if tp.topic == topic}
+        removed = prunable([b for _, b in kept.proposals], current.topic_ids.get(topic, ""), lows)[:PRUNE_MOST]
+        if not removed:
+            return
+        tombstones = [LedgerRecord(kept.proposals[index][0], None) for index in removed]
+        try:
+            self._produce(self._producer(), kept.partition, tombstones, "removing old boundaries")
+        except KafkaUnavailable as error:
+            # What is left is removed by whoever decides something next.
+            log.warning("%s", error)
+        else:
+            log.info("%s boundaries of %s are not needed any more and were removed", f"{len(removed):,}", topic)
+
+    def _producer(self) -> Producer:
+        """One that keeps the order of its records, whatever it has to send twice."""
+        from confluent_kafka import Producer
+
+        timeout = round(WRITE_SECONDS * 1000)
+        config = self.hook.producer_config(**{"message.timeout.ms": timeout, "linger.ms": 5, "enable.idempotence": True})
+        config = {key: value for key, value in config.items() if not key.startswith("transaction")}
+        return Producer(config, logger=ClientEvents())
+
+    def _produce(self, producer: Producer, partition: int, records: Sequence[LedgerRecord], doing: str) -> None:
+        from confluent_kafka import KafkaException
+
+        try:
+            produce_all(producer, self.ledger.name, partition, records, WRITE_SECONDS)
+        except KafkaException as error:
+            raise KafkaUnavailable(self.hook.conn_id, doing, describe(error)) from None

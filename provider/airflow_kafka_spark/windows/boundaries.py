@@ -9,8 +9,8 @@ the log, whatever the order in which they are planned, and however Kafka's answe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from airflow_kafka_spark.errors import DataLoss, TopicRecreated
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
@@ -39,32 +39,131 @@ class Boundary:
 
 
 def settle(proposals: Iterable[Boundary]) -> dict[int, Boundary]:
-    """What counts of one topic's proposals, by instant: of each instant the first, kept between those that counted before it.
+    """The boundaries of one topic that count, by instant: of each instant the first proposal, kept between its neighbours.
 
     An instant that is decided late may find records that others have already been decided past: a record may come late, or its
     timestamp lie in the future. It then stands for what is left between its neighbours, perhaps for nothing.
 
+    Guarantee: offsets never descend as instants ascend, and a proposal that follows changes nothing that is settled. Settling
+    what is settled gives the same. The cost is n log n in the number of proposals, times their partitions.
+
     :param proposals: of one topic (and one topic id), in the order of the log.
+    :return: in the order of the log.
     """
-    settled: dict[int, Boundary] = {}
+    return _fold(proposals)[0]
+
+
+def _fold(proposals: Iterable[Boundary]) -> tuple[dict[int, Boundary], dict[int, set[int]]]:
+    """What :func:`settle` gives; and per instant those that it would not stand where it stands without: a neighbour that has moved
+    it, or the instant from which it has a partition."""
+    first: dict[int, Boundary] = {}
     for proposal in proposals:
-        if proposal.instant not in settled:
-            settled[proposal.instant] = fit(proposal, settled)
-    return settled
+        first.setdefault(proposal.instant, proposal)
+    settled: dict[int, Boundary] = {}
+    leans: dict[int, set[int]] = {}
+    known_from: dict[int, int] = {}
+    for (instant, proposal), (below, above) in zip(first.items(), _neighbours(list(first)), strict=True):
+        inherited = {
+            partition: since for partition, since in known_from.items() if since < instant and partition not in proposal.offsets
+        }
+        boundary = _fit(
+            proposal, settled[below] if below is not None else None, settled[above] if above is not None else None, inherited
+        )
+        settled[instant] = boundary
+        leans[instant] = {n for n in (below, above) if n is not None and _moves(settled[n], proposal, boundary)}
+        leans[instant].update(inherited.values())
+        for partition in boundary.offsets:
+            known_from[partition] = min(instant, known_from.get(partition, instant))
+    return settled, leans
 
 
-def fit(proposal: Boundary, settled: Mapping[int, Boundary]) -> Boundary:
-    """A proposal, moved to where it does not pass any boundary that counts already."""
-    earlier = [b for instant, b in settled.items() if instant < proposal.instant]
-    later = [b for instant, b in settled.items() if instant > proposal.instant]
+def _neighbours(instants: Sequence[int]) -> list[tuple[int | None, int | None]]:
+    """Of each instant the next lower and the next higher one among those before it in the sequence.
+
+    Found backwards: the last one has its neighbours among all; without it, the one before it has; and so on.
+    """
+    ordered = sorted(instants)
+    lower: dict[int, int | None] = dict(zip(ordered, [None, *ordered], strict=False))
+    higher: dict[int, int | None] = dict(zip(ordered, [*ordered[1:], None], strict=False))
+    found: list[tuple[int | None, int | None]] = []
+    for instant in reversed(instants):
+        below, above = lower[instant], higher[instant]
+        found.append((below, above))
+        if below is not None:
+            higher[below] = above
+        if above is not None:
+            lower[above] = below
+    return found[::-1]
+
+
+def _fit(proposal: Boundary, below: Boundary | None, above: Boundary | None, inherited: Iterable[int] = ()) -> Boundary:
+    """A proposal, moved to where it passes neither neighbour.
+
+    The nearest ones are enough: offsets ascend with instants among those that are settled. A partition that a boundary does not
+    know was created after it was decided: it stands at its beginning there.
+    """
     offsets = {}
-    for partition in sorted({*proposal.offsets, *(p for b in earlier for p in b.offsets)}):
-        # A partition that a later boundary does not know was created after it was decided: it stands at its beginning there.
-        highest = min((b.offsets.get(partition, 0) for b in later), default=None)
-        lowest = max((b.offsets.get(partition, 0) for b in earlier), default=0)
+    for partition in sorted({*proposal.offsets, *inherited}):
+        lowest = below.offsets.get(partition, 0) if below else 0
         offset = max(proposal.offsets.get(partition, 0), lowest)
-        offsets[partition] = offset if highest is None else min(offset, highest)
-    return Boundary(proposal.topic, proposal.topic_id, proposal.instant, offsets, proposal.by)
+        offsets[partition] = min(offset, above.offsets.get(partition, 0)) if above else offset
+    return replace(proposal, offsets=offsets)
+
+
+def _moves(neighbour: Boundary, proposal: Boundary, settled: Boundary) -> bool:
+    """Whether a proposal stands where this neighbour stands, in a partition for which it said something else."""
+    return any(
+        offset != proposal.offsets.get(partition, 0) and offset == neighbour.offsets.get(partition, 0)
+        for partition, offset in settled.offsets.items()
+    )
+
+
+def beyond_retention(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -> Boundary | None:
+    """The last boundary that has nothing before it any more: no record below it is left in any partition. None without one.
+
+    :param settled: of one topic, by instant.
+    :param lows: the first offset that is left in each of its partitions.
+    """
+    if not lows:
+        return None
+    gone = (b for b in settled.values() if all(b.offsets.get(partition, 0) <= low for partition, low in lows.items()))
+    return max(gone, key=lambda b: b.instant, default=None)
+
+
+def prunable(proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]) -> list[int]:
+    """Which proposals of a topic nobody needs any more: they may be removed in this order, one after the other.
+
+    Needed are the last boundary that has nothing before it any more, those after it, and whatever these lean on. Not needed are
+    older ones, those of a topic of this name that was replaced, and those that came second.
+
+    Guarantee: at every moment of the removal, and whatever is proposed meanwhile, those that are needed stay where they are.
+    A boundary leans only on those before it in the log, so the newest go first. A boundary that is removed and asked for once
+    more stands below what is left of the log, as it did before.
+
+    :param proposals: of one topic, in the order of the log.
+    :param topic_id: the topic's id now.
+    :param lows: the first offset that is left in each of its partitions now.
+    :return: indexes into ``proposals``.
+    """
+    mine = [index for index, proposal in enumerate(proposals) if proposal.topic_id == topic_id]
+    # A stale answer may name the id of a topic that is gone: its proposals are not followed by those of the one before it.
+    others = [i for i, proposal in enumerate(proposals) if proposal.topic_id != topic_id and mine and i < mine[0]]
+    settled, leans = _fold(proposals[index] for index in mine)
+    horizon = beyond_retention(settled, lows)
+    kept = {instant for instant in settled if horizon is None or instant >= horizon.instant}
+    pending = list(kept)
+    while pending:
+        more = leans[pending.pop()] - kept
+        kept |= more
+        pending += more
+    first: set[int] = set()
+    removed = []
+    for index in mine:
+        instant = proposals[index].instant
+        if instant in first or instant not in kept:
+            removed.append(index)
+        first.add(instant)
+    return sorted([*others, *removed], reverse=True)
 
 
 def interval_ranges(
