@@ -8,9 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka import Producer
 
+from airflow_kafka_spark.errors import TimestampsInFuture
+from airflow_kafka_spark.hooks import first_records
 from airflow_kafka_spark.hooks.boundaries import Boundaries
+from airflow_kafka_spark.hooks.bounds import resolve_stop
 from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
 from airflow_kafka_spark.sources.kafka import read_log
+from airflow_kafka_spark.windows.bounds import Timestamp
+from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import TopicPartition
 
 BEGIN = 1_750_000_000_000
@@ -99,3 +104,57 @@ class TestPruning:
         for found in seen:
             assert all(found[minute] == before[minute] for minute in range(60, 100, 2))
             assert all(found[minute] == before[minute] for minute in found if minute in before)
+
+
+class TestTimestampsInTheFuture:
+    """A clock that is wrong, or microseconds that were written as milliseconds."""
+
+    @pytest.fixture
+    def topic(self, kafka, hook, unique):
+        # Newer brokers refuse such records by default.
+        config = {"message.timestamp.after.max.ms": 2**63 - 1}
+        return Topic(kafka, hook, unique("orders"), unique("ledger"), config=config)
+
+    @pytest.mark.parametrize("future", [BEGIN * 1000, now_ms() + 86_400_000], ids=["microseconds", "tomorrow"])
+    def test_a_record_from_the_future_decides_no_boundary(self, topic, future):
+        topic.produce(0, 30, future, 59, 61, 90, 119, 125, partition=0)
+        topic.produce(0, 61, 125, partition=1)
+        assert topic.decide(0, 60) == {0: {0: 0, 1: 0}, 60: {0: 4, 1: 1}}
+        assert topic.decide(60, 120) == {60: {0: 4, 1: 1}, 120: {0: 7, 1: 2}}
+        # Beyond the newest record that says when it was written: the end.
+        assert topic.decide(180) == {180: {0: 8, 1: 3}}
+        topic.produce(170, 190, partition=0)
+        topic.produce(190, partition=1)
+        assert topic.decide(190) == {190: {0: 9, 1: 3}}
+
+    def test_an_instant_that_nothing_but_the_future_is_behind_waits_for_grace(self, topic):
+        topic.produce(0, BEGIN * 1000, partition=0)
+        topic.produce(0, partition=1)
+        minutes, waited = (now_ms() - BEGIN) / MINUTE, []
+
+        def pause(seconds):
+            if seconds:
+                waited.append(seconds)
+                topic.produce(minutes, partition=1)
+
+        topic.produce(minutes, minutes + 1, partition=0)
+        at = int(minutes)
+        assert topic.decide(at, grace=120, pause=pause) == {at: {0: 2, 1: 1}}
+        assert waited, "partition 1 has nothing so late: decided without waiting"
+
+    def test_where_it_cannot_be_found_the_record_is_named(self, topic, monkeypatch):
+        monkeypatch.setattr(first_records, "SCAN_SECONDS", 0.0)
+        topic.produce(0, BEGIN * 1000, 59, 61, partition=0)
+        with pytest.raises(TimestampsInFuture, match="offset 1 of .* has the timestamp 1750000000000000") as caught:
+            topic.decide(60)
+        assert (caught.value.topic, caught.value.partition, caught.value.offset) == (topic.name, 0, 1)
+        assert caught.value.timestamp == BEGIN * 1000
+        assert not topic.settled(), "nothing was decided"
+
+    def test_neither_does_it_end_every_window_that_stops_at_a_time(self, topic):
+        topic.produce(0, BEGIN * 1000, 59, 61, 90, partition=0)
+        topic.produce(61, partition=1)
+        log = read_log(topic.hook, [topic.name])
+        stop = Timestamp(BEGIN + 60 * MINUTE)
+        assert resolve_stop(topic.hook, stop, log) == {topic.tp(0): 3, topic.tp(1): 0}
+        assert resolve_stop(topic.hook, stop, log, {topic.tp(0): 4}) == {topic.tp(0): 4, topic.tp(1): 0}

@@ -37,6 +37,7 @@ from airflow_kafka_spark.errors.planning import (
     OffsetsWentBack,
     PartitionsVanished,
     PlanError,
+    TimestampsInFuture,
     TopicRecreated,
 )
 from airflow_kafka_spark.errors.setup import (
@@ -120,6 +121,7 @@ __all__ = [
     "SourceUnavailable",
     "SparkJobFailed",
     "TestingUnavailable",
+    "TimestampsInFuture",
     "TooManyBadRecords",
     "TooManyDeadLetters",
     "TooManyRouted",

@@ -114,6 +114,30 @@ class IntervalsOpen(PlanError):
         )
 
 
+class TimestampsInFuture(PlanError):
+    """A record's timestamp lies in the future, and so many records follow it that where an instant begins was not found.
+
+    :param offset: of that record.
+    :param timestamp: its timestamp, milliseconds since the epoch.
+    :param reached: up to which offset the records behind it were read.
+    :param seconds: how long.
+    """
+
+    retryable = True
+
+    def __init__(self, topic: str, partition: int, offset: int, timestamp: int, reached: int, seconds: float) -> None:
+        self.topic, self.partition, self.offset, self.timestamp = topic, partition, offset, timestamp
+        self.reached, self.seconds = reached, seconds
+        super().__init__(
+            f"The record at offset {offset} of {topic}-{partition} has the timestamp {timestamp} (milliseconds since 1970), "
+            f"which lies in the future, and reading behind it came only to offset {reached} in {seconds:g} s",
+            expected="timestamps that are not later than this moment",
+            action="Mend the producer's clock, or its unit. `message.timestamp.type=LogAppendTime` on the topic lets the broker "
+            "say the time, and `message.timestamp.after.max.ms` lets it refuse such records. For this topic use "
+            '`window="progress"`, which asks for no timestamps',
+        )
+
+
 class FollowBroken(PlanError):
     """The pipeline to follow is not there, or too far ahead."""
 

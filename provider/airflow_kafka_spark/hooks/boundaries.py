@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
+from airflow_kafka_spark.hooks.first_records import first_offsets
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.kafka_transactions import describe, produce_all
 from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
@@ -98,10 +99,12 @@ class Boundaries:
         :param grace: seconds.
         :param pause: waits so many seconds; what it raises ends the waiting.
         :raises KafkaUnavailable: the brokers do not answer.
+        :raises TimestampsInFuture: too much lies behind a record from the future to find the boundary there.
         """
         wanted = sorted(set(instants))
         told = False
         written: set[str] = set()
+        floors: dict[tuple[str, int], dict[TopicPartition, int]] = {}
         while True:
             current = read_log()
             kept = {topic: self._read(topic) for topic in topics}
@@ -111,7 +114,7 @@ class Boundaries:
                 for topic in sorted(written):
                     self._prune(topic, kept[topic], current)
                 return {topic: {instant: known[topic][instant] for instant in wanted} for topic in topics}
-            proposals, open_until = self._propose(missing, current, grace)
+            proposals, open_until = self._propose(missing, known, current, grace, floors, pause)
             if proposals:
                 self._write(proposals, kept)
                 written.update(proposal.topic for proposal in proposals)
@@ -123,15 +126,30 @@ class Boundaries:
                     )
                 pause(min(POLL_SECONDS, max(open_until - time.time(), 0.05)))
 
-    def _propose(self, missing: Mapping[str, Sequence[int]], current: Log, grace: float) -> tuple[list[Boundary], float | None]:
-        """What can be decided now; and until when the rest has to wait."""
+    def _propose(
+        self,
+        missing: Mapping[str, Sequence[int]],
+        known: Mapping[str, Mapping[int, Boundary]],
+        current: Log,
+        grace: float,
+        floors: dict[tuple[str, int], dict[TopicPartition, int]],
+        pause: Callable[[float], object],
+    ) -> tuple[list[Boundary], float | None]:
+        """What can be decided now; and until when the rest has to wait.
+
+        :param floors: per topic and instant, where to look at the earliest; kept from one time to the next.
+        """
         proposals, open_until = [], None
         for topic, instants in missing.items():
             ends = {tp: p.lso for tp, p in current.partitions.items() if tp.topic == topic}
             for instant in instants:
                 # After the log was read: a record that arrives in between and is later than the instant then lies behind the
                 # end that was read, not before it.
-                offsets = self.hook.offsets_for_times(list(ends), instant)
+                below = known[topic].get(max((i for i in known[topic] if i < instant), default=-1))
+                least = floors.setdefault(
+                    (topic, instant), {TopicPartition(topic, p): o for p, o in (below.offsets if below else {}).items()}
+                )
+                offsets = first_offsets(self.hook, list(ends), instant, floors=least, pause=pause)
                 decided_at = instant / 1000 + grace
                 if None in offsets.values() and time.time() < decided_at:
                     open_until = decided_at

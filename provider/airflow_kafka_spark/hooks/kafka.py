@@ -18,6 +18,7 @@ from airflow_kafka_spark.hooks.kafka_values import (
     GroupState,
     PartitionLag,
     PartitionOffsets,
+    RecordAt,
     TopicDescription,
 )
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -277,13 +278,24 @@ class KafkaHook(KafkaBaseHook):
         :param isolation_level: ``read_committed`` looks only at offsets below the last stable offset.
         :raises TopicMissing: when a topic or a partition does not exist.
         """
+        found = self.records_for_times(partitions, timestamp_ms, isolation_level=isolation_level)
+        return {partition: there.offset if there else None for partition, there in found.items()}
+
+    def records_for_times(
+        self,
+        partitions: Iterable[str | TopicPartition],
+        timestamp_ms: int,
+        *,
+        isolation_level: IsolationLevel = "read_committed",
+    ) -> dict[TopicPartition, RecordAt | None]:
+        """The same with the timestamps of these records. Arguments and errors as :meth:`offsets_for_times`."""
         from confluent_kafka.admin import OffsetSpec
 
         if timestamp_ms < 0:
             raise ValueError(f"`timestamp_ms` is {timestamp_ms}. Expected milliseconds since 1970-01-01 UTC, not negative.")
         spec = OffsetSpec.for_timestamp(timestamp_ms)
-        found = kafka_requests.list_offsets(self._calls, self._partitions(partitions), spec, isolation_level)
-        return {partition: offset if offset >= 0 else None for partition, offset in found.items()}
+        found = kafka_requests.list_records(self._calls, self._partitions(partitions), spec, isolation_level)
+        return {partition: there if there.offset >= 0 else None for partition, there in found.items()}
 
     def _partitions(self, topics: Iterable[str | TopicPartition]) -> list[TopicPartition]:
         """All of them, in order, after a check that they exist: an unknown partition may pass for one without a leader."""

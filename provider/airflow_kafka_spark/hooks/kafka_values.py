@@ -50,6 +50,17 @@ def _kafkas_form(topic_id: Any) -> str:
 
 
 @dataclass(frozen=True)
+class RecordAt:
+    """Where a record lies.
+
+    :param timestamp: its timestamp, milliseconds since the epoch.
+    """
+
+    offset: int
+    timestamp: int
+
+
+@dataclass(frozen=True)
 class PartitionOffsets:
     """The bounds of a partition's log; ``low <= lso <= high``.
 

@@ -130,7 +130,7 @@ def preview(
         position,
         subscribed,
         starts=starts,
-        stops=resolve_stop(hook, stop, log),
+        stops=resolve_stop(hook, stop, log, position.offsets),
         data_loss=data_loss,
         max_records=max_records,
     )

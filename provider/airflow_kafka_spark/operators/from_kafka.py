@@ -182,7 +182,7 @@ class FromKafkaOperator(WindowOperator):
             position,
             topics,
             starts=beginning,
-            stops=resolve_stop(self.kafka, parse_stop(self.ending_offsets), log),
+            stops=resolve_stop(self.kafka, parse_stop(self.ending_offsets), log, position.offsets),
             data_loss=self.data_loss,
             max_records=max_records(self.max_records),
         )

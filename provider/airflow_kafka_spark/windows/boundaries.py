@@ -54,8 +54,8 @@ def settle(proposals: Iterable[Boundary]) -> dict[int, Boundary]:
 
 
 def _fold(proposals: Iterable[Boundary]) -> tuple[dict[int, Boundary], dict[int, set[int]]]:
-    """What :func:`settle` gives; and per instant those that it would not stand where it stands without: a neighbour that has moved
-    it, or the instant from which it has a partition."""
+    """What :func:`settle` gives; and per instant those without which it would stand elsewhere: a neighbour that has moved it, or
+    the instant from which it has a partition."""
     first: dict[int, Boundary] = {}
     for proposal in proposals:
         first.setdefault(proposal.instant, proposal)
