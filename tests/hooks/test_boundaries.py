@@ -8,15 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import TimestampsInFuture
+from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, TimestampsInFuture
 from airflow_kafka_spark.hooks import first_records
 from airflow_kafka_spark.hooks.boundaries import Boundaries
 from airflow_kafka_spark.hooks.bounds import resolve_stop
 from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
 from airflow_kafka_spark.sources.kafka import read_log
+from airflow_kafka_spark.windows.boundaries import interval_ranges
 from airflow_kafka_spark.windows.bounds import Timestamp
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.plan import Position
 
 BEGIN = 1_750_000_000_000
 MINUTE = 60_000
@@ -158,3 +160,58 @@ class TestTimestampsInTheFuture:
         stop = Timestamp(BEGIN + 60 * MINUTE)
         assert resolve_stop(topic.hook, stop, log) == {topic.tp(0): 3, topic.tp(1): 0}
         assert resolve_stop(topic.hook, stop, log, {topic.tp(0): 4}) == {topic.tp(0): 4, topic.tp(1): 0}
+
+
+class TestWhatRetentionHasRemoved:
+    """A backfill of intervals whose records are gone is data loss, whether or not somebody had asked for them before."""
+
+    def window(self, topic, begin, end, data_loss="fail"):
+        instants = (BEGIN + begin * MINUTE, BEGIN + end * MINUTE)
+        log = read_log(topic.hook, [topic.name])
+        found = topic.boundaries.decide([topic.name], instants, lambda: log, grace=0)[topic.name]
+        starts, ends = ({topic.name: found[instant]} for instant in instants)
+        planned = interval_ranges([topic.name], starts, ends, log, Position(), data_loss)
+        return [(r.start, r.end) for r in planned.ranges], [(g.partition, g.start, g.end) for g in planned.gaps]
+
+    @pytest.fixture
+    def topic(self, topic):
+        for partition in range(2):
+            topic.produce(*range(0, 100, 5), partition=partition)
+        return topic
+
+    def test_an_interval_that_was_never_asked_for_has_lost_its_records(self, topic):
+        topic.hook.delete_records({topic.tp(0): 10})
+        for begin in (0, 20, 40):
+            with pytest.raises(BeginningDeleted) as caught:
+                self.window(topic, begin, begin + 20)
+            assert (caught.value.partition, caught.value.low) == (0, 10)
+        assert self.window(topic, 0, 20, "skip") == ([(10, 10), (0, 4)], [(0, 0, 10)])
+        assert self.window(topic, 40, 60, "skip") == ([(10, 12), (8, 12)], [(0, 0, 10)])
+        assert self.window(topic, 60, 80) == ([(12, 16), (12, 16)], [])
+
+    def test_and_one_whose_boundaries_were_removed_as_well(self, topic):
+        topic.decide(*range(0, 100, 10))
+        topic.hook.delete_records({topic.tp(0): 10, topic.tp(1): 11})
+        topic.decide(95)
+        assert min(topic.settled()) == 50
+        with pytest.raises(BeginningDeleted):
+            self.window(topic, 20, 30)
+        with pytest.raises(BeginningDeleted):
+            self.window(topic, 40, 50)
+        assert min(topic.settled()) == 50, "what lies below what is left is not written down"
+        assert self.window(topic, 60, 70) == ([(12, 14), (12, 14)], [])
+        with pytest.raises(DataLoss) as caught:
+            self.window(topic, 50, 60)
+        assert (caught.value.partition, caught.value.wanted, caught.value.low) == (1, 10, 11)
+
+    def test_an_idle_partition_has_lost_nothing_once_its_pipelines_are_under_way(self, topic):
+        topic.hook.delete_records({topic.tp(0): 20, topic.tp(1): 20})
+        now = (now_ms() - BEGIN) // MINUTE
+        with pytest.raises(BeginningDeleted):
+            self.window(topic, now - 2, now - 1)
+        topic.boundaries.decide([topic.name], [now_ms() + 50], lambda: read_log(topic.hook, [topic.name]), grace=0)
+        begun = now_ms()
+        while now_ms() <= begun:
+            pass
+        found = topic.boundaries.decide([topic.name], [now_ms()], lambda: read_log(topic.hook, [topic.name]), grace=0)
+        assert all(not b.earliest for b in found[topic.name].values())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.errors import DataLoss, TopicRecreated
+from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, TopicRecreated
 from airflow_kafka_spark.windows.boundaries import (
     Boundary,
     beyond_retention,
@@ -19,6 +19,8 @@ from airflow_kafka_spark.windows.boundaries import (
     boundary_prefix,
     boundary_to_record,
     interval_ranges,
+    place,
+    propose,
     prunable,
     settle,
 )
@@ -217,6 +219,76 @@ def covers(window, partition: int) -> tuple[int, int] | None:
     return None if r is None else (gap.start if gap else r.start, r.end)
 
 
+class TestWhatWasDeletedBeforeItWasDecided:
+    """Where the beginning of the log is gone, nothing tells whether what was deleted was older than an instant."""
+
+    def propose(self, instant: int, found: int, low: int, *settled: Boundary, now: int = 1000) -> Boundary:
+        return propose("t", "id", instant, {0: found}, {0: low}, {b.instant: b for b in settled}, by="a test", now=now)
+
+    def test_an_older_record_that_is_left_shows_where_the_instant_lies(self):
+        assert not self.propose(100, found=7, low=5).earliest
+
+    def test_a_log_that_has_lost_nothing_shows_it_as_well(self):
+        assert not self.propose(100, found=0, low=0).earliest
+
+    def test_otherwise_it_may_lie_anywhere_before_what_is_left(self):
+        assert self.propose(100, found=5, low=5).earliest == {0: 0}
+        assert self.propose(100, 5, 5, at(50, p0=3)).earliest == {0: 3}
+
+    def test_an_earlier_boundary_at_the_beginning_of_what_is_left_shows_it_unless_it_is_not_known_itself(self):
+        assert not self.propose(100, 5, 5, at(50, p0=5)).earliest
+        unknown = self.propose(50, found=5, low=5, now=1000)
+        assert self.propose(100, 5, 5, unknown).earliest == {0: 0}
+
+    def test_what_was_deleted_before_the_instant_came_was_older(self):
+        unknown = self.propose(50, found=5, low=5, now=60)
+        assert not self.propose(100, 5, 5, unknown).earliest
+
+    @given(st.data())
+    def test_the_place_in_the_whole_log_is_never_outside_of_what_is_said(self, data):
+        whole, low, now = RandomLog(), 0, 0
+        settled: dict[int, Boundary] = {}
+        places: dict[int, int] = {}
+        for _ in range(data.draw(st.integers(1, 15))):
+            now += data.draw(st.integers(0, 20))
+            match data.draw(st.sampled_from(["write", "write", "delete", "ask", "ask"])):
+                case "write":
+                    whole.write(data.draw(st.lists(st.integers(0, now), max_size=5)))
+                case "delete":
+                    low = data.draw(st.integers(low, whole.end))
+                case "ask":
+                    instant = data.draw(st.integers(max(settled, default=-1) + 1, max(settled, default=0) + 30))
+                    if instant > now:
+                        continue
+                    first = next((o for o, stamp in whole.stamps.items() if stamp >= instant), whole.end)
+                    found = next((o for o, stamp in whole.stamps.items() if o >= low and stamp >= instant), whole.end)
+                    settled[instant] = place(self.propose(instant, found, low, *settled.values(), now=now), settled)
+                    places[instant] = max(first, *places.values(), 0)
+                    boundary = settled[instant]
+                    assert boundary.earliest.get(0, boundary.offsets[0]) <= places[instant] <= boundary.offsets[0]
+
+    def test_an_interval_whose_records_may_have_been_deleted_has_lost_them(self):
+        settled: dict[int, Boundary] = {}
+        for instant in (100, 200, 300):
+            settled[instant] = self.propose(instant, 5 if instant < 300 else 7, 5, *settled.values())
+        for one, other, end in ((100, 200, 5), (200, 300, 7)):
+            with pytest.raises(BeginningDeleted, match="Nothing of t-0 from before 1970-01-01"):
+                between(settled[one], settled[other], log(p0=(5, 9)))
+            planned = between(settled[one], settled[other], log(p0=(5, 9)), data_loss="skip")
+            assert (planned.ranges, planned.gaps) == ((OffsetRange("t", 0, 5, end),), (Gap("t", 0, 0, 5),))
+        # What came to be known of it later does not change, though more is deleted.
+        with pytest.raises(BeginningDeleted):
+            between(settled[100], settled[200], log(p0=(8, 9)))
+
+    def test_what_progress_windows_have_moved_was_not_lost(self):
+        one, other = self.propose(100, found=5, low=5), at(200, p0=7)
+        position = Position({T0: 5}, {"t": "id"})
+        assert between(one, other, log(p0=(5, 9)), position).ranges == (OffsetRange("t", 0, 5, 7),)
+        with pytest.raises(BeginningDeleted) as caught:
+            between(one, other, log(p0=(5, 9)), Position({T0: 3}, {"t": "id"}))
+        assert caught.value.wanted == 3
+
+
 class TestRanges:
     def test_a_partition_that_came_after_the_start_is_read_from_its_first_record(self):
         assert between(at(1, p0=3), at(2, p0=5, p1=4), log(p0=(0, 9), p1=(0, 9))).ranges == (
@@ -244,6 +316,12 @@ class TestRanges:
 
 
 class TestRecords:
+    def test_a_boundary_that_was_written_before_it_was_known_what_was_deleted_can_be_read(self):
+        key, _ = boundary_to_record(at(1, p0=3), "token")
+        assert boundary_from_record(key, b'{"v":1,"topic_id":"id","offsets":[[0,3]],"by":""}') == at(1, p0=3)
+        told = replace(at(1, p0=3), earliest={0: 1}, decided_at=5)
+        assert boundary_from_record(*boundary_to_record(told, "token")) == told
+
     def test_a_boundary_is_read_as_it_was_written_and_its_key_is_no_pipelines(self):
         boundary = Boundary("t", "id", 123, {0: 5, 1: 7}, "dag/run/task")
         key, value = boundary_to_record(boundary, "token")

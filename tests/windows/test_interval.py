@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping
-from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition
+from airflow_kafka_spark.windows.memory import interval_record, remember
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -80,6 +82,12 @@ class TestContiguous:
 
     def test_it_never_goes_back(self):
         assert contiguous([done(0, (0, 10))], {T0: 500}) == {T0: 500}
+
+    def test_what_an_interval_has_passed_over_because_it_was_deleted_is_no_hole(self):
+        known = [done(0, (0, 10)), replace(done(1, (15, 20)), gaps=(Gap("t", 0, 10, 15),)), done(2, (20, 30))]
+        assert contiguous(known, {T0: 0}) == {T0: 30}
+        record = interval_record("p", known[1])
+        assert remember("p", [record]).intervals[hour(1).name].gaps == known[1].gaps
 
     def test_one_partition_that_lags_holds_the_others(self):
         assert contiguous([done(1, (5, 10), (7, 9))], {T0: 5, T1: 6}) == {T0: 5, T1: 6}

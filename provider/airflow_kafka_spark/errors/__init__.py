@@ -26,6 +26,7 @@ from airflow_kafka_spark.errors.offsets import (
     WindowOpen,
 )
 from airflow_kafka_spark.errors.planning import (
+    BeginningDeleted,
     ClusterChanged,
     DataLoss,
     FollowBroken,
@@ -77,6 +78,7 @@ __all__ = [
     "AvroNotInstalled",
     "AvroSchemaInvalid",
     "BadRecords",
+    "BeginningDeleted",
     "BoundRefused",
     "ClusterChanged",
     "ConnectionInvalid",

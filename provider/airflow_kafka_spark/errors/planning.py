@@ -48,6 +48,27 @@ class DataLoss(PlanError):
         )
 
 
+class BeginningDeleted(DataLoss):
+    """Nothing older than the beginning of an interval is left: what was deleted may have belonged to it.
+
+    :param wanted: the first offset that may have.
+    :param low: the first offset that is left.
+    :param instant: the beginning of the interval.
+    """
+
+    def __init__(self, topic: str, partition: int, wanted: int, low: int, instant: str) -> None:
+        super().__init__(topic, partition, wanted, low)
+        self.instant = instant
+        KafkaSparkError.__init__(
+            self,
+            f"Nothing of {topic}-{partition} from before {instant} is left: its offsets from {wanted} up to {low} were deleted, "
+            "and may have belonged to the interval",
+            expected=f"a record of before {instant}, which shows that the log still holds the interval's first ones",
+            action='To go on without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report. '
+            "A schedule that begins after the log's oldest record loses nothing",
+        )
+
+
 class OffsetsWentBack(PlanError):
     """The log ends before the position the pipeline has reached."""
 

@@ -16,13 +16,16 @@ from airflow_kafka_spark.hooks.kafka_transactions import describe, produce_all
 from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
 from airflow_kafka_spark.windows.boundaries import (
     Boundary,
+    beyond_retention,
     boundary_from_record,
     boundary_prefix,
     boundary_to_record,
+    place,
+    propose,
     prunable,
     settle,
 )
-from airflow_kafka_spark.windows.instants import iso
+from airflow_kafka_spark.windows.instants import iso, now_ms
 from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -109,12 +112,14 @@ class Boundaries:
             current = read_log()
             kept = {topic: self._read(topic) for topic in topics}
             known = {topic: kept[topic].settled(current.topic_ids.get(topic, "")) for topic in topics}
+            for topic in topics:
+                known[topic].update(self._removed(topic, wanted, known[topic], current))
             missing = {topic: [i for i in wanted if i not in known[topic]] for topic in topics}
             if not any(missing.values()):
                 for topic in sorted(written):
                     self._prune(topic, kept[topic], current)
                 return {topic: {instant: known[topic][instant] for instant in wanted} for topic in topics}
-            proposals, open_until = self._propose(missing, known, current, grace, floors, pause)
+            proposals, open_until = self._propose(missing, known, read_log, current, grace, floors, pause)
             if proposals:
                 self._write(proposals, kept)
                 written.update(proposal.topic for proposal in proposals)
@@ -130,6 +135,7 @@ class Boundaries:
         self,
         missing: Mapping[str, Sequence[int]],
         known: Mapping[str, Mapping[int, Boundary]],
+        read_log: Callable[[], Log],
         current: Log,
         grace: float,
         floors: dict[tuple[str, int], dict[TopicPartition, int]],
@@ -155,8 +161,25 @@ class Boundaries:
                     open_until = decided_at
                     continue
                 at = {tp.partition: ends[tp] if offset is None else offset for tp, offset in offsets.items()}
-                proposals.append(Boundary(topic, current.topic_ids.get(topic, ""), instant, at, self.by))
+                # Read again: what was deleted before the answer must not pass for what is older than the instant.
+                lows = _lows(topic, read_log())
+                topic_id = current.topic_ids.get(topic, "")
+                proposals.append(propose(topic, topic_id, instant, at, lows, known[topic], by=self.by, now=now_ms()))
         return proposals, open_until
+
+    def _removed(self, topic: str, wanted: Iterable[int], known: Mapping[int, Boundary], current: Log) -> dict[int, Boundary]:
+        """Instants before all that is left of a topic, and that nobody remembers. They are not decided, let alone written down:
+        all there is to know is that they lie below what is left."""
+        lows = _lows(topic, current)
+        horizon = beyond_retention(known, lows)
+        if horizon is None:
+            return {}
+        topic_id, now = current.topic_ids.get(topic, ""), now_ms()
+        return {
+            instant: place(propose(topic, topic_id, instant, lows, lows, known, by=self.by, now=now), known)
+            for instant in wanted
+            if instant < horizon.instant and instant not in known
+        }
 
     def _read(self, topic: str) -> Kept:
         prefix = boundary_prefix(topic)
@@ -195,8 +218,8 @@ class Boundaries:
         Tombstones in the order of removal, each of them safe by itself: whoever reads or proposes meanwhile, or dies here, finds
         the same boundaries.
         """
-        lows = {tp.partition: there.low for tp, there in current.partitions.items() if tp.topic == topic}
-        removed = prunable([b for _, b in kept.proposals], current.topic_ids.get(topic, ""), lows)[:PRUNE_MOST]
+        topic_id, lows = current.topic_ids.get(topic, ""), _lows(topic, current)
+        removed = prunable([b for _, b in kept.proposals], topic_id, lows)[:PRUNE_MOST]
         if not removed:
             return
         tombstones = [LedgerRecord(kept.proposals[index][0], None) for index in removed]
@@ -224,3 +247,8 @@ class Boundaries:
             produce_all(producer, self.ledger.name, partition, records, WRITE_SECONDS)
         except KafkaException as error:
             raise KafkaUnavailable(self.hook.conn_id, doing, describe(error)) from None
+
+
+def _lows(topic: str, current: Log) -> dict[int, int]:
+    """The first offset that is left in each partition of a topic."""
+    return {tp.partition: there.low for tp, there in current.partitions.items() if tp.topic == topic}

@@ -84,7 +84,7 @@ class IntervalLedger(Ledger):
             # Forgotten in detail, because there are so many newer ones.
             window = Window(
                 self.pipeline, NUMBER, known.ranges, known.run, "", topic_ids=known.topic_ids, interval=self._bounds,
-                replay=known.replay,
+                gaps=known.gaps, replay=known.replay,
             )  # fmt: skip
             return Entry(window, State.COMPLETE, Attempt(1, "", known.run, ""))
         return entry if entry is not None and entry.state is State.COMPLETE else None
@@ -133,7 +133,7 @@ class IntervalLedger(Ledger):
         known = self.known
         first = known.offset if known else -1
         state = IntervalState(
-            self.interval, entry.state, window.ranges, window.run, window.replay, window.topic_ids, offset=first
+            self.interval, entry.state, window.ranges, window.run, window.replay, window.topic_ids, offset=first, gaps=window.gaps
         )
         return [interval_record(self.family_name, state)]
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from airflow_kafka_spark.errors import DataLoss, TopicRecreated
+from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, TopicRecreated
+from airflow_kafka_spark.windows.instants import iso
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
 
@@ -29,6 +30,9 @@ class Boundary:
     :param offsets: per partition, the first offset that does not belong to what is before the instant. A partition that is
         missing was created later: all of its records lie behind.
     :param by: who decided it.
+    :param earliest: of partitions that had lost their beginning when this was decided, where nothing older than the instant was
+        left to tell where it lay: the lowest offset that it may stand for. Empty where that is not known.
+    :param decided_at: milliseconds since the epoch; 0 where that is not known.
     """
 
     topic: str
@@ -36,6 +40,57 @@ class Boundary:
     instant: int
     offsets: Mapping[int, int]
     by: str = ""
+    earliest: Mapping[int, int] = field(default_factory=dict)
+    decided_at: int = 0
+
+
+def propose(
+    topic: str,
+    topic_id: str,
+    instant: int,
+    found: Mapping[int, int],
+    lows: Mapping[int, int],
+    settled: Mapping[int, Boundary],
+    *,
+    by: str,
+    now: int,
+) -> Boundary:
+    """A boundary to propose, with what is not known of it.
+
+    Where the log begins at or behind it, records that were deleted may have been older than the instant, or not. That they
+    were older is known if nothing has ever been deleted, or an earlier boundary is at the beginning of the log already: one whose
+    place is known, or one that was decided before this instant came.
+
+    :param found: per partition, the first offset at or behind the instant.
+    :param lows: the first offset that is left in each partition, asked for after ``found``.
+    :param settled: what is decided, by instant.
+    :param now: milliseconds since the epoch.
+    """
+    proposal = Boundary(topic, topic_id, instant, dict(found), by, decided_at=now)
+    below, _ = _around(instant, settled)
+    earliest = {}
+    for partition, offset in place(proposal, settled).offsets.items():
+        low = lows.get(partition, 0)
+        known = below.offsets.get(partition, 0) if below else 0
+        is_exact = below is not None and (partition not in below.earliest or 0 < below.decided_at < instant)
+        if offset > low or (is_exact and known == offset):
+            continue
+        lowest = below.earliest.get(partition, known) if below else 0
+        if lowest < offset:
+            earliest[partition] = lowest
+    return replace(proposal, earliest=earliest)
+
+
+def place(proposal: Boundary, settled: Mapping[int, Boundary]) -> Boundary:
+    """Where a proposal of an instant that is not settled would stand, if it were the next one."""
+    return _fit(proposal, *_around(proposal.instant, settled))
+
+
+def _around(instant: int, settled: Mapping[int, Boundary]) -> tuple[Boundary | None, Boundary | None]:
+    """The nearest boundaries before and after an instant."""
+    below = max((i for i in settled if i < instant), default=None)
+    above = min((i for i in settled if i > instant), default=None)
+    return None if below is None else settled[below], None if above is None else settled[above]
 
 
 def settle(proposals: Iterable[Boundary]) -> dict[int, Boundary]:
@@ -181,7 +236,7 @@ def interval_ranges(
     :param log: what Kafka holds now.
     :param position: what windows that belong to no interval have moved already: it is not moved again.
     :param data_loss: ``fail`` refuses to pass over records that were deleted before they were read; ``skip`` records a gap.
-    :raises DataLoss: records of the interval are gone.
+    :raises DataLoss: records of the interval are gone, or (:class:`~airflow_kafka_spark.errors.BeginningDeleted`) may be.
     :raises TopicRecreated: the pipeline knows another topic of this name.
     """
     ranges, gaps = [], []
@@ -192,14 +247,20 @@ def interval_ranges(
         for partition, end in sorted(ends[topic].offsets.items()):
             tp = TopicPartition(topic, partition)
             passed = position.offsets.get(tp, 0) if known in (None, "", found) else 0
-            start = min(max(starts[topic].offsets.get(partition, 0), passed), max(end, passed))
+            begin = starts[topic].offsets.get(partition, 0)
+            start = min(max(begin, passed), max(end, passed))
             end = max(end, start)
-            low = log.partitions[tp].low if tp in log.partitions else 0
-            if start < low and start < end:
+            # Where its start is not known the interval may have begun before all that is left of the log.
+            is_known = begin <= max(passed, starts[topic].earliest.get(partition, begin))
+            wanted = start if is_known else max(passed, starts[topic].earliest[partition])
+            low = min(log.partitions[tp].low if tp in log.partitions else 0, end)
+            if wanted < low:
                 if data_loss == "fail":
-                    raise DataLoss(*tp, start, min(low, end))
-                gaps.append(Gap(*tp, start, min(low, end)))
-                start = min(low, end)
+                    raise (
+                        DataLoss(*tp, wanted, low) if is_known else BeginningDeleted(*tp, wanted, low, iso(starts[topic].instant))
+                    )
+                gaps.append(Gap(*tp, wanted, low))
+                start = max(start, low)
             ranges.append(OffsetRange(topic, partition, start, end))
     return Ranges(tuple(ranges), tuple(gaps), 0)
 
@@ -222,6 +283,8 @@ def boundary_to_record(boundary: Boundary, token: str) -> tuple[bytes, bytes]:
         "topic_id": boundary.topic_id,
         "offsets": [[partition, offset] for partition, offset in sorted(boundary.offsets.items())],
         "by": boundary.by,
+        **({"earliest": [[p, offset] for p, offset in sorted(boundary.earliest.items())]} if boundary.earliest else {}),
+        **({"at": boundary.decided_at} if boundary.decided_at else {}),
     }
     return _dump([None, "boundary", boundary.topic, boundary.instant, token]), _dump(value)
 
@@ -232,7 +295,8 @@ def boundary_from_record(key: bytes, value: bytes) -> Boundary:
     found = json.loads(value)
     if found["v"] > VERSION:
         raise ValueError(f"a boundary of version {found['v']}")
-    return Boundary(topic, found["topic_id"], instant, {p: o for p, o in found["offsets"]}, found.get("by", ""))
+    offsets, earliest = ({p: o for p, o in found.get(name, ())} for name in ("offsets", "earliest"))
+    return Boundary(topic, found["topic_id"], instant, offsets, found.get("by", ""), earliest, found.get("at", 0))
 
 
 def _dump(value: object) -> bytes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from airflow_kafka_spark.windows.instants import instant_ms, instant_of, iso
-from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
 
 _LANE = re.compile(r"^(?P<family>.+)\.(?P<interval>\d{8}T\d{6}(?:\.\d{3})?Z-\d{8}T\d{6}(?:\.\d{3})?Z)$", re.DOTALL)
 
@@ -83,6 +83,7 @@ class IntervalState:
     :param topic_ids: the ids of the topics.
     :param forgotten: whether its window is no longer remembered in detail.
     :param offset: where it was first written down in the ledger partition: of two that overlap, the earlier one counts.
+    :param gaps: offsets that were deleted before they were read, and that it has passed over.
     """
 
     interval: Interval
@@ -93,6 +94,7 @@ class IntervalState:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     forgotten: bool = False
     offset: int = -1
+    gaps: tuple[Gap, ...] = ()
 
 
 def family_of(name: str) -> tuple[str, str | None]:
@@ -127,6 +129,8 @@ def contiguous(
     complete = sorted((k for k in known if k.state is State.COMPLETE), key=lambda k: k.interval)
     for entry in complete:
         starts = {r.topic_partition: r.start for r in entry.ranges}
+        # What it has passed over, nobody will move: it is no hole.
+        starts.update({TopicPartition(g.topic, g.partition): g.start for g in entry.gaps})
         length = entry.interval.end - entry.interval.start
         begins = first is not None and entry.interval.start - length < first <= entry.interval.end
         if begins or all(start <= reached.get(tp, 0) for tp, start in starts.items()):

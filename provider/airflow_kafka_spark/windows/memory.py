@@ -41,7 +41,7 @@ from airflow_kafka_spark.windows.codec import (
 )
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_from_json, dead_letters_to_json
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
-from airflow_kafka_spark.windows.model import Marker, State, Window
+from airflow_kafka_spark.windows.model import Gap, Marker, State, Window
 from airflow_kafka_spark.windows.plan import Position
 
 VERSION = 1
@@ -224,6 +224,7 @@ def interval_record(pipeline: str, state: IntervalState) -> LedgerRecord:
         "topic_ids": dict(state.topic_ids),
         "forgotten": state.forgotten,
         "first": state.offset,
+        **({"gaps": [[g.topic, g.partition, g.start, g.end] for g in state.gaps]} if state.gaps else {}),
     }
     return LedgerRecord(interval_key(pipeline, interval), _dump(value))
 
@@ -334,6 +335,7 @@ def _interval_state(value: Mapping[str, Any], offset: int) -> IntervalState:
         topic_ids=value["topic_ids"],
         forgotten=value["forgotten"],
         offset=value["first"] if value["first"] >= 0 else offset,
+        gaps=tuple(Gap(*item) for item in value.get("gaps", ())),
     )
 
 
