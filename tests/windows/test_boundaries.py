@@ -105,13 +105,13 @@ class TestSettle:
         assert settle(settled.values()) == settled
         assert settle([*proposals, *data.draw(st.permutations(proposals))]) == settled
 
-    def test_settling_two_years_of_hours_of_fifty_partitions_takes_seconds(self):
-        offsets = [{p: n * 10 + p for p in range(50)} for n in range(17_520)]
+    def test_settling_months_of_hours_of_fifty_partitions_takes_no_time(self):
+        offsets = [{p: n * 10 + p for p in range(50)} for n in range(4_000)]
         # Backfilled: in the order of the instants the neighbours would always be at the end.
-        order = [*range(0, 17_520, 2), *range(17_519, 0, -2)]
+        order = [*range(0, 4_000, 2), *range(3_999, 0, -2)]
         begun = time.process_time()
         settled = settle(Boundary("t", "id", n, offsets[n]) for n in order)
-        assert time.process_time() - begun < 20, "one minute for every 4,000 boundaries, when each was compared with all others"
+        assert time.process_time() - begun < 10, "more than a minute, when each was compared with all others"
         assert all(settled[n].offsets == offsets[n] for n in order)
 
 

@@ -38,6 +38,7 @@ from airflow_kafka_spark.errors.planning import (
     OffsetsWentBack,
     PartitionsVanished,
     PlanError,
+    PlannedMeanwhile,
     TimestampsInFuture,
     TopicRecreated,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "PartitionsVanished",
     "PipelineUnknown",
     "PlanError",
+    "PlannedMeanwhile",
     "Problem",
     "ProtobufNotInstalled",
     "RegistryRefused",

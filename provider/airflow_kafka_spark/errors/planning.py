@@ -108,6 +108,25 @@ class IntervalOverlaps(PlanError):
         )
 
 
+class PlannedMeanwhile(PlanError):
+    """Another window of the pipeline was planned at the same moment, and has some of the same offsets: this one was withdrawn
+    before anything was moved.
+
+    :param window: the window that was withdrawn, or the interval.
+    :param other: the one that came first.
+    """
+
+    retryable = True
+
+    def __init__(self, pipeline: str, window: object, other: object) -> None:
+        self.pipeline, self.window, self.other = pipeline, window, other
+        super().__init__(
+            f"{window} of pipeline `{pipeline}` was planned with offsets that {other} has, which was planned at the same moment",
+            expected="offsets that are moved once",
+            action="Nothing was moved. The task may simply be retried: it then plans what is left",
+        )
+
+
 class IntervalNotOver(PlanError):
     """An interval ends in the future: its records are not all there."""
 

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, IntervalOverlaps
+from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, PlannedMeanwhile
 from airflow_kafka_spark.hooks.ledger import TRANSACTION_SECONDS, Ledger, transactional_id_of
-from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping
+from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping, sharing_offsets
 from airflow_kafka_spark.windows.memory import (
     Attempt,
     Entry,
@@ -24,7 +24,7 @@ from airflow_kafka_spark.windows.memory import (
     position_key,
     window_key,
 )
-from airflow_kafka_spark.windows.model import State, TopicPartition, Window
+from airflow_kafka_spark.windows.model import State, TopicPartition, Window, share_offsets
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
@@ -43,6 +43,7 @@ class IntervalLedger(Ledger):
 
     :param pipeline: the pipeline's name.
     :param interval: the interval.
+    :ivar sink_has_it: the sink holds the interval, though the ledger does not know it: then it is what it was.
 
     The others are those of :class:`Ledger`.
     """
@@ -52,6 +53,7 @@ class IntervalLedger(Ledger):
         self.family_name = pipeline
         self.interval = interval
         self.family = Memory(pipeline)
+        self.sink_has_it = False
 
     def peek(self) -> None:
         """See :meth:`Ledger.peek`; the lane lies beside its pipeline."""
@@ -107,25 +109,46 @@ class IntervalLedger(Ledger):
         """See :meth:`Ledger.plan`.
 
         :raises IntervalOverlaps: another interval of this pipeline has some of the same instants.
+        :raises PlannedMeanwhile: something that was planned first has some of the same offsets; the interval is withdrawn.
         """
         self.refuse_overlaps()
-        entry = super().plan(window)
-        # Another one may have been planned at the same moment. Both are in the log now, and its order is the same for both.
+        entry = self._claim(Entry(window, State.PLANNED, self._attempt(1)))
+        faults.reached("plan.written")
+        # Others may have been planned at the same moment. All are in the log now, and its order is the same for all.
         self.look()
-        mine = self.known
-        others = [o for o in overlapping(self.interval, self.family.intervals.values()) if mine and o.offset < mine.offset]
-        if others:
-            self._withdraw()
-            raise IntervalOverlaps(self.family_name, self.interval, others[0].interval)
+        self._give_way(entry)
         return entry
 
+    def _give_way(self, entry: Entry) -> None:
+        """Withdraw an interval if something that was planned before it has some of its instants, or of its offsets. Nothing of it
+        was moved: that begins only after this, also where an earlier attempt died before it came to this."""
+        mine, window = self.known, entry.window
+        if mine is None or window.replay:
+            return
+        before = [state for state in self.family.intervals.values() if state.offset < mine.offset]
+        if others := overlapping(self.interval, before):
+            self._withdraw()
+            raise IntervalOverlaps(self.family_name, self.interval, others[0].interval)
+        if self.sink_has_it:
+            return
+        for state, _ in sharing_offsets(window.ranges, window.topic_ids, before):
+            self._give_up(f"interval {state.interval}")
+        progress = self.family.open_entry
+        is_before = progress is not None and not progress.window.replay and progress.first < mine.offset
+        if progress is not None and is_before and share_offsets(window.ranges, progress.window.ranges):
+            self._give_up(f"window {progress.window.number}")
+        position = self.family.position
+        for r in window.ranges:
+            same_topic = position.topic_ids.get(r.topic) in (None, "", window.topic_ids.get(r.topic))
+            if r.span and same_topic and position.offsets.get(r.topic_partition, 0) > r.start:
+                self._give_up(f"window {self.family.last_number}")
+
+    def _give_up(self, other: str) -> NoReturn:
+        self._withdraw()
+        raise PlannedMeanwhile(self.family_name, f"Interval {self.interval}", other)
+
     def _withdraw(self) -> None:
-        producer, self._closer = self._closer, None
-        assert producer is not None
-        producer.begin_transaction()
-        keys = (window_key(self.pipeline, NUMBER), interval_key(self.family_name, self.interval))
-        self.send(producer, [LedgerRecord(key, None) for key in keys])
-        producer.commit_transaction(TRANSACTION_SECONDS)
+        self.withdraw(window_key(self.pipeline, NUMBER), interval_key(self.family_name, self.interval))
 
     def along(self, entry: Entry) -> list[LedgerRecord]:
         """The interval's record among those of the pipeline."""

@@ -24,11 +24,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, GroupHasMembers, KafkaSparkError, KafkaUnavailable
+from airflow_kafka_spark.errors import Fenced, GroupHasMembers, KafkaSparkError, KafkaUnavailable, PlannedMeanwhile
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Hint, LedgerPlace, LedgerTopic
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
+from airflow_kafka_spark.windows.interval import sharing_offsets
 from airflow_kafka_spark.windows.memory import (
     CONTROL,
     Attempt,
@@ -74,6 +75,7 @@ class Ledger:
     :param replication_factor: of the ledger topic, should it have to be created; -1 is the brokers' default.
     :param hint_topics: topics whose committed offsets may carry a short cut into the ledger.
     :param max_tries: how many tries Airflow allows the run's task, see :class:`~airflow_kafka_spark.windows.memory.Attempt`.
+    :param beside_intervals: data intervals of the same pipeline may be planned at the same time.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Ledger:
         replication_factor: int = -1,
         hint_topics: Sequence[str] = (),
         max_tries: int = 0,
+        beside_intervals: bool = False,
     ) -> None:
         self.hook = hook
         self.pipeline = self.family_name = pipeline
@@ -97,6 +100,7 @@ class Ledger:
         self.keep_windows = keep_windows
         self.hint_topics = tuple(hint_topics)
         self.max_tries = max_tries
+        self.beside_intervals = beside_intervals
         self.memory = Memory(pipeline)
         self.hint: Hint | None = None
         self._partition = 0
@@ -225,12 +229,46 @@ class Ledger:
         """Freeze a window: once this returns, every later attempt sees this plan and no other.
 
         :raises Fenced: when a newer attempt has taken over.
+        :raises PlannedMeanwhile: a data interval with some of the same offsets was planned first; the window is withdrawn.
         """
-        return self._claim(Entry(window, State.PLANNED, self._attempt(1)))
+        entry = self._claim(Entry(window, State.PLANNED, self._attempt(1)))
+        faults.reached("plan.written")
+        if self.beside_intervals or self.memory.intervals:
+            # Only now: whoever is planned later sees this window, and whoever was planned earlier is seen.
+            self.look()
+            self._give_way(entry)
+        return entry
 
     def reopen(self, entry: Entry) -> Entry:
-        """Take over a window that an earlier attempt planned and did not complete."""
+        """Take over a window that an earlier attempt planned and did not complete.
+
+        :raises PlannedMeanwhile: see :meth:`plan`; the earlier attempt died before it looked.
+        """
+        self._give_way(entry)
         return self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
+
+    def _give_way(self, entry: Entry) -> None:
+        """Withdraw a window if a data interval that was planned before it has some of its offsets. Nothing of it was moved: that
+        begins only after this."""
+        window = entry.window
+        if window.replay:
+            return
+        before = (state for state in self.memory.intervals.values() if state.offset < entry.first)
+        for state, _ in sharing_offsets(window.ranges, window.topic_ids, before):
+            self.withdraw(window_key(self.pipeline, window.number))
+            raise PlannedMeanwhile(self.family_name, f"Window {window.number}", f"interval {state.interval}")
+
+    def withdraw(self, *keys: bytes) -> None:
+        """Remove records of a window that was planned and not moved."""
+        producer, self._closer = self._closer, None
+        assert producer is not None, "one ledger withdraws one window"
+        try:
+            producer.begin_transaction()
+            self.send(producer, [LedgerRecord(key, None) for key in keys])
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            # Whoever comes next finds the window, and withdraws it if this has not.
+            raise self.translated(error, "withdrawing a plan") from error
 
     def replay(self, entry: Entry) -> Entry:
         """Open a COMPLETE window once more, with the same offsets: the sink replaces its rows. Neither the position nor the
@@ -255,7 +293,8 @@ class Ledger:
         except Exception as error:
             self._resolve_claim(error, entry)
             offsets = [self.memory.entries[entry.window.number].offset]
-        entry = replace(entry, offset=offsets[0])
+        is_first = entry.first < 0 and entry.attempt.number == 1
+        entry = replace(entry, offset=offsets[0], first=offsets[0] if is_first else entry.first)
         # Of a pipeline that the ledger had never heard of, nobody can have written anything before this.
         seen = self.memory.seen if self.memory.seen >= 0 else entry.offset
         self.memory = replace(self.memory, entries={**self.memory.entries, entry.window.number: entry}, exists=True, seen=seen)

@@ -26,7 +26,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, Problem, ValidationError
+from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, PlannedMeanwhile, Problem, ValidationError
 from airflow_kafka_spark.operators.metrics import emit
 from airflow_kafka_spark.operators.paused import skip_paused, skip_though_invalid
 from airflow_kafka_spark.operators.run import Run
@@ -50,6 +50,9 @@ class Cancellable(Protocol):
 
 
 J = TypeVar("J", bound=Cancellable)
+
+PLAN_TRIES = 5
+"""How often an attempt plans, where other windows of the pipeline are planned with the same offsets at the same moment."""
 
 
 class Stopwatch:
@@ -160,6 +163,7 @@ class WindowOperator(VisibleOperator):
         run = Run.of(context)
         self.show(context, run)
         self.validate(run)
+        overtaken = 0
         while True:
             watch = Stopwatch()
             with ExitStack() as opened:
@@ -178,8 +182,15 @@ class WindowOperator(VisibleOperator):
                         self.follow(ledger)
                     return self.publish(dict(done.report or Report(done.window).to_dict()), context)
                 skip_paused(ledger)
-                with watch.step("plan"):
-                    entry = self._next_window(ledger, run, done)
+                try:
+                    with watch.step("plan"):
+                        entry = self._next_window(ledger, run, done)
+                except PlannedMeanwhile as error:
+                    overtaken += 1
+                    if overtaken == PLAN_TRIES:
+                        raise
+                    self.log.info("Planning again: %s", error)
+                    continue
                 faults.reached("planned")
                 with self.seen(entry.window):
                     report = self._complete(ledger, entry, watch)

@@ -151,7 +151,8 @@ class FromKafkaOperator(WindowOperator):
             return IntervalLedger(self.kafka, name, run.id, interval, **options)
         # An interval moves the group by itself, and leaves no short cut there.
         hints = self.resolve() if self.window == "progress" else ()
-        return Ledger(self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, **options)
+        beside = self.window == "interval"
+        return Ledger(self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, beside_intervals=beside, **options)
 
     # --- 3. plan ---
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsOpen, Problem
 from airflow_kafka_spark.sinks.base import Sink
-from airflow_kafka_spark.windows.boundaries import interval_ranges
-from airflow_kafka_spark.windows.interval import Interval, contiguous
+from airflow_kafka_spark.windows.boundaries import Boundary, interval_ranges
+from airflow_kafka_spark.windows.instants import instant_ms
+from airflow_kafka_spark.windows.interval import Interval, contiguous, taken_up_at
 from airflow_kafka_spark.windows.model import State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.boundaries import Boundaries
     from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.operators.run import Run
@@ -82,20 +84,25 @@ class IntervalPlan:
         ledger.refuse_overlaps()
         if interval.end_ms / 1000 > time.time() + max(self.grace, 60):
             raise IntervalNotOver(ledger.family_name, interval)
-        boundaries = Boundaries(self.kafka, ledger.topic, run.id).decide(
-            self.topics, bounds, self._log, grace=self.grace, pause=self.pause
-        )
+        deciding = Boundaries(self.kafka, ledger.topic, run.id)
+        boundaries = deciding.decide(self.topics, bounds, self._log, grace=self.grace, pause=self.pause)
+        # Waiting for the end of the interval may have taken long: who was planned meanwhile counts, too.
+        ledger.look()
+        ledger.refuse_overlaps()
         current = self._log()
         there = self.sink.last_applied(ledger.pipeline)
         if there is not None:
             # The ledger has forgotten this interval and the sink has not: it is what it was.
             log.warning("The ledger knows nothing of interval %s, but the sink does: its offsets are the sink's", interval)
+            ledger.sink_has_it = True
             planned = Ranges(there.ranges, (), 0)
         else:
-            starts, ends = ({topic: boundaries[topic][bound] for topic in self.topics} for bound in bounds)
-            # What progress windows of this pipeline have moved is not moved again.
-            moved = ledger.family.position
-            planned = interval_ranges(self.topics, starts, ends, current, moved, self.data_loss)
+            ends = {topic: boundaries[topic][bounds[1]] for topic in self.topics}
+            starts = {topic: self._start(ledger, topic, boundaries[topic][bounds[0]], current, deciding) for topic in self.topics}
+            # What progress windows of this pipeline have moved, or are about to move, is not moved again.
+            moved = ledger.family.claimed_position
+            others = [state for state in ledger.family.intervals.values() if state.interval != interval]
+            planned = interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
         return Window(
             pipeline=ledger.pipeline,
             number=1,
@@ -108,6 +115,20 @@ class IntervalPlan:
             interval=bounds,
             replay=there.replay if there else 0,
         )
+
+    def _start(self, ledger: IntervalLedger, topic: str, usual: Boundary, current: Log, deciding: Boundaries) -> Boundary:
+        """Where the interval begins in a topic: at its start, unless the topic has joined the pipeline later."""
+        interval, topic_id = ledger.interval, current.topic_ids.get(topic, "")
+        begin = taken_up_at(topic, topic_id, interval, ledger.family.intervals.values())
+        if begin is None:
+            log.info("Topic %s is new to pipeline %s: it begins at its first record", topic, ledger.family_name)
+            lows = {tp.partition: there.low for tp, there in current.partitions.items() if tp.topic == topic}
+            return Boundary(topic, topic_id, interval.start_ms, lows)
+        if begin == interval.start:
+            return usual
+        log.info("Intervals since %s were planned without topic %s: it begins there", begin, topic)
+        instant = instant_ms(begin)
+        return deciding.decide([topic], [instant], self._log, grace=self.grace, pause=self.pause)[topic][instant]
 
     def _log(self) -> Log:
         from airflow_kafka_spark.sources.kafka import read_log

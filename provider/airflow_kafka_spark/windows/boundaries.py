@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, TopicRecreated
 from airflow_kafka_spark.windows.instants import iso
+from airflow_kafka_spark.windows.interval import IntervalState, what_others_leave
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
 
@@ -228,6 +229,7 @@ def interval_ranges(
     log: Log,
     position: Position,
     data_loss: DataLossPolicy,
+    others: Iterable[IntervalState] = (),
 ) -> Ranges:
     """The offsets between two boundaries, per partition.
 
@@ -236,32 +238,33 @@ def interval_ranges(
     :param log: what Kafka holds now.
     :param position: what windows that belong to no interval have moved already: it is not moved again.
     :param data_loss: ``fail`` refuses to pass over records that were deleted before they were read; ``skip`` records a gap.
+    :param others: the other intervals of the pipeline: what they have is not moved again either.
     :raises DataLoss: records of the interval are gone, or (:class:`~airflow_kafka_spark.errors.BeginningDeleted`) may be.
     :raises TopicRecreated: the pipeline knows another topic of this name.
     """
-    ranges, gaps = [], []
+    natural = []
     for topic in sorted(topics):
         known, found = position.topic_ids.get(topic), log.topic_ids.get(topic)
         if known and found and known != found and data_loss == "fail":
             raise TopicRecreated(topic, known, found)
         for partition, end in sorted(ends[topic].offsets.items()):
-            tp = TopicPartition(topic, partition)
-            passed = position.offsets.get(tp, 0) if known in (None, "", found) else 0
-            begin = starts[topic].offsets.get(partition, 0)
-            start = min(max(begin, passed), max(end, passed))
-            end = max(end, start)
-            # Where its start is not known the interval may have begun before all that is left of the log.
-            is_known = begin <= max(passed, starts[topic].earliest.get(partition, begin))
-            wanted = start if is_known else max(passed, starts[topic].earliest[partition])
-            low = min(log.partitions[tp].low if tp in log.partitions else 0, end)
-            if wanted < low:
-                if data_loss == "fail":
-                    raise (
-                        DataLoss(*tp, wanted, low) if is_known else BeginningDeleted(*tp, wanted, low, iso(starts[topic].instant))
-                    )
-                gaps.append(Gap(*tp, wanted, low))
-                start = max(start, low)
-            ranges.append(OffsetRange(topic, partition, start, end))
+            passed = position.offsets.get(TopicPartition(topic, partition), 0) if known in (None, "", found) else 0
+            start = min(max(starts[topic].offsets.get(partition, 0), passed), max(end, passed))
+            natural.append(OffsetRange(topic, partition, start, max(end, start)))
+    ranges, gaps = [], []
+    for r in what_others_leave(natural, log.topic_ids, others):
+        tp, boundary = r.topic_partition, starts[r.topic]
+        low = min(log.partitions[tp].low if tp in log.partitions else 0, r.end)
+        # Where its start is not known the interval may have begun before all that is left of the log.
+        is_known = r.start > boundary.offsets.get(r.partition, 0) or r.partition not in boundary.earliest
+        passed = position.offsets.get(tp, 0) if position.topic_ids.get(r.topic) in (None, "", log.topic_ids.get(r.topic)) else 0
+        wanted = r.start if is_known else max(passed, boundary.earliest[r.partition])
+        if wanted < low:
+            if data_loss == "fail":
+                raise DataLoss(*tp, wanted, low) if is_known else BeginningDeleted(*tp, wanted, low, iso(boundary.instant))
+            gaps.append(Gap(*tp, wanted, low))
+            r = replace(r, start=max(r.start, low))
+        ranges.append(r)
     return Ranges(tuple(ranges), tuple(gaps), 0)
 
 

@@ -8,7 +8,7 @@ intervals, of which the consumer group follows the contiguous prefix.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -96,6 +96,11 @@ class IntervalState:
     offset: int = -1
     gaps: tuple[Gap, ...] = ()
 
+    def has(self, topic: str, topic_id: str) -> bool:
+        """Whether it has a topic: the one with this id, as far as ids are known."""
+        known = self.topic_ids.get(topic, "")
+        return any(r.topic == topic for r in self.ranges) and not (known and topic_id and known != topic_id)
+
 
 def family_of(name: str) -> tuple[str, str | None]:
     """The pipeline that a name in ledger or sink belongs to, and which of its data intervals it is; None for the pipeline
@@ -109,6 +114,65 @@ def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[Inte
     return sorted(
         (other for other in known if other.interval != interval and other.interval.overlaps(interval)), key=lambda o: o.interval
     )
+
+
+def taken_up_at(topic: str, topic_id: str, interval: Interval, known: Iterable[IntervalState]) -> datetime | None:
+    """Where an interval takes a topic up: at its own start, or at that of the intervals directly before it that were planned
+    without the topic, since nobody else will move what the topic has of these. None: no interval has it, and there are others:
+    the topic has joined the pipeline, and is taken up at its first record.
+
+    :param known: the pipeline's intervals, planned and complete.
+    """
+    others = [state for state in known if state.interval != interval]
+    without = {state.interval.end: state.interval for state in others if not state.has(topic, topic_id)}
+    if without and len(without) == len(others):
+        return None
+    begin = interval.start
+    while (before := without.get(begin)) is not None:
+        begin = before.start
+    return begin
+
+
+def what_others_leave(
+    ranges: Sequence[OffsetRange], topic_ids: Mapping[str, str], others: Iterable[IntervalState]
+) -> tuple[OffsetRange, ...]:
+    """The ranges of an interval without the offsets that other intervals of the pipeline have: one in which a topic was taken up
+    has those of all times before it.
+
+    :param topic_ids: the ids of the topics.
+    """
+    taken: dict[TopicPartition, list[OffsetRange]] = {}
+    for _, r in sharing_offsets(ranges, topic_ids, others):
+        taken.setdefault(r.topic_partition, []).append(r)
+    left = []
+    for r in ranges:
+        start, end, parts = r.start, r.end, sorted(taken.get(r.topic_partition, ()))
+        for other in parts:
+            if other.start <= start:
+                start = max(start, min(other.end, end))
+        for other in reversed(parts):
+            if other.end >= end:
+                end = max(start, min(other.start, end))
+        left.append(OffsetRange(r.topic, r.partition, start, end))
+    return tuple(left)
+
+
+def sharing_offsets(
+    ranges: Iterable[OffsetRange], topic_ids: Mapping[str, str], known: Iterable[IntervalState]
+) -> Iterator[tuple[IntervalState, OffsetRange]]:
+    """Intervals that have some of these offsets, with their range.
+
+    :param topic_ids: the ids of the topics that the ranges are of.
+    """
+    # Looked at for each range of each interval there ever was.
+    wanted = {(r.topic, r.partition): r for r in ranges if r.span}
+    for state in known:
+        for r in state.ranges:
+            mine = wanted.get((r.topic, r.partition))
+            if mine is None or r.start >= mine.end or mine.start >= r.end or not r.span:
+                continue
+            if state.has(r.topic, topic_ids.get(r.topic, "")):
+                yield state, r
 
 
 def contiguous(
@@ -133,9 +197,12 @@ def contiguous(
         starts.update({TopicPartition(g.topic, g.partition): g.start for g in entry.gaps})
         length = entry.interval.end - entry.interval.start
         begins = first is not None and entry.interval.start - length < first <= entry.interval.end
-        if begins or all(start <= reached.get(tp, 0) for tp, start in starts.items()):
+        # An empty range is none: where it lies says nothing of what comes before.
+        spans = {r.topic_partition for r in entry.ranges if r.span} | {(g.topic, g.partition) for g in entry.gaps}
+        if begins or all(start <= reached.get(tp, 0) for tp, start in starts.items() if tp in spans):
             for r in entry.ranges:
-                reached[r.topic_partition] = max(reached.get(r.topic_partition, 0), r.end)
+                if begins or r.topic_partition in spans:
+                    reached[r.topic_partition] = max(reached.get(r.topic_partition, 0), r.end)
     return reached
 
 

@@ -42,7 +42,7 @@ from airflow_kafka_spark.windows.codec import (
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_from_json, dead_letters_to_json
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.model import Gap, Marker, State, Window
-from airflow_kafka_spark.windows.plan import Position
+from airflow_kafka_spark.windows.plan import Position, next_position
 
 VERSION = 1
 """Of the records. A record of a newer version is refused, never guessed at."""
@@ -89,6 +89,8 @@ class Entry:
 
     :param report: the report of a COMPLETE window, as JSON; while it is replayed, that of the time before.
     :param offset: where its newest record lies in the ledger partition; -1 when not read from there.
+    :param first: where its first one lay: of two that want the same offsets, the one that was planned first counts. -1 where
+        that is not known.
     """
 
     window: Window
@@ -96,6 +98,7 @@ class Entry:
     attempt: Attempt
     report: Mapping[str, Any] | None = None
     offset: int = -1
+    first: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,8 @@ class Memory:
         offsets = [*(e.offset for e in self.entries.values()), *(d.offset for d in self.dead.values())]
         asked = [c for e in self.entries.values() if e.state is State.COMPLETE and (c := self.replay_asked(e.window))]
         offsets += [c.offset for c in (self.pause, *asked) if c]
+        # Whoever begins to read behind one would take the pipeline for one without intervals.
+        offsets += [state.offset for state in self.intervals.values()]
         # Controls are written beside whoever is at work: what came after its last look may be one.
         known = [offset for offset in offsets if offset >= 0]
         return min(known if self.seen < 0 else [*known, self.seen]) if known else -1
@@ -180,6 +185,12 @@ class Memory:
         return tuple(sorted(every, key=lambda c: (c.number, c.at), reverse=True))
 
     @property
+    def claimed_position(self) -> Position:
+        """Where the pipeline stands once its open window is complete: what that has is moved by nobody else."""
+        entry = self.open_entry
+        return self.position if entry is None or entry.window.replay else next_position(self.position, entry.window)
+
+    @property
     def next_change(self) -> int:
         """The number that the next change by hand gets."""
         return max((*self.changes, *self.controls), default=0) + 1
@@ -202,6 +213,7 @@ def window_record(entry: Entry) -> LedgerRecord:
         "window": window_to_json(entry.window),
         "attempt": dict(vars(attempt)),
         "report": entry.report,
+        **({"first": entry.first} if entry.first >= 0 else {}),
     }
     return LedgerRecord(window_key(entry.window.pipeline, entry.window.number), _dump(value))
 
@@ -322,6 +334,8 @@ def _entry(value: Mapping[str, Any], offset: int) -> Entry:
         attempt=Attempt(**value["attempt"]),
         report=value.get("report"),
         offset=offset,
+        # The first attempt's first record does not know where it lies.
+        first=value.get("first", offset if value["attempt"]["number"] == 1 else -1),
     )
 
 

@@ -68,6 +68,14 @@ class OffsetRange:
         return f"{self.topic}-{self.partition}[{self.start},{self.end})"
 
 
+def share_offsets(one: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> bool:
+    """Whether an offset of the same topic (by name) is in both."""
+    known: dict[TopicPartition, list[OffsetRange]] = {}
+    for r in one:
+        known.setdefault(r.topic_partition, []).append(r)
+    return any(max(r.start, k.start) < min(r.end, k.end) for r in other for k in known.get(r.topic_partition, ()))
+
+
 @dataclass(frozen=True)
 class Gap:
     """Offsets that a window skipped because retention had deleted them (data loss policy ``skip``)."""
