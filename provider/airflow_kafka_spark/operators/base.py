@@ -180,7 +180,7 @@ class WindowOperator(VisibleOperator):
                     self.log.info("Window %s of this run is complete already: nothing to do", done.window)
                     if not is_paused:
                         self.follow(ledger)
-                    return self.publish(dict(done.report or Report(done.window).to_dict()), context)
+                    return self.publish(dict(done.report or Report(done.window, gaps=done.window.gaps).to_dict()), context)
                 skip_paused(ledger)
                 try:
                     with watch.step("plan"):
@@ -268,7 +268,7 @@ class WindowOperator(VisibleOperator):
     def _complete(self, ledger: Ledger, entry: Entry, watch: Stopwatch) -> Report:
         window = entry.window
         if window.is_empty:
-            report = Report(window)
+            report = Report(window, gaps=window.gaps)
         elif (applied := self.applied(window)) is not None:
             self.log.info("The sink has taken window %s already: only the close is left", window)
             report = sum_up_applied(window, applied, ledger.memory.dead.get(window.number))
