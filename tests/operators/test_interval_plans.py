@@ -74,9 +74,15 @@ class TestBesideProgress:
 
     def test_an_interval_that_waited_for_its_end_leaves_what_was_moved_meanwhile(self, dry):
         now = datetime.now(timezone.utc)
-        dry.produce(*((now - BEGIN).total_seconds() / 60 - minute for minute in (9, 8, 7, 6)))
-        interval = (now - timedelta(minutes=10), now + timedelta(seconds=1))
-        report = dry.run(interval=interval, grace=1, waiting=dry.run)
+        minutes = (now - BEGIN).total_seconds() / 60
+        dry.produce(*(minutes - before for before in (9, 8, 7, 6)))
+
+        def waiting():
+            dry.run()
+            # Now it is decided where the interval ends.
+            dry.produce(minutes + 0.01)
+
+        report = dry.run(interval=(now - timedelta(minutes=10), now), grace=600, waiting=waiting)
         assert report["records_read"] == 0
         assert dry.offsets() == {f"{dry.topic}-0": [*range(4)]}
 
@@ -132,7 +138,7 @@ class TestBesideProgress:
         dry.run(3)
         dry.run(4)
         # Its group's offsets now carry a short cut into the ledger.
-        assert ranges(dry.run(window="progress")) == [("a", 7, 7)]
+        assert ranges(dry.run(window="progress", run_id="later")) == [("a", 7, 7)]
         assert dry.offsets() == {f"{dry.topic}-0": [*range(7)]}
 
 

@@ -101,11 +101,18 @@ class Dry:
         assert producer.flush(30) == 0
 
     def attempt(
-        self, number: int | None = None, *, length: int = 1, interval: Any = None, cleared: int = 0, **options: Any
+        self,
+        number: int | None = None,
+        *,
+        length: int = 1,
+        interval: Any = None,
+        cleared: int = 0,
+        run_id: str = "manual",
+        **options: Any,
     ) -> partial[Any]:
         """One attempt at an hour, or, without one, at what is new: call it, here or in another process, for its report."""
         facts = {"interval": interval or (None if number is None else hour(number, length)), "max_tries": cleared}
-        run_id = "manual" if facts["interval"] is None else f"run-{number}-{length}"
+        run_id = run_id if facts["interval"] is None else f"run-{number}-{length}"
         given = {
             "topics_pattern": f"{self.prefix}-.*", "group_id": self.name, "pipeline": self.name, "window": "interval", "grace": 0,
             "on_missing_interval": "progress", "ledger_topic": f"ledger-{self.name}", "moved": self.moved,

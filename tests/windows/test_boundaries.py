@@ -245,7 +245,7 @@ class TestWhatWasDeletedBeforeItWasDecided:
         assert not self.propose(100, 5, 5, unknown).earliest
 
     @given(st.data())
-    def test_the_place_in_the_whole_log_is_never_outside_of_what_is_said(self, data):
+    def test_where_timestamps_ascend_the_place_in_the_whole_log_is_never_outside_of_what_is_said(self, data):
         whole, low, now = RandomLog(), 0, 0
         settled: dict[int, Boundary] = {}
         places: dict[int, int] = {}
@@ -253,7 +253,8 @@ class TestWhatWasDeletedBeforeItWasDecided:
             now += data.draw(st.integers(0, 20))
             match data.draw(st.sampled_from(["write", "write", "delete", "ask", "ask"])):
                 case "write":
-                    whole.write(data.draw(st.lists(st.integers(0, now), max_size=5)))
+                    last = max(whole.stamps.values(), default=0)
+                    whole.write(sorted(data.draw(st.lists(st.integers(last, now), max_size=5))))
                 case "delete":
                     low = data.draw(st.integers(low, whole.end))
                 case "ask":

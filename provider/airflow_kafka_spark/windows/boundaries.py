@@ -58,9 +58,10 @@ def propose(
 ) -> Boundary:
     """A boundary to propose, with what is not known of it.
 
-    Where the log begins at or behind it, records that were deleted may have been older than the instant, or not. That they
-    were older is known if nothing has ever been deleted, or an earlier boundary is at the beginning of the log already: one whose
-    place is known, or one that was decided before this instant came.
+    Where the log begins at or behind it, records that were deleted may have been older than the instant, or not. An older record
+    that is left shows that they were, as far as timestamps ascend. It is known, too, if nothing has ever been deleted, or if an
+    earlier boundary is at the beginning of the log already: one whose place is known, or one that was decided before this
+    instant came.
 
     :param found: per partition, the first offset at or behind the instant.
     :param lows: the first offset that is left in each partition, asked for after ``found``.
