@@ -97,6 +97,18 @@ class TestReset:
             moved.reset("earliest", why=" ")
         assert moved.everything() == before
 
+    def test_a_pipeline_that_the_ledger_does_not_know_is_moved_where_its_topics_and_group_are_named(self, piped):
+        """As after Kafka was created anew: its sink may still remember windows."""
+        with pytest.raises(PipelineUnknown):
+            piped.reset("earliest", only=[piped.topic])
+        with pytest.raises(PipelineUnknown):
+            piped.reset("earliest", group_id=piped.name)
+        done = piped.reset("earliest", only=[piped.topic], group_id=piped.name)
+        assert [(m.before, m.after) for m in done.moves] == [(None, 2), (None, 0)]
+        assert piped.stands() == piped.committed() == [2, 0]
+        position = piped.memory.position
+        assert (position.moved, position.cluster_id) == (1, piped.hook.cluster_id()) and position.topic_ids[piped.topic]
+
     def test_an_open_window_is_refused_and_its_attempt_is_not_disturbed(self, moved):
         with moved.ledger() as at_work:
             entry = at_work.plan(moved.window(at_work, 15, 15))

@@ -9,8 +9,11 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_kafka_spark.errors import BadRecords, DataLoss, OffsetsWentBack, TopicRecreated, ValidationError
+from airflow_kafka_spark.errors import BadRecords, DataLoss, ForeignOffsets, OffsetsWentBack, TopicRecreated, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.pipeline_changes import reset
+from airflow_kafka_spark.hooks.pipeline_forget import forget
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import files_rows, order
@@ -23,6 +26,12 @@ def send(pipeline, *records, partition=0):
     for key, value in records:
         producer.produce(pipeline.topic, value, key, partition)
     producer.flush(30)
+
+
+def hook_of(ask):
+    """What a hook answers that is asked between two attempts."""
+    with KafkaHook() as hook:
+        return ask(hook)
 
 
 def table_of(path):
@@ -230,6 +239,31 @@ class TestDataLoss:
         report = files.run("run2", data_loss="skip")
         assert report["records_read"] == 900
         assert len(files.rows()) == 1200
+
+    def test_kafka_created_anew_is_not_read_from_where_the_sink_had_the_old_one(self, files):
+        """Neither the ledger nor the topic is there any more, and both are created anew; the sink remembers."""
+        files.produce(300)
+        files.run()
+        old = hook_of(lambda hook: hook.describe_topics([files.topic])[files.topic].topic_id)
+        for topic in (files.topic, f"ledger-{files.name}"):
+            files.kafka.delete_topic(topic)
+        files.kafka.create_topic(files.topic, 3)
+        files.produce(900)
+        new = hook_of(lambda hook: hook.describe_topics([files.topic])[files.topic].topic_id)
+        with pytest.raises(ForeignOffsets) as caught:
+            files.run("run2")
+        assert caught.value.topics == {files.topic: (old, new)}
+        assert f"reset {files.name} --to earliest --only {files.topic}" in str(caught.value)
+        ledger = {"ledger_topic": f"ledger-{files.name}"}
+        said = {"only": [files.topic], "group_id": files.name, "why": "Kafka is another one", **ledger}
+        hook_of(lambda hook: reset(hook, files.name, "earliest", **said))
+        report = files.run("run2")
+        assert (report["records_read"], report["window"]) == (900, "0000000002")
+        # To forget it decides nothing: the sink remembers, and what it remembers is right.
+        hook_of(lambda hook: forget(hook, files.name, why="a test", **ledger))
+        files.produce(60)
+        assert files.run("run3")["records_read"] == 60
+        assert len(files.rows()) == 300 + 900 + 60
 
     def test_a_topic_created_again_while_a_window_is_open(self, files):
         files.produce(300)

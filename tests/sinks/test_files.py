@@ -735,3 +735,18 @@ def test_a_staging_directory_that_is_removed_meanwhile_is_made_again(tmp_path, m
     monkeypatch.setattr(os, "mkdir", lambda p, *a: racing(p, *a) if "0000000001" in str(p) else mkdir(p, *a))
     assert staging.create(Feed().next().window).is_dir()
     assert len(made) == 3
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_file_system_on_which_directories_cannot_be_exchanged_is_found_without_leaving_a_trace(path, monkeypatch, exists):
+    if exists:
+        path.mkdir(parents=True)
+    before = tree(path.parents[1])
+    assert FilesSink(str(path)).replay_problems() == []
+    # A flag that the kernel does not know: it answers as it does where the file system does not know this one.
+    monkeypatch.setattr("airflow_kafka_spark.sinks.files_layout._RENAME_EXCHANGE", 1 << 20)
+    (problem,) = FilesSink(str(path)).replay_problems()
+    assert problem.where == "on_rerun" and str(path) in problem.what and "in one step" in problem.what
+    assert "skip" in problem.action
+    assert tree(path.parents[1]) == before
+    assert FilesSink("s3://bucket/table").replay_problems() == [], "that is for validate() to refuse"

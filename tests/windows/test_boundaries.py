@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.errors import DataLoss, TopicRecreated
+from airflow_kafka_spark.errors import DataLoss
 from airflow_kafka_spark.windows.boundaries import (
     Boundary,
     boundary_from_record,
@@ -135,9 +135,9 @@ class TestRanges:
         assert between(at(1, p0=3), at(2, p0=8), log(p0=(0, 9)), position).ranges == (OffsetRange("t", 0, 5, 8),)
         assert between(at(1, p0=1), at(2, p0=4), log(p0=(0, 9)), position).ranges == (OffsetRange("t", 0, 5, 5),)
 
-    def test_a_topic_created_again_is_refused(self):
-        with pytest.raises(TopicRecreated):
-            between(at(1, p0=3), at(2, p0=8), log(p0=(0, 9)), Position({T0: 5}, {"t": "another"}))
+    def test_what_was_moved_of_another_topic_of_that_name_counts_for_nothing(self):
+        position = Position({T0: 5}, {"t": "another"})
+        assert between(at(1, p0=3), at(2, p0=8), log(p0=(0, 9)), position).ranges == (OffsetRange("t", 0, 3, 8),)
 
 
 class TestRecords:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
@@ -90,6 +91,13 @@ class TestContiguous:
         assert contiguous(known, {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 120}
         assert contiguous(known, {T0: 0}, NEW_YEAR + timedelta(hours=4, minutes=30)) == {T0: 120}
         assert contiguous(known[1:], {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 0}
+
+    def test_offsets_of_a_topic_that_was_created_anew_since_do_not_count(self):
+        old = [replace(k, topic_ids={"t": "old"}) for k in (done(0, (0, 10)), done(1, (10, 20)))]
+        new = replace(done(2, (0, 5)), topic_ids={"t": "new"})
+        assert contiguous([*old, new], {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 5}
+        assert contiguous([*old, new], {T0: 0}, NEW_YEAR, {"t": "old"}) == {T0: 20}
+        assert contiguous(old, {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 0}
 
     def test_a_partition_that_came_later_is_part_of_it(self):
         assert contiguous([done(0, (0, 10)), done(1, (10, 20), (0, 7))], {T0: 0, T1: 0}) == {T0: 20, T1: 7}

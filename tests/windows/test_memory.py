@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.memory import (
     PAUSE_VERSION,
     VERSION,
@@ -16,6 +17,8 @@ from airflow_kafka_spark.windows.memory import (
     change_key,
     change_record,
     control_record,
+    interval_record,
+    known_topic_ids,
     position_record,
     remember,
     window_key,
@@ -131,6 +134,18 @@ def test_a_forgotten_pipeline_is_blank_though_its_tombstones_are_there():
     assert not remember("p", log(*records)).is_blank
     memory = remember("p", log(*records, *(record._replace(value=None) for record in records)))
     assert memory.is_blank and not memory.position.offsets
+
+
+def test_a_topic_is_known_by_every_id_under_which_it_was_read_the_last_one_last():
+    def moved(hour: int, **ids: str) -> LedgerRecord:
+        interval = Interval.of_ms(hour * 3_600_000, (hour + 1) * 3_600_000)
+        return interval_record("p", IntervalState(interval, State.COMPLETE, (), topic_ids=ids))
+
+    memory = remember("p", log(moved(5, t="a", u="x"), moved(3, t="b"), moved(4, t=""), moved(6, t="a")))
+    assert known_topic_ids(memory) == {"t": ("a", "b"), "u": ("x",)}
+    position = Position({TopicPartition("t", 0): 4}, {"t": "first"})
+    assert known_topic_ids(replace(memory, position=position))["t"] == ("first", "a", "b")
+    assert known_topic_ids(remember("p", ())) == {}
 
 
 def test_kinds_of_records_that_a_later_release_may_add_are_passed_over():

@@ -51,6 +51,7 @@ from airflow_kafka_spark.errors.setup import (
 from airflow_kafka_spark.errors.sinks import (
     BadRecords,
     CountMismatch,
+    ForeignOffsets,
     SinkRejected,
     SinkUnavailable,
     SparkJobFailed,
@@ -85,6 +86,7 @@ __all__ = [
     "Fenced",
     "FollowBroken",
     "FollowedMismatch",
+    "ForeignOffsets",
     "GroupHasMembers",
     "IntervalNotOver",
     "IntervalOverlaps",

@@ -28,6 +28,7 @@ from airflow_kafka_spark.windows.model import State, TopicPartition, Window
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.windows.plan import Log
 
 log = logging.getLogger(__name__)
 
@@ -140,15 +141,14 @@ class IntervalLedger(Ledger):
     # --- the group ---
 
     def follow(
-        self, group_id: str, where: Callable[[], tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]],
-        first: datetime | None,
-    ) -> dict[TopicPartition, int]:  # fmt: skip
+        self, group_id: str, where: Callable[[], tuple[Mapping[TopicPartition, int], Log]], first: datetime | None
+    ) -> dict[TopicPartition, int]:
         """Move the group to where everything is complete without a hole, and forget the details of old intervals.
 
         Whoever completes an interval does this afterwards. When two do it at once the later one shuts the earlier one out, and
         sees what that has completed.
 
-        :param where: asks for the group's offsets and for the first offsets there are, of all partitions.
+        :param where: asks for the group's offsets, and for what Kafka holds of the topics.
         :param first: where the schedule begins, see :func:`~airflow_kafka_spark.windows.interval.contiguous`.
         :return: what was committed; empty when there was nothing to move.
         """
@@ -162,16 +162,17 @@ class IntervalLedger(Ledger):
             return {}
 
     def _follow(
-        self, group_id: str, where: Callable[[], tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]],
-        first: datetime | None,
-    ) -> dict[TopicPartition, int]:  # fmt: skip
+        self, group_id: str, where: Callable[[], tuple[Mapping[TopicPartition, int], Log]], first: datetime | None
+    ) -> dict[TopicPartition, int]:
         producer = self._fence_as(transactional_id_of(self.topic.name, self.family_name, "group"))
         faults.reached("group.fenced")
         self.look()
-        committed, lows = where()
+        committed, log = where()
+        lows = {tp: partition.low for tp, partition in log.partitions.items()}
         intervals = self.family.intervals.values()
-        reached = contiguous(intervals, {**lows, **committed}, first)
-        moved = {tp: offset for tp, offset in reached.items() if offset > committed.get(tp, lows.get(tp, 0))}
+        # A range of a topic that is gone, or that was created anew since, says nothing of the partitions there are.
+        reached = contiguous(intervals, {**lows, **committed}, first, log.topic_ids)
+        moved = {tp: offset for tp, offset in reached.items() if tp in lows and offset > committed.get(tp, lows[tp])}
         forgotten = self._old()
         if not moved and not forgotten:
             return {}
@@ -197,6 +198,7 @@ class IntervalLedger(Ledger):
         return records
 
     def _metadata(self, topic: str) -> str:
-        ids = {t: i for k in self.family.intervals.values() for t, i in k.topic_ids.items()}
+        by_age = sorted(self.family.intervals.values(), key=lambda k: k.offset)
+        ids = {t: i for k in by_age for t, i in k.topic_ids.items()}
         facts = {"pipeline": self.family_name, "window": self.interval.name, "topic_id": ids.get(topic, "")}
         return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)

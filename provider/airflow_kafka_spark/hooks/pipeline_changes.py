@@ -103,11 +103,13 @@ def reset(
     :param why: what for.
     :param who: who asks for it; default the user of this process.
     :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
+        Named together with ``group_id``, they also move a pipeline that the ledger knows nothing of, because Kafka was created
+        anew or it was told to forget it, and whose sink still remembers windows: its next window begins there.
     :param ledger_topic: the ledger that knows it.
     :param group_id: its group; None is the one that its last report names.
     :param discard_open: give up an open window, whose records a sink may have taken already.
     :param dry_run: change nothing, fence nobody, and say what would happen.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger holds nothing of it, and ``only`` or ``group_id`` is not said.
     :raises WindowOpen: it has an open window.
     :raises GroupHasMembers: somebody consumes with its group.
     :raises BoundRefused: offsets that the log does not hold.
@@ -117,11 +119,11 @@ def reset(
     target, who = parse_target(to), who_asks(who, why)
 
     def planned(memory: Memory) -> tuple[Moved, str]:
-        group = _check(hook, memory, ledger_topic, group_id, discard_open)
+        group = _check(hook, memory, ledger_topic, group_id, discard_open, is_said=bool(_topics(only)))
         return moved_to(hook, memory, target, only, group), group
 
     # First without fencing: a window that is being worked on must not be disturbed by what is refused.
-    move, group = planned(find(hook, pipeline, ledger_topic).memory)
+    move, group = planned(_look(hook, pipeline, ledger_topic, is_said=bool(_topics(only) and group_id)))
     if not dry_run:
         with Ledger(hook, pipeline, f"reset by {who}", group_id=group, topic=ledger_topic) as ledger:
             move, group = planned(ledger.memory)
@@ -151,9 +153,29 @@ def _user() -> str:
         return f"uid {os.getuid()}"
 
 
-def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, discard_open: bool) -> str:
-    """The group that is moved, too."""
-    if memory.is_blank and not memory.intervals:
+def _look(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> Memory:
+    """What the ledger holds of a pipeline; nothing, where it has never heard of it and everything is said that it would know."""
+    try:
+        return find(hook, pipeline, ledger_topic).memory
+    except PipelineUnknown:
+        if not is_said:
+            raise
+        return Memory(pipeline)
+
+
+def _topics(only: Sequence[str]) -> set[str]:
+    """The topics that ``only`` names."""
+    return {str(item).partition(":")[0] for item in ([only] if isinstance(only, str) else only)}
+
+
+def _check(
+    hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, discard_open: bool, *, is_said: bool = False
+) -> str:
+    """The group that is moved, too.
+
+    :param is_said: whether the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
+    """
+    if memory.is_blank and not memory.intervals and not (is_said and group_id):
         raise PipelineUnknown(memory.pipeline, ledger_topic)
     if has_source(memory):
         raise ResetRefused(
@@ -237,7 +259,8 @@ def moved_to(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[str
     :raises ResetRefused: it cannot be moved there.
     """
     windows, position, number, before = open_entries(memory), memory.position, memory.next_change, stands_at(memory)
-    topics = {tp.topic for tp in before}
+    # A pipeline that the ledger knows nothing of reads what is named.
+    topics = {tp.topic for tp in before} or _topics(only)
     log = log_of(hook, topics)
     scope = _scope(only, target, log, topics)
     stale = {t for t in topics if is_another(position, log, t)}

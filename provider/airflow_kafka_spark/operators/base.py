@@ -217,6 +217,20 @@ class WindowOperator(VisibleOperator):
             raise ValidationError(problems)
         return True
 
+    def _refuse_replay(self, unfinished: Entry) -> None:
+        """Look, before a replay that is open is taken up again, whether the sink can still replace rows: it may have been planned
+        for another sink, or another file system.
+
+        :raises ValidationError: the sink cannot, with the command that gives the replay up.
+        """
+        if not unfinished.window.replay or not (problems := self.replay_problems()):
+            return
+        window = unfinished.window
+        found = f"window {window} is being moved once more"
+        give_up = f"To give that up, and leave its rows as they are: `python -m airflow_kafka_spark skip {window.pipeline}`"
+        action = "No other interval waits for it: its rows stay as they are" if window.interval else give_up
+        raise ValidationError([*problems, Problem("on_rerun", found, action)])
+
     def replay_problems(self) -> list[Problem]:
         """Why the sink cannot replace the rows of a window that it has taken."""
         if isinstance(self.sink, Sink):
@@ -238,6 +252,7 @@ class WindowOperator(VisibleOperator):
         elif unfinished is None:
             entry = ledger.plan(self.plan(ledger, run))
         else:
+            self._refuse_replay(unfinished)
             self.log.info(
                 "Window %s was planned by run %s and is not complete: finishing it first",
                 unfinished.window,

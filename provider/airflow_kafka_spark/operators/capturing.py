@@ -18,6 +18,7 @@ from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, 
 from airflow_kafka_spark.transforms.base import Transform
 from airflow_kafka_spark.transforms.chaining import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
+from airflow_kafka_spark.windows.continuity import without_recreated
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Gap, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_set import OffsetSet, digest_of
@@ -65,7 +66,9 @@ class Capture:
         """The window as its sink sees it. What was moved while no filter routed there is a gap to it."""
         name = self.pipeline(window.pipeline)
         last, starts = self.sink.last_applied(name), {r.topic_partition: r.start for r in window.ranges}
-        ends = {r.topic_partition: r.end for r in last.ranges} if last and last.number < window.number else {}
+        # What it has of a topic that was created anew since says nothing of this one.
+        before = without_recreated(last, window).ranges if last and last.number < window.number else ()
+        ends = {r.topic_partition: r.end for r in before}
         holes = [Gap(*tp, end, starts[tp]) for tp, end in ends.items() if starts.get(tp, 0) > end]
         return replace(window, pipeline=name, gaps=(*window.gaps, *holes))
 

@@ -17,6 +17,7 @@ from airflow_kafka_spark.operators.intervals import IntervalPlan, after_interval
 from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.sources.kafka import Subscription, read_log
 from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written, parse_stop
+from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import (
     DataLossPolicy,
@@ -169,6 +170,9 @@ class FromKafkaOperator(WindowOperator):
         position, last_number = ledger.memory.position, ledger.memory.last_number
         if ledger.memory.is_blank:
             position, last_number = self.position_of_sink(ledger.pipeline, log)
+        elif position.moved and not last_number and (known := self.record_of_sink(ledger.pipeline)) is not None:
+            # The ledger was lost and somebody has said where to begin: the sink still counts from its own last window.
+            last_number = known.number
         if ledger.memory.intervals:
             position = after_intervals(ledger.memory, log, committed, self._first)
         if not position.offsets:
@@ -243,15 +247,25 @@ class FromKafkaOperator(WindowOperator):
         self.log.warning("%s", error)
 
     def position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
-        """A pipeline the ledger has never heard of: new, or its ledger is lost. Then the sink remembers its last window."""
-        last = self.sink.last_applied(pipeline)
+        """Where a pipeline goes on that the ledger knows nothing of: after the last window that its sink remembers, if that is of
+        this cluster and these topics. A topic that was created anew passes with ``data_loss="skip"``, and begins at its first
+        record.
+
+        :return: the position and the number of that window; empty, and 0, for a pipeline that is new to the sink, too.
+        :raises ForeignOffsets: the sink's record holds offsets of another cluster, or of another topic of the same name.
+        """
+        last = self.record_of_sink(pipeline)
         if last is None:
             return Position(), 0
+        refuse_foreign(last, log.cluster_id, {} if self.data_loss == "skip" else log.topic_ids)
         self.log.warning(
             "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d", pipeline, last.number
         )
-        # The sink does not know topic ids: what it remembers is compared with the offsets of the log alone.
-        return Position({r.topic_partition: r.end for r in last.ranges}), last.number
+        return Position({r.topic_partition: r.end for r in last.ranges}, last.topic_ids, last.cluster_id), last.number
+
+    def record_of_sink(self, pipeline: str) -> Applied | None:
+        """The last window that the sink remembers of a pipeline; None where it remembers none."""
+        return self.sink.last_applied(pipeline)
 
     def _compare_group(self, committed: Mapping[TopicPartition, int], position: Position) -> None:
         """The group's offsets are a mirror: say so when somebody has moved them."""

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsOpen, Problem
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.boundaries import interval_ranges
+from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.interval import Interval, contiguous
+from airflow_kafka_spark.windows.memory import Memory, known_topic_ids
 from airflow_kafka_spark.windows.model import State, TopicPartition, Window
-from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
+from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, refuse_recreated
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.operators.run import Run
-    from airflow_kafka_spark.windows.memory import Memory
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ class IntervalPlan:
 
         :raises IntervalOverlaps: it shares instants with another one of the pipeline.
         :raises IntervalNotOver: it ends later than ``grace`` (at least a minute) from now.
+        :raises TopicRecreated: the pipeline has read another topic of this name, and ``data_loss`` is ``fail``.
+        :raises ForeignOffsets: the sink has taken this interval from another cluster, or from another topic of this name.
         """
         from airflow_kafka_spark.hooks.boundaries import Boundaries
         from airflow_kafka_spark.hooks.ledger import utc_now
@@ -86,8 +89,10 @@ class IntervalPlan:
             self.topics, bounds, self._log, grace=self.grace, pause=self.pause
         )
         current = self._log()
+        refuse_recreated(known_topic_ids(ledger.family), current.topic_ids, self.topics, self.data_loss)
         there = self.sink.last_applied(ledger.pipeline)
         if there is not None:
+            refuse_foreign(there, current.cluster_id, current.topic_ids)
             # The ledger has forgotten this interval and the sink has not: it is what it was.
             log.warning("The ledger knows nothing of interval %s, but the sink does: its offsets are the sink's", interval)
             planned = Ranges(there.ranges, (), 0)
@@ -118,28 +123,33 @@ class IntervalPlan:
         """Let the group follow what is complete."""
         return ledger.follow(self.group_id, self._where, self.first)
 
-    def _where(self) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
-        partitions = self._log().partitions
-        committed = self.kafka.committed(self.group_id, partitions)
-        return {tp: c.offset for tp, c in committed.items() if c}, {tp: p.low for tp, p in partitions.items()}
+    def _where(self) -> tuple[Mapping[TopicPartition, int], Log]:
+        log = self._log()
+        committed = self.kafka.committed(self.group_id, log.partitions)
+        return {tp: c.offset for tp, c in committed.items() if c}, log
 
 
 def after_intervals(memory: Memory, current: Log, committed: Mapping[TopicPartition, int], first: datetime | None) -> Position:
     """Where a progress window begins in a pipeline that has moved intervals: where they end, if they leave no hole.
 
+    Ranges of a topic that was created anew since do not count. The position keeps the old id, so that planning refuses the topic.
+
     :raises IntervalsOpen: they do, or one of them is not complete.
     """
     position = memory.position
     known = {tp: position.offsets.get(tp, committed.get(tp, p.low)) for tp, p in current.partitions.items()}
-    reached = contiguous(memory.intervals.values(), known, first)
+    reached = contiguous(memory.intervals.values(), known, first, current.topic_ids)
     for name in sorted(memory.intervals):
         state = memory.intervals[name]
-        beyond = any(r.end > reached.get(r.topic_partition, 0) for r in state.ranges if r.span)
-        if beyond or (state.state is State.PLANNED and any(r.span for r in state.ranges)):
+        ranges = state.ranges_of(current.topic_ids)
+        beyond = any(r.end > reached.get(r.topic_partition, 0) for r in ranges if r.span)
+        if beyond or (state.state is State.PLANNED and any(r.span for r in ranges)):
             raise IntervalsOpen(memory.pipeline, state.interval, state.state.value)
+    read = known_topic_ids(memory)
+    ids = {t: found if found in read.get(t, (found,)) else read[t][-1] for t, found in current.topic_ids.items()}
     return Position(
         {**position.offsets, **reached},
-        {**current.topic_ids, **position.topic_ids},
+        {**position.topic_ids, **ids},
         position.cluster_id or current.cluster_id,
         position.source,
         position.followed,

@@ -27,7 +27,7 @@ from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, Split, TopicPartition, Window, merge_landed
-from airflow_kafka_spark.windows.plan import Log, Position, check_readable, whole_splits
+from airflow_kafka_spark.windows.plan import check_readable, whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_relayed
 
 if TYPE_CHECKING:
@@ -241,9 +241,9 @@ class KafkaToKafkaOperator(TransformingOperator):
         self.sink.ensure_topic(self.kafka)
         return replace(super().plan(ledger, run), target=target(self.kafka, self.sink))
 
-    def position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
+    def record_of_sink(self, pipeline: str) -> Applied | None:
         """A topic remembers no window; the group's committed offsets do, since they moved with the records."""
-        return Position(), 0
+        return None
 
     def check(self, window: Window) -> None:
         """As for every window that is read from Kafka, but for partitions that are published: their records may be gone by now.

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, Problem, SinkUnavailable, WindowConflict
+from airflow_kafka_spark.errors import Fenced, Problem, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.files_evolve import together
 from airflow_kafka_spark.sinks.files_layout import (
@@ -24,9 +24,10 @@ from airflow_kafka_spark.sinks.files_layout import (
     exchange,
     flush,
     make_below,
+    why_not_exchanged,
 )
 from airflow_kafka_spark.sinks.files_table import FilesTable
-from airflow_kafka_spark.windows.continuity import continues, without_recreated
+from airflow_kafka_spark.windows.continuity import refuse_gap
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
 if TYPE_CHECKING:
@@ -89,14 +90,24 @@ class FilesSink(FilesTable, Sink):
     def applied(self, window: Window) -> Applied | None:
         """What the window's directory says.
 
+        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
         record = self.record(window)
         return record.applied if record and record.applied.replay >= window.replay else None
 
     def replay_problems(self) -> list[Problem]:
-        """None: a window's directory is exchanged for another one."""
-        return []
+        """A window's directory is exchanged for another one in one step: a file system that cannot do that is refused. It is
+        tried out beside the table, and nothing is left there."""
+        try:
+            reason = why_not_exchanged(self.directory)
+        except ValueError:
+            return []  # validate() refuses the path
+        if reason is None:
+            return []
+        found = f"{self.directory} is on a file system on which a window cannot be replaced in one step: {reason}"
+        action = 'Leave `on_rerun` at "skip", or move the table to a local file system of Linux (ext4, xfs, btrfs, tmpfs)'
+        return [Problem("on_rerun", found, action)]
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> FilesWindowWriter:
         """Takes the directories of earlier attempts away, by a rename first: one that still lives then finds nothing of its
@@ -167,12 +178,8 @@ class FilesWindowWriter(WindowWriter):
 
     def _refuse_conflict(self) -> None:
         newest = self.sink.newest_record(self.window.pipeline)
-        if newest is None or self.window.replay:
-            return
-        previous = without_recreated(newest.applied, newest.topic_ids, self.window)
-        if reasons := continues(previous, self.window):
-            expected = f"a window that follows number {previous.number}, the newest in {self.sink.directory}"
-            raise WindowConflict(str(self.window), "; ".join(reasons), expected)
+        if newest is not None and not self.window.replay:
+            refuse_gap(newest.applied, self.window, str(self.sink.directory))
 
     def _gather(self, results: Sequence[SplitResult]) -> Record:
         """Move the files of all splits and the record into one directory, and make it durable."""
@@ -195,11 +202,19 @@ class FilesWindowWriter(WindowWriter):
 
     def _record(self, rows: int, files: Sequence[Mapping[str, Any]]) -> Record:
         window = self.window
-        facts = {"run": window.run, "cluster_id": window.cluster_id, "committed_at": datetime.now(timezone.utc).isoformat()}
-        applied = Applied(window.pipeline, window.number, window.ranges, rows, replay=window.replay)
+        facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
+        applied = Applied(
+            window.pipeline,
+            window.number,
+            window.ranges,
+            rows,
+            replay=window.replay,
+            cluster_id=window.cluster_id,
+            topic_ids=window.topic_ids,
+        )
         latest = self.sink.latest_record(window.pipeline)
         columns = together(latest.columns if latest else {}, self.shape.schema)
-        return Record(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), window.topic_ids, facts, columns)
+        return Record(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), facts, columns)
 
     def _publish(self) -> None:
         self.sink.directory.mkdir(parents=True, exist_ok=True)

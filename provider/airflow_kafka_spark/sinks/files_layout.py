@@ -20,6 +20,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,6 +115,25 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
+def why_not_exchanged(directory: Path) -> str | None:
+    """Return why directories beside this one cannot change places in one step, or None where they can.
+
+    Tried out with two empty directories, hidden from readers and gone again when this returns: no flag of a file system says it.
+
+    :param directory: need not exist; then its file system is that of the nearest parent that does.
+    """
+    place = next((parent for parent in directory.parents if parent.is_dir()), directory.parent)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".airflow-exchange-", dir=place) as probe:
+            one, other = Path(probe, "one"), Path(probe, "other")
+            one.mkdir()
+            other.mkdir()
+            exchange(one, other)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def make_below(base: Path, names: Sequence[str]) -> Path:
     """Make nested directories in ``base``, never ``base`` itself: when a newer attempt took it away, this one has to notice.
 
@@ -138,7 +158,6 @@ class Record:
     :param files: path below the window's directory, rows and bytes of each file.
     :param format: the files' format.
     :param partition_by: their partition columns.
-    :param topic_ids: each topic's id: offsets of another topic of that name mean other records.
     :param facts: who wrote it and when, for people.
     :param columns: names and types of all columns that the pipeline's windows have had; empty where that is not known.
     """
@@ -147,7 +166,6 @@ class Record:
     files: tuple[Mapping[str, Any], ...] = ()
     format: str = ""
     partition_by: tuple[str, ...] = ()
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -163,7 +181,8 @@ class Record:
                 "replay": applied.replay,
                 "format": self.format,
                 "partition_by": list(self.partition_by),
-                "topic_ids": dict(self.topic_ids),
+                "cluster_id": applied.cluster_id,
+                "topic_ids": dict(applied.topic_ids),
                 **self.facts,
                 "columns": dict(self.columns),
                 "files": [dict(f) for f in self.files],
@@ -184,11 +203,12 @@ class Record:
                     tuple(OffsetRange(*r) for r in found["ranges"]),
                     found["rows"],
                     replay=found.get("replay", 0),
+                    cluster_id=found.get("cluster_id") or "",
+                    topic_ids=found.get("topic_ids") or {},
                 ),
                 tuple(found["files"]),
                 found["format"],
                 tuple(found["partition_by"]),
-                found["topic_ids"],
                 columns=found.get("columns", {}),
             )
         except (KeyError, TypeError) as error:

@@ -143,12 +143,12 @@ class PostgresSink(PostgresSettings, Sink):
 
         with self.server().session("looking for the last window of", pipeline) as connection:
             windows = self._windows(connection)
-            last = record.last_recorded(connection, windows, pipeline) if record.exists(connection, windows) else None
-            return last.applied if last else None
+            return record.last_recorded(connection, windows, pipeline) if record.exists(connection, windows) else None
 
     def applied(self, window: Window) -> Applied | None:
         """The window's row of ``airflow_windows``.
 
+        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         :raises SinkUnavailable: the server cannot be reached.
         """

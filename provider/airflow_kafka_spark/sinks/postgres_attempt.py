@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from airflow_kafka_spark.errors import SinkRejected
+from airflow_kafka_spark.errors import SinkRejected, WindowConflict
 from airflow_kafka_spark.hooks.postgres import APPLICATION, rows, run
 from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
 from airflow_kafka_spark.sinks import postgres_evolve as evolution
@@ -73,6 +73,11 @@ class Attempt:
         return Name(self.stage_schema, f"{self.prefix}_r")
 
     @property
+    def owner(self) -> int:
+        """The token, as the splits table holds it."""
+        return int(self.token, 16)
+
+    @property
     def lock(self) -> int:
         """Held by whoever applies a window of this pipeline."""
         return lock_key("window", str(self.windows), self.window.pipeline)
@@ -131,15 +136,20 @@ def prepare(sink: PostgresSettings, window: Window, splits: Sequence[Split], sha
         if sink.auto_evolve:
             # Before anything is staged, and never undone: a killed attempt leaves columns that the next one finds.
             evolution.evolve(connection, sink, name, shape)
+        token = uuid4().hex[:8]
         if recorded(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
-            _compare_markers(connection, sink, markers, window, splits, tolerates=shape.tolerates)
+            # In this order: from here on no task of an earlier attempt can add a marker to those that are compared.
+            _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
+            if not window.replay:
+                _refuse_open_markers(connection, windows, markers, window, splits)
+                _compare_markers(connection, sink, markers, window, splits, tolerates=shape.tolerates)
         target = read_table(connection, name)
         if target is None:
             raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")
         columns, merge, direct = _plan(sink, target, shape, window)
         attempt = Attempt(
-            server, window, tuple(splits), name, windows, markers, stage_schema, key, uuid4().hex[:8], columns, merge, direct,
+            server, window, tuple(splits), name, windows, markers, stage_schema, key, token, columns, merge, direct,
             tolerates=shape.tolerates,
         )  # fmt: skip
         if sink.atomic == "window":
@@ -190,6 +200,39 @@ def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> 
         if time.monotonic() > deadline:
             return
         time.sleep(_POLL)
+
+
+def _take_over(
+    connection: psycopg.Connection,
+    sink: PostgresSettings,
+    markers: Name,
+    window: Window,
+    key: str,
+    owner: int,
+    patience: float,
+) -> None:
+    """Make this attempt the only one whose tasks may commit splits of the pipeline by themselves; with ``atomic="window"`` none
+    may.
+
+    A task holds the owner's row from its look until it commits: so what it commits was allowed, and is there before this returns.
+    """
+    from psycopg import errors
+
+    if not exists(connection, markers):
+        return
+    statement = sql.own(markers, window.pipeline, owner) if sink.atomic == "split" else sql.disown(markers, window.pipeline)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            with connection.transaction():
+                run(connection, sql.set_lock_timeout(min(patience, 1.0)))
+                run(connection, statement)
+            return
+        except errors.LockNotAvailable:
+            # A task of an earlier attempt has begun since its sessions were ended.
+            if time.monotonic() > deadline:
+                raise
+            _end_sessions(connection, key, deadline)
 
 
 def drop_tables(connection: psycopg.Connection, attempt: Attempt) -> None:
@@ -262,6 +305,23 @@ def _plan(sink: PostgresSettings, target: Table, shape: Shape, window: Window) -
         and all(target.columns[n].type == sql.OFFSET_TYPES[sql.OFFSET_COLUMNS.index(n)] for n in filled)
     )
     return columns, merge, direct
+
+
+def _refuse_open_markers(
+    connection: psycopg.Connection, windows: Name, markers: Name, window: Window, splits: Sequence[Split]
+) -> None:
+    """Splits of another window that nobody has closed may be in the table already, as of a second ledger that counts otherwise.
+
+    :raises WindowConflict: some hold offsets of this one, and nobody has moved the pipeline back.
+    """
+    if window.moved or not exists(connection, markers):
+        return
+    for number, *place in rows(connection, sql.open_markers(markers, windows, window.pipeline, window.number)):
+        there = sql.Marker(*place)
+        for r in (split.range for split in splits):
+            if there[:2] == r.topic_partition and there.start < r.end and r.start < there.end:
+                found = f"{there.text} is in the table already, a split of window #{number}, which is not complete"
+                raise WindowConflict(str(window), found, "offsets that no other window has taken")
 
 
 def _compare_markers(

@@ -145,7 +145,8 @@ def last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
 
 def _select_windows(windows: Name) -> str:
     # Through JSON: the table may be of before there were replays, and is only read here.
-    return f"SELECT number, ranges, written, deleted, topic_ids, (to_jsonb(w)->>'replay')::integer FROM {windows} AS w"
+    replay = "(to_jsonb(w)->>'replay')::integer"
+    return f"SELECT number, ranges, written, deleted, topic_ids, {replay}, cluster_id FROM {windows} AS w"
 
 
 def delete_window(target: Name, column: str, window: str) -> str:
@@ -166,6 +167,10 @@ def create_splits(splits: Name) -> str:
         "start_offset))"
     )
 
+
+OWNER = "number = 0"
+"""What tells the owner's row of the splits table from markers, of which windows are numbered from 1: its ``end_offset`` names the
+attempt whose tasks may commit splits of the pipeline's windows."""
 
 PUT_OFF = -1
 """Instead of a number of rows: the target refuses some of the split's. No task may commit it any more."""
@@ -212,8 +217,42 @@ def markers(splits: Name, pipeline: str, number: int) -> str:
     )
 
 
+def open_markers(splits: Name, windows: Name, pipeline: str, number: int) -> str:
+    """Number, and marker, of splits of the pipeline's other windows that are newer than the last one applied: of windows that
+    nobody has closed."""
+    last = f"SELECT max(number) FROM {windows} WHERE pipeline = {literal(pipeline)}"
+    return (
+        f"SELECT number, topic, partition, start_offset, end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} "
+        f"AND number <> {literal(number)} AND number > COALESCE(({last}), 0) AND rows <> {PUT_OFF}"
+    )
+
+
+def own(splits: Name, pipeline: str, owner: int) -> str:
+    """Make an attempt the one whose tasks may commit splits of a pipeline. Waits for tasks of the one before that are about to
+    commit theirs."""
+    values = ", ".join(literal(value) for value in (pipeline, 0, "", 0, 0, owner))
+    return (
+        f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values}) "
+        "ON CONFLICT (pipeline, number, topic, partition, start_offset) DO UPDATE SET end_offset = excluded.end_offset"
+    )
+
+
+def disown(splits: Name, pipeline: str, owner: int | None = None) -> str:
+    """Let no task commit splits of a pipeline. Waits for those that are about to commit theirs.
+
+    :param owner: only if this attempt is the owner.
+    """
+    mine = "" if owner is None else f" AND end_offset = {literal(owner)}"
+    return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND {OWNER}{mine}"
+
+
+def owner_of(splits: Name, pipeline: str) -> str:
+    """The attempt whose tasks may commit splits: it stays the owner until the transaction that asks has ended."""
+    return f"SELECT end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} AND {OWNER} FOR SHARE"
+
+
 def drop_old_markers(splits: Name, pipeline: str, number: int) -> str:
-    """Those of earlier windows, and of splits of this one that were put off."""
+    """Those of earlier windows, and of splits of this one that were put off; and the owner's row."""
     old = f"number < {literal(number)} OR rows = {PUT_OFF}"
     return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND ({old})"
 

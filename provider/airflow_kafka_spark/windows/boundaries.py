@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from airflow_kafka_spark.errors import DataLoss, TopicRecreated
+from airflow_kafka_spark.errors import DataLoss
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
 
@@ -83,13 +83,10 @@ def interval_ranges(
     :param position: what windows that belong to no interval have moved already: it is not moved again.
     :param data_loss: ``fail`` refuses to pass over records that were deleted before they were read; ``skip`` records a gap.
     :raises DataLoss: records of the interval are gone.
-    :raises TopicRecreated: the pipeline knows another topic of this name.
     """
     ranges, gaps = [], []
     for topic in sorted(topics):
         known, found = position.topic_ids.get(topic), log.topic_ids.get(topic)
-        if known and found and known != found and data_loss == "fail":
-            raise TopicRecreated(topic, known, found)
         for partition, end in sorted(ends[topic].offsets.items()):
             tp = TopicPartition(topic, partition)
             passed = position.offsets.get(tp, 0) if known in (None, "", found) else 0

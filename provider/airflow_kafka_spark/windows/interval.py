@@ -94,6 +94,18 @@ class IntervalState:
     forgotten: bool = False
     offset: int = -1
 
+    def ranges_of(self, topic_ids: Mapping[str, str]) -> tuple[OffsetRange, ...]:
+        """Its ranges without those of topics that were deleted and created again since.
+
+        :param topic_ids: the ids that the topics have now; a topic that is missing is not compared.
+        """
+
+        def counts(topic: str) -> bool:
+            known, found = self.topic_ids.get(topic), topic_ids.get(topic)
+            return not (known and found and known != found)
+
+        return tuple(r for r in self.ranges if counts(r.topic))
+
 
 def family_of(name: str) -> tuple[str, str | None]:
     """The pipeline that a name in ledger or sink belongs to, and which of its data intervals it is; None for the pipeline
@@ -110,7 +122,10 @@ def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[Inte
 
 
 def contiguous(
-    known: Iterable[IntervalState], position: Mapping[TopicPartition, int], first: datetime | None = None
+    known: Iterable[IntervalState],
+    position: Mapping[TopicPartition, int],
+    first: datetime | None = None,
+    topic_ids: Mapping[str, str] | None = None,
 ) -> dict[TopicPartition, int]:
     """How far everything is complete, without a hole: what the consumer group may commit.
 
@@ -121,16 +136,19 @@ def contiguous(
     :param position: where the group stands, or the first record there is, for every partition.
     :param first: the instant at which the schedule begins: nobody will move what lies before the interval that contains it, or
         that follows it directly.
+    :param topic_ids: the ids that the topics have now: ranges of another topic of the same name do not count. None where that is
+        not known.
     :return: the offsets, never below ``position``.
     """
     reached = dict(position)
     complete = sorted((k for k in known if k.state is State.COMPLETE), key=lambda k: k.interval)
     for entry in complete:
-        starts = {r.topic_partition: r.start for r in entry.ranges}
+        ranges = entry.ranges_of(topic_ids or {})
+        starts = {r.topic_partition: r.start for r in ranges}
         length = entry.interval.end - entry.interval.start
         begins = first is not None and entry.interval.start - length < first <= entry.interval.end
         if begins or all(start <= reached.get(tp, 0) for tp, start in starts.items()):
-            for r in entry.ranges:
+            for r in ranges:
                 reached[r.topic_partition] = max(reached.get(r.topic_partition, 0), r.end)
     return reached
 

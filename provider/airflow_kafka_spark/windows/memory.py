@@ -185,6 +185,18 @@ class Memory:
         return max((*self.changes, *self.controls), default=0) + 1
 
 
+def known_topic_ids(memory: Memory) -> dict[str, tuple[str, ...]]:
+    """Per topic, all ids under which a pipeline has read it: that of its position, and those of its data intervals in the order
+    in which they were planned. An id never comes back, so a topic that has none of them was created since."""
+    in_order = sorted(memory.intervals.values(), key=lambda state: state.offset)
+    found: dict[str, dict[str, None]] = {}
+    for ids in (memory.position.topic_ids, *(state.topic_ids for state in in_order)):
+        for topic, topic_id in ids.items():
+            if topic_id:
+                found.setdefault(topic, {})[topic_id] = None
+    return {topic: tuple(ids) for topic, ids in found.items()}
+
+
 def position_record(pipeline: str, position: Position, last_number: int) -> LedgerRecord:
     value = {"v": VERSION, "position": position_to_json(position), "last_number": last_number}
     return LedgerRecord(position_key(pipeline), _dump(value))

@@ -349,6 +349,9 @@ class Applied:
     :param written: rows written (inserted or updated).
     :param deleted: rows deleted by tombstones.
     :param replay: which of its replays this was; 0 is the first time.
+    :param cluster_id: the Kafka cluster whose offsets these are; "" where the record does not say.
+    :param topic_ids: the id of each topic; a topic that is missing, or whose id is "", is not known. Offsets mean the same
+        records only where cluster and topic ids are the same (:func:`~airflow_kafka_spark.windows.continuity.refuse_foreign`).
     """
 
     pipeline: str
@@ -357,3 +360,5 @@ class Applied:
     written: int = 0
     deleted: int = 0
     replay: int = 0
+    cluster_id: str = ""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)

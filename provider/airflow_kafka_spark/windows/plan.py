@@ -137,6 +137,23 @@ def plan_ranges(
     return Ranges(tuple(cap(ranges, max_records)), tuple(gaps), held_back)
 
 
+def refuse_recreated(
+    known: Mapping[str, Sequence[str]], topic_ids: Mapping[str, str], topics: Iterable[str], data_loss: DataLossPolicy
+) -> None:
+    """Refuse topics that were created since the pipeline has read a topic of this name: what it had not read is lost.
+
+    :param known: per topic, every id under which the pipeline has read it, the last one last.
+    :param topic_ids: the ids that the topics have now.
+    :param topics: what is read.
+    :param data_loss: ``skip`` lets them pass.
+    :raises TopicRecreated: naming the first of them.
+    """
+    for topic in sorted(topics):
+        ids, found = known.get(topic), topic_ids.get(topic)
+        if ids and found and found not in ids and data_loss == "fail":
+            raise TopicRecreated(topic, ids[-1], found)
+
+
 def _is_recreated(topic: str, log: Log, position: Position) -> bool:
     known, found = position.topic_ids.get(topic), log.topic_ids.get(topic)
     return bool(known and found and known != found)
