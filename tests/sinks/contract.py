@@ -26,6 +26,7 @@ from tests.sinks.attempt import Victim, apply, result_of, travelled, write_all, 
 from tests.sinks.cases import Case
 from tests.sinks.feed import Feed, Job, recut, rows_of
 from tests.sinks.oracle import same_multiset
+from tests.support.waiting import eventually
 
 POINTS = ("split.mid", "split.flushed", "job.done", "sink.staged", "sink.in_transaction", "sink.committed")
 
@@ -337,6 +338,36 @@ class SinkContract:
         with case.sink.begin(job.window, job.splits, job.shape):
             pass
         assert case.leftovers() == []
+
+    @pytest.mark.faults
+    def test_what_an_abandoned_pipeline_left_is_removed_by_another_one_and_nothing_that_lives(
+        self, case: Case, tmp_path: Path
+    ) -> None:
+        names = ("abandoned", "alive", "another")
+        abandoned, alive, another = (Feed(case.schema, pipeline=name, first_id=n * 1000) for n, name in enumerate(names))
+        with Victim(case.sink, abandoned.next(), "sink.staged", tmp_path / "victim") as victim:
+            assert victim.died()
+        left = set(case.leftovers())
+        job, others = alive.next(), []
+
+        def pass_by() -> set[str]:
+            others.append(another.next(3, 0, 2))
+            apply(case.sink, others[-1])
+            return set(case.leftovers())
+
+        with case.sink.begin(job.window, job.splits, job.shape) as writer:
+            results = write_all(writer, job)
+            begun = set(case.leftovers()) - left
+            assert pass_by() == left | begun, "nothing is old enough"
+            case.age(8)
+            # A server may take a moment to notice that a client was killed.
+            litter = {name for name in left if not any(kept.startswith(f"{name}/") for kept in begun)}
+            assert eventually(lambda: not litter & pass_by())
+            assert begun <= set(case.leftovers()), "what lives stays, however old it is"
+            assert writer.commit(results) == record_of(job)
+        # Splits that commit by themselves were committed before the kill.
+        if case.whole_windows:
+            same_multiset([line for j in (job, *others) for line in j.expected], case.read())
 
     # --- what the sink remembers --------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import errno
 import json
 import os
 import pickle
@@ -735,6 +736,33 @@ def test_a_staging_directory_that_is_removed_meanwhile_is_made_again(tmp_path, m
     monkeypatch.setattr(os, "mkdir", lambda p, *a: racing(p, *a) if "0000000001" in str(p) else mkdir(p, *a))
     assert staging.create(Feed().next().window).is_dir()
     assert len(made) == 3
+
+
+def test_where_there_are_no_locks_nothing_of_others_is_swept_away_and_windows_are_written(path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    old = Staging.beside(path).create(Feed(pipeline="abandoned").next().window)
+    os.utime(old, (0, 0))
+    job, sink = Feed().next(), FilesSink(str(path))
+    with monkeypatch.context() as patched:
+        patched.setattr("fcntl.flock", flock)
+        assert apply(sink, job).written == len(job.expected)
+        assert old.exists()
+    os.utime(old, (0, 0))
+    sink.begin(job.window, job.splits, job.shape).__exit__(None, None, None)
+    assert not old.exists()
+
+
+def test_only_so_many_abandoned_attempts_are_swept_away_at_once(path):
+    job, sink, staging = Feed().next(), FilesSink(str(path)), Staging.beside(path)
+    for number in range(45):
+        os.utime(staging.create(Feed(pipeline=f"abandoned {number}").next().window), (0, 0))
+    found = []
+    for _ in range(3):
+        with sink.begin(job.window, job.splits, job.shape):
+            found.append(len(os.listdir(staging.root)) - 1)
+    assert found == [25, 5, 0]
 
 
 @pytest.mark.parametrize("exists", [True, False])

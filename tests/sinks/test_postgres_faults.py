@@ -446,6 +446,33 @@ def test_a_split_window_that_was_given_up_keeps_no_later_one_from_its_offsets(pl
     check(place, [*lines(0, 10), *lines(0, 20)])
 
 
+def test_only_the_last_rows_of_a_pipeline_are_remembered_and_older_windows_are_not_written_again(place: Place):
+    options = {"auto_create": True, "window_column": "w", "keep_windows": 2}
+    sink, orders, others = place.sink(**options), pipeline(), pipeline(name="another")
+    jobs = [orders.job(lines(n * 10, 10)) for n in range(5)]
+    with sink.begin(jobs[0].window, jobs[0].splits, jobs[0].shape) as zombie:
+        apply(sink, others.job(lines(900, 1)))
+        for job in jobs:
+            apply(sink, job)
+        with pytest.raises(KafkaSparkError):
+            zombie.commit(fake_results(jobs[0]))
+    remembered = "SELECT number FROM airflow_windows WHERE pipeline = 'dag.task' ORDER BY number"
+    assert place.rows(remembered) == [(4,), (5,)]
+    assert place.one("SELECT count(*) FROM airflow_windows") == 3, "another pipeline's row stays"
+    for job in (jobs[0], jobs[2]):
+        with pytest.raises(WindowConflict):
+            apply(sink, job)
+    # A replay finds the rows of its window though its own row is gone.
+    again = replace(jobs[1], window=replace(jobs[1].window, replay=1))
+    assert apply(sink, again).written == 10
+    # But nobody knows whether it wrote rows that do not say so.
+    place.execute("UPDATE t SET w = NULL WHERE id = 25")
+    with pytest.raises(SinkRejected, match="row in the sink's record is gone"):
+        apply(sink, replace(jobs[2], window=replace(jobs[2].window, replay=1)))
+    check(place, [*lines(0, 50), *lines(900, 1)])
+    assert "sink.keep_windows" in {problem.where for problem in place.sink(keep_windows=0).validate(orders.shape)}
+
+
 def test_counts_that_disagree_are_never_committed(place: Place):
     for atomic in ("window", "split"):
         sink, orders = place.sink(auto_create=True, atomic=atomic), pipeline(name=atomic)

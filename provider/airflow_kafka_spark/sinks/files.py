@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +20,7 @@ from airflow_kafka_spark.sinks.files_layout import (
     PUBLISH,
     RECORD,
     TASKS,
+    AttemptLock,
     Record,
     Staging,
     exchange,
@@ -115,6 +117,7 @@ class FilesSink(FilesTable, Sink):
         staging = Staging.beside(self.directory)
         try:
             staging.sweep(window)
+            staging.sweep_abandoned()
             attempt = staging.create(window)
         except OSError as error:
             raise SinkUnavailable(self.uri, f"beginning window {window}", str(error)) from error
@@ -135,6 +138,10 @@ class FilesWindowWriter(WindowWriter):
         self.shape = shape
         self.staging = staging
         self.attempt = attempt
+        self._lock: AttemptLock | None = None
+        # A file system without locks has nothing swept away that is another pipeline's.
+        with suppress(OSError):
+            self._lock = AttemptLock(attempt)
 
     def split_writer(self) -> SplitWriter:
         from airflow_kafka_spark.sinks.files_worker import FilesSplitWriter, Target
@@ -175,6 +182,8 @@ class FilesWindowWriter(WindowWriter):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.staging.discard(self.attempt)
+        if self._lock is not None:
+            self._lock.release()
 
     def _refuse_conflict(self) -> None:
         newest = self.sink.newest_record(self.window.pipeline)

@@ -7,6 +7,7 @@
     <parent>/.<name>.airflow-staging/<pipeline>-<number>-<attempt>/       an attempt, out of every reader's sight
         tasks/<task>/...                                                  what one task attempt wrote
         publish/...                                                       the window, complete; renamed into <path> in one step
+        lock                                                              locked for as long as the attempt's driver lives
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
+import itertools
 import json
 import logging
 import os
 import re
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +44,12 @@ LONGEST_NAME = 255
 
 TASKS = "tasks"
 PUBLISH = "publish"
+LOCK = "lock"
+
+ABANDONED_DAYS = 7.0
+"""So old is an attempt, at least, that another pipeline's attempt removes."""
+SWEPT_AT_ONCE = 20
+"""Abandoned attempts that one attempt removes at most."""
 
 # What Spark escapes (ExternalCatalogUtils.escapePathName), and NUL, which no file system takes.
 _ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
@@ -218,6 +228,36 @@ class Record:
 # --- staging --------------------------------------------------------------------------------------------------------
 
 
+class AttemptLock:
+    """Who holds it works on an attempt: the attempt's driver from its beginning to its end, or whoever clears it away.
+
+    The lock goes with the process that holds it, however that ends (``flock(2)``, on NFS too).
+
+    :param attempt: its directory.
+    :raises OSError: another process holds the lock, the directory is gone, or the file system has no locks.
+    """
+
+    def __init__(self, attempt: Path) -> None:
+        self._fd = os.open(attempt / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> AttemptLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """May be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 @dataclass(frozen=True)
 class Staging:
     """Where attempts write: a hidden directory beside the sink's, on the same file system, so that a rename publishes.
@@ -259,6 +299,22 @@ class Staging:
         """Remove what is left of attempts at this window, and at those before it."""
         for attempt in list(self.attempts(window.pipeline, window.number)):
             self.discard(attempt)
+
+    def sweep_abandoned(self) -> None:
+        """Remove up to :data:`SWEPT_AT_ONCE` attempts of pipelines that nobody runs any more, which nobody else sweeps away.
+
+        Guarantee: nothing that a live attempt needs is removed. Only attempts count that began more than :data:`ABANDONED_DAYS`
+        days ago, and whose lock nobody holds: an attempt holds it for as long as it lives, on whatever machine. Where the file
+        system has no locks, nothing is removed. Never raises.
+        """
+        named = re.compile(r".+-\d{10,}-[0-9a-f]{32}(?:\.removed)?", re.DOTALL)
+        oldest = time.time() - ABANDONED_DAYS * 86400
+        with contextlib.suppress(OSError), os.scandir(self.root) as entries:
+            old = (e for e in entries if named.fullmatch(e.name) and e.stat(follow_symlinks=False).st_mtime < oldest)
+            for entry in list(itertools.islice(old, SWEPT_AT_ONCE)):
+                with contextlib.suppress(OSError), AttemptLock(Path(entry.path)):
+                    log.info("Removing %s: it was abandoned", entry.path)
+                    self.discard(Path(entry.path))
 
     def discard(self, attempt: Path) -> None:
         """Remove an attempt. Never raises: what stays is litter, and the next attempt tries again."""

@@ -55,6 +55,9 @@ class PostgresSink(PostgresSettings, Sink):
     :param merge: ``overlap`` (default) moves stages into the table as they become ready, while others load: faster, and the
         transaction is open as long as the load takes; ``after`` moves them at the end. ``upsert`` always does the latter.
     :param lock_timeout: seconds to wait for a lock somebody else holds; default 60.
+    :param keep_windows: rows of ``windows_table`` that are kept of a pipeline, at least 1, default 1000: the transaction that
+        applies a window removes older ones, at most 1000 at a time. Replays of windows whose row is gone need a table in which
+        every row has ``window_column``.
     """
 
     template_fields: ClassVar[Sequence[str]] = (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -27,8 +29,14 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.postgres_settings import PostgresSettings
     from airflow_kafka_spark.sinks.postgres_worker import Load
 
+log = logging.getLogger(__name__)
+
 OFFSET, TOMBSTONE = "__airflow_offset", "__airflow_tombstone"
 KEEP_SPLITS = "Set back what decides the size of splits until this window is complete"
+STAGES = "airflow_stage_"
+"""What the names of all stages begin with."""
+ABANDONED_DAYS = 7.0
+"""So old are the tables of an attempt, at least, that another pipeline's attempt removes."""
 _POLL = 0.02
 _DROPPED_AT_ONCE = 50
 
@@ -43,6 +51,7 @@ class Attempt:
     :param merge: how they get into the target.
     :param direct: whether COPY may write the target itself.
     :param tolerates: whether rows that the target refuses are left out, and told.
+    :param keep_windows: rows of the sink's record that are kept of the pipeline.
     """
 
     server: Server
@@ -58,6 +67,7 @@ class Attempt:
     merge: Merge
     direct: bool
     tolerates: bool = False
+    keep_windows: int = 1000
 
     @property
     def application_name(self) -> str:
@@ -114,7 +124,7 @@ def application_name(key: str) -> str:
 
 
 def stage_prefix(key: str) -> str:
-    return f"airflow_stage_{key}_"
+    return f"{STAGES}{key}_"
 
 
 def prepare(sink: PostgresSettings, window: Window, splits: Sequence[Split], shape: Shape) -> Attempt:
@@ -132,6 +142,7 @@ def prepare(sink: PostgresSettings, window: Window, splits: Sequence[Split], sha
         key = pipeline_key(windows, window.pipeline)
         stage_schema = sink.stage_schema or name.schema
         _clear(connection, key, stage_schema, server.lock_timeout)
+        clear_abandoned(connection, stage_schema)
         _create_missing(connection, sink, name, windows, markers, shape)
         if sink.auto_evolve:
             # Before anything is staged, and never undone: a killed attempt leaves columns that the next one finds.
@@ -150,10 +161,10 @@ def prepare(sink: PostgresSettings, window: Window, splits: Sequence[Split], sha
         columns, merge, direct = _plan(sink, target, shape, window)
         attempt = Attempt(
             server, window, tuple(splits), name, windows, markers, stage_schema, key, token, columns, merge, direct,
-            tolerates=shape.tolerates,
+            tolerates=shape.tolerates, keep_windows=sink.keep_windows,
         )  # fmt: skip
         if sink.atomic == "window":
-            run(connection, sql.create_registry(attempt.registry))
+            create_registry(connection, attempt.registry)
         return attempt
 
 
@@ -182,6 +193,31 @@ def _clear(connection: psycopg.Connection, key: str, schema: str, patience: floa
         except errors.LockNotAvailable:
             if time.monotonic() > deadline:
                 raise
+
+
+def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
+    """Drop up to 50 tables of attempts whose pipeline nobody runs any more, so that nobody else clears them away.
+
+    Guarantee: nothing that a live attempt needs is dropped. Only tables of attempts count that began more than
+    :data:`ABANDONED_DAYS` days ago, and whose pipeline has no session here: an attempt has one for as long as it lives. Never
+    waits for anybody, and never fails an attempt.
+    """
+    from psycopg import Error
+
+    with suppress(Error), connection.transaction():
+        run(connection, sql.set_lock_timeout(0.1))
+        query = sql.abandoned_tables(schema, STAGES, APPLICATION, ABANDONED_DAYS, _DROPPED_AT_ONCE)
+        left = [Name(schema, row[0]) for row in rows(connection, query)]
+        if left:
+            log.info("Dropping %d tables of attempts that were abandoned in schema %s", len(left), schema)
+            run(connection, sql.drop(left))
+
+
+def create_registry(connection: psycopg.Connection, registry: Name) -> None:
+    """An attempt's list of stages, and when it began."""
+    with connection.transaction():
+        run(connection, sql.create_registry(registry))
+        run(connection, sql.stamp(registry, rows(connection, sql.now())[0][0]))
 
 
 def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> None:

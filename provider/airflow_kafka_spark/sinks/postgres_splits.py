@@ -16,7 +16,7 @@ from airflow_kafka_spark.errors import Fenced, KafkaSparkError
 from airflow_kafka_spark.hooks.postgres import rows, run
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.base import SplitWriter
-from airflow_kafka_spark.sinks.postgres_attempt import Attempt
+from airflow_kafka_spark.sinks.postgres_attempt import Attempt, create_registry
 from airflow_kafka_spark.sinks.postgres_transaction import Transaction
 from airflow_kafka_spark.sinks.postgres_writer import DriverWriter
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult
@@ -60,7 +60,8 @@ class SplitsWindowWriter(DriverWriter):
         attempt = self.attempt = self.attempt.staged()
         self.transaction, self.stages = Transaction(attempt), True
         with attempt.server.session("staging splits of", str(attempt.window)) as connection:
-            run(connection, sql.create_registry(attempt.registry))
+            create_registry(connection, attempt.registry)
+        self.stay()
         return tuple(split for split in attempt.splits if split.index in indexes)
 
     def _found(self) -> Mapping[int, int]:

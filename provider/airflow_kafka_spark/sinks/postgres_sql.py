@@ -114,14 +114,14 @@ def add_replay(windows: Name) -> str:
 
 
 def claim_window(windows: Name, facts: Mapping[str, Any], target: str) -> str:
-    """Insert the window's row; for a replay, take that of the time before. No row comes back when it is there already; waits for
-    whoever is about to insert it."""
+    """Insert the window's row; for a replay, take that of the time before. Returns whether the row is new; no row comes back when
+    it is there already. Waits for whoever is about to insert it."""
     return (
         f"INSERT INTO {windows} AS w (pipeline, number, ranges, target, run, cluster_id, topic_ids, replay) VALUES ("
         f"{literal(facts['pipeline'])}, {literal(facts['number'])}, {jsonb(facts['ranges'])}, {literal(target)}, "
         f"{literal(facts['run'])}, {literal(facts['cluster_id'])}, {jsonb(facts['topic_ids'])}, {literal(facts['replay'])}) "
         "ON CONFLICT (pipeline, number) DO UPDATE SET target = excluded.target, run = excluded.run, replay = excluded.replay "
-        "WHERE w.replay < excluded.replay RETURNING 1"
+        "WHERE w.replay < excluded.replay RETURNING (xmax = 0)"
     )
 
 
@@ -131,6 +131,17 @@ def count_window(windows: Name, pipeline: str, number: int, written: int, delete
         f"UPDATE {windows} SET written = {literal(written)}, deleted = {literal(deleted)}, applied_at = clock_timestamp() "
         f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
     )
+
+
+DROPPED_WINDOWS = 1000
+"""Old rows of the windows table that one transaction removes at most."""
+
+
+def drop_old_windows(windows: Name, pipeline: str, number: int, keep: int) -> str:
+    """The oldest rows of a pipeline, of windows before the ``keep`` last ones."""
+    mine = f"pipeline = {literal(pipeline)}"
+    old = f"SELECT number FROM {windows} WHERE {mine} AND number <= {literal(number - keep)}"
+    return f"DELETE FROM {windows} WHERE {mine} AND number IN ({old} ORDER BY number LIMIT {DROPPED_WINDOWS})"
 
 
 def window_row(windows: Name, pipeline: str, number: int) -> str:
@@ -279,6 +290,39 @@ def create_registry(registry: Name) -> str:
     )
 
 
+def now() -> str:
+    """Seconds since the epoch, by the server's clock."""
+    return "SELECT extract(epoch FROM clock_timestamp())::bigint"
+
+
+def stamp(registry: Name, began: int) -> str:
+    """Note on an attempt's registry when the attempt began, in seconds since the epoch."""
+    return f"COMMENT ON TABLE {registry} IS {literal(str(began))}"
+
+
+def abandoned_tables(schema: str, prefix: str, application: str, days: float, most: int) -> str:
+    """Tables of attempts that nobody works on any more: their registry says that they began more than so many days ago, and no
+    session of their pipeline is there. In the order of their names, in which an attempt's registry comes last.
+
+    :param prefix: what the names of all stages begin with; the pipeline's key of 12 digits follows.
+    :param application: what the names of sessions begin with; a blank and the key follow.
+    """
+    key = f"substr(c.relname, {len(prefix) + 1}, 12)"
+    attempt = f"substring(c.relname FROM {literal('^' + prefix + '[0-9a-f]{12}_[0-9a-f]+_[0-9a-f]{8}_')})"
+    began = "substring(pg_catalog.obj_description(oid, 'pg_class') FROM '^[0-9]{1,12}$')::bigint"
+    return (
+        f"WITH stages AS (SELECT c.relname, c.oid, {key} AS key, {attempt} AS attempt FROM pg_catalog.pg_class c "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        f"WHERE n.nspname = {literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {literal(prefix)}) "
+        "AND pg_has_role(c.relowner, 'USAGE')), "
+        "old AS (SELECT attempt FROM stages WHERE relname = attempt || 'r' "
+        f"AND {began} < extract(epoch FROM clock_timestamp()) - {days * 86400:.0f}) "
+        "SELECT relname FROM stages s WHERE s.attempt IN (SELECT attempt FROM old) "
+        "AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_stat_activity a WHERE a.datname = current_database() "
+        f"AND a.application_name = {literal(application + ' ')} || s.key) ORDER BY relname LIMIT {most:d}"
+    )
+
+
 def register(registry: Name, split: int, stage: str | None, rows: int, tombstones: int) -> str:
     """Writes no row when another task attempt of this split was faster."""
     values = ", ".join(literal(value) for value in (split, stage, rows, tombstones))
@@ -303,11 +347,11 @@ def create_temporary(columns: Iterable[tuple[str, str]], name: str) -> str:
 
 
 def tables_like(schema: str, prefix: str) -> str:
-    """Tables whose names begin so, as far as this role may drop them."""
+    """Tables whose names begin so, as far as this role may drop them; an attempt's registry comes after its stages."""
     return (
         "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
         f"WHERE n.nspname = {literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {literal(prefix)}) "
-        "AND pg_has_role(c.relowner, 'USAGE')"
+        "AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.relname"
     )
 
 

@@ -37,8 +37,11 @@ def recorded(connection: psycopg.Connection, windows: Name, window: Window) -> A
     return found if found.replay >= window.replay else None
 
 
-def claim(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool:
-    """Insert the window's row, or for a replay take it, which only one transaction can. False: it is there."""
+def claim(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool | None:
+    """Insert the window's row, or for a replay take that of the time before, which only one transaction can.
+
+    :return: True for a new row, False for that of the time before, None where another attempt has taken it.
+    """
     facts: dict[str, Any] = {
         "pipeline": window.pipeline,
         "number": window.number,
@@ -48,7 +51,8 @@ def claim(connection: psycopg.Connection, windows: Name, window: Window, target:
         "topic_ids": dict(window.topic_ids),
         "replay": window.replay,
     }
-    return bool(rows(connection, sql.claim_window(windows, facts, target)))
+    found = rows(connection, sql.claim_window(windows, facts, target))
+    return bool(found[0][0]) if found else None
 
 
 def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Window) -> None:
@@ -66,8 +70,13 @@ def written_before(connection: psycopg.Connection, windows: Name, window: Window
     return int(found[0][2]) if found else 0
 
 
-def count(connection: psycopg.Connection, windows: Name, window: Window, written: int, deleted: int) -> Applied:
-    """Complete the row in the transaction that claimed it."""
+def count(connection: psycopg.Connection, windows: Name, window: Window, written: int, deleted: int, keep: int) -> Applied:
+    """Complete the row in the transaction that claimed it, and remove rows that are too old to be remembered.
+
+    Whatever may still be asked for finds what it needs: an open window follows the newest row, which stays; an attempt or a task
+    that comes late is refused for a newer row as it was for its own.
+    """
+    run(connection, sql.drop_old_windows(windows, window.pipeline, window.number, keep))
     run(connection, sql.count_window(windows, window.pipeline, window.number, written, deleted))
     return Applied(
         window.pipeline, window.number, window.ranges, written, deleted, window.replay, window.cluster_id, window.topic_ids
