@@ -34,6 +34,7 @@ def context(
     task_id: str = "task",
     interval: tuple[datetime, datetime] | None = None,
     max_tries: int = 0,
+    map_index: int = -1,
 ) -> dict[str, Any]:
     """As much of Airflow's context as a window needs.
 
@@ -41,7 +42,7 @@ def context(
     :param max_tries: higher after the task was cleared, the same in a retry.
     """
     start, end = interval or (None, None)
-    ti = SimpleNamespace(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=-1, max_tries=max_tries)
+    ti = SimpleNamespace(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=map_index, max_tries=max_tries)
     dag_run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
     return {"ti": ti, "dag_run": dag_run, "outlet_events": defaultdict(SimpleNamespace)}
 

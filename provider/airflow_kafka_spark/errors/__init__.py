@@ -6,6 +6,14 @@ without anybody changing anything.
 """
 
 from airflow_kafka_spark.errors.base import KafkaSparkError
+from airflow_kafka_spark.errors.binding import (
+    BindingChanged,
+    DestinationChanged,
+    GroupOwned,
+    PipelineRenamed,
+    PipelineTaken,
+    SourceChanged,
+)
 from airflow_kafka_spark.errors.formats import (
     AvroNotInstalled,
     AvroSchemaInvalid,
@@ -76,16 +84,19 @@ __all__ = [
     "AvroNotInstalled",
     "AvroSchemaInvalid",
     "BadRecords",
+    "BindingChanged",
     "BoundRefused",
     "ClusterChanged",
     "ConnectionInvalid",
     "ConsumerUnwell",
     "CountMismatch",
     "DataLoss",
+    "DestinationChanged",
     "Fenced",
     "FollowBroken",
     "FollowedMismatch",
     "GroupHasMembers",
+    "GroupOwned",
     "IntervalNotOver",
     "IntervalOverlaps",
     "IntervalsOpen",
@@ -99,6 +110,8 @@ __all__ = [
     "OffsetsWentBack",
     "PartitionsChanged",
     "PartitionsVanished",
+    "PipelineRenamed",
+    "PipelineTaken",
     "PipelineUnknown",
     "PlanError",
     "Problem",
@@ -116,6 +129,7 @@ __all__ = [
     "ServerInvalid",
     "SinkRejected",
     "SinkUnavailable",
+    "SourceChanged",
     "SourceRejected",
     "SourceUnavailable",
     "SparkJobFailed",

@@ -18,7 +18,7 @@ class TopicRecreated(PlanError):
             f"Topic `{topic}` was deleted and created again: the pipeline knows id {known_id}, the broker has id {found_id}",
             expected="the topic this pipeline has read so far",
             action="Records of the old topic that were not read yet are lost. To go on with the new one from its earliest "
-            'record, set `data_loss="skip"` for one run, or give the operator a new `pipeline=` name',
+            'record, set `data_loss="skip"` for one run, or give the operator a new `pipeline=` name and `group_id`',
         )
 
 
@@ -71,7 +71,7 @@ class ClusterChanged(PlanError):
         super().__init__(
             f"The connection leads to Kafka cluster {found_id}",
             expected=f"cluster {known_id}, whose offsets this pipeline remembers",
-            action="Correct `bootstrap.servers`, or give the operator a new `pipeline=` name for the new cluster",
+            action="Correct `bootstrap.servers`, or give the operator a new `pipeline=` name and `group_id` for the new cluster",
         )
 
 
@@ -83,7 +83,7 @@ class IntervalOverlaps(PlanError):
         super().__init__(
             f"Interval {interval} of pipeline `{pipeline}` overlaps {other}, which has been planned already",
             expected="intervals that follow each other",
-            action="After a change of schedule give the operator a new `pipeline=` name, and begin where the old one ends",
+            action="After a change of schedule give the operator a new `pipeline=` name and `group_id`, and begin where the old one ends",
         )
 
 

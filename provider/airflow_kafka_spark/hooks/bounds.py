@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.errors import BoundRefused, PlanError
+from airflow_kafka_spark.errors import BoundRefused, GroupOwned, PlanError
 from airflow_kafka_spark.windows.bounds import (
     EARLIEST,
     LATEST,
@@ -90,6 +90,19 @@ def position_of_group(pipeline: str, committed: Mapping[TopicPartition, Committe
     topic_ids = {tp.topic: str(facts["topic_id"]) for tp, facts in own.items() if facts.get("topic_id")}
     numbers = [int(window) for facts in own.values() if (window := str(facts.get("window", ""))).isdecimal()]
     return Position(offsets, topic_ids), max(numbers, default=0)
+
+
+def refuse_owned(pipeline: str, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> None:
+    """A group mirrors one pipeline: another one that begins where the group stands leaves out what it has not moved itself.
+
+    :param pipeline: who wants it.
+    :param group_id: the group.
+    :param committed: what it has committed; the metadata says for whom.
+    :raises GroupOwned: it was for another pipeline.
+    """
+    names = (_facts(there.metadata).get("pipeline") for there in committed.values() if there)
+    if others := sorted({str(name) for name in names if name and name != pipeline}):
+        raise GroupOwned(pipeline, group_id, others[0])
 
 
 def within(offsets: Mapping[TopicPartition, int], log: Log) -> Offsets:

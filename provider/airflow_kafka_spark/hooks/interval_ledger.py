@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, IntervalOverlaps
 from airflow_kafka_spark.hooks.ledger import TRANSACTION_SECONDS, Ledger, transactional_id_of
+from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping
 from airflow_kafka_spark.windows.memory import (
+    BINDING,
     Attempt,
     Entry,
     LedgerRecord,
     Memory,
+    binding_record,
     dead_key,
     interval_key,
     interval_record,
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+BIND_TRIES = 10
+"""Each of them loses only against somebody else who has just decided."""
 NUMBER = 1
 """Of the window of an interval: a lane has one, however often it is replayed."""
 
@@ -102,6 +107,33 @@ class IntervalLedger(Ledger):
         """:raises IntervalOverlaps: another interval of this pipeline has some of the same instants."""
         if others := overlapping(self.interval, self.family.intervals.values()):
             raise IntervalOverlaps(self.family_name, self.interval, others[0].interval)
+
+    def bind(self, decide: Callable[[Memory], Binding]) -> Binding:
+        """See :meth:`Ledger.bind`. Intervals are planned side by side, so what the pipeline is bound to is decided before, in a
+        transaction of its own: of two who decide at once the later one shuts the earlier one out, which then sees what that has
+        decided."""
+        for _ in range(BIND_TRIES):
+            binding = decide(self.family)
+            known = self.family.binding
+            if known is not None and replace(binding, writer=replace(binding.writer, run_id=known.writer.run_id)) == known:
+                return binding
+            producer = self._fence_as(transactional_id_of(self.topic.name, self.family_name, BINDING))
+            seen = known
+            self.look()
+            if self.family.binding != seen:
+                continue
+            try:
+                producer.begin_transaction()
+                self.send(producer, [binding_record(self.family_name, binding)])
+                producer.commit_transaction(TRANSACTION_SECONDS)
+                self.family = replace(self.family, binding=binding)
+                return binding
+            except Exception as error:
+                failure = self.translated(error, "writing what the pipeline is bound to")
+                if not isinstance(failure, Fenced):
+                    raise failure from error
+                self.look()
+        raise Fenced(self.family_name, "writing what the pipeline is bound to")
 
     def plan(self, window: Window) -> Entry:
         """See :meth:`Ledger.plan`.

@@ -28,13 +28,16 @@ from airflow_kafka_spark.errors import Fenced, GroupHasMembers, KafkaSparkError,
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Hint, LedgerPlace, LedgerTopic
+from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.memory import (
+    BINDING,
     CONTROL,
     Attempt,
     Entry,
     LedgerRecord,
     Memory,
+    binding_record,
     dead_key,
     marker_key,
     position_record,
@@ -101,6 +104,7 @@ class Ledger:
         self.hint: Hint | None = None
         self._partition = 0
         self._entry: Entry | None = None
+        self._bound: Binding | None = None
         self._events = ClientEvents()
         self._planner: Producer | None = None
         self._closer: Producer | None = None
@@ -194,7 +198,7 @@ class Ledger:
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         # What a dead attempt left in an open transaction must not be waited for: it is fenced only after the ledger is read.
         committed = self.hook.committed(self.group_id, partitions, stable=False)
-        hints = (Hint.from_metadata(offset.metadata) for offset in committed.values() if offset)
+        hints = (Hint.from_metadata(offset.metadata, self.pipeline) for offset in committed.values() if offset)
         return next(filter(None, hints), None)
 
     def look(self) -> Memory:
@@ -212,14 +216,22 @@ class Ledger:
                 self._fence_split(number[-1])
             elif kind == "dead":
                 self.fence_dead_letters()
-            elif kind == CONTROL:
-                self._fence_as(transactional_id_of(self.topic.name, self.family_name, CONTROL))
+            elif kind in (CONTROL, BINDING):
+                self._fence_as(transactional_id_of(self.topic.name, self.family_name, kind))
 
     def completed(self, run: str) -> Entry | None:
         """The COMPLETE window of this run, if it is remembered."""
         return self.memory.completed_by(run)
 
     # --- write ---
+
+    def bind(self, decide: Callable[[Memory], Binding]) -> Binding:
+        """What the pipeline is bound to from the window on that is planned, or reopened, next; written with its plan.
+
+        :param decide: makes it of what the ledger holds of the pipeline as a whole; raises if another one is in force.
+        """
+        self._bound = decide(self.memory)
+        return self._bound
 
     def plan(self, window: Window) -> Entry:
         """Freeze a window: once this returns, every later attempt sees this plan and no other.
@@ -242,8 +254,10 @@ class Ledger:
         return Attempt(number, secrets.token_hex(8), self.run, utc_now(), self.max_tries)
 
     def along(self, entry: Entry) -> list[LedgerRecord]:
-        """Further records that are written with a window's."""
-        return []
+        """Further records that are written with a window's: here, what the pipeline is bound to. Written again with each window,
+        since readers begin behind older ones."""
+        binding = self._bound or self.memory.binding
+        return [binding_record(self.pipeline, binding)] if binding else []
 
     def _claim(self, entry: Entry) -> Entry:
         producer, self._planner = self._planner, None
@@ -258,7 +272,9 @@ class Ledger:
         entry = replace(entry, offset=offsets[0])
         # Of a pipeline that the ledger had never heard of, nobody can have written anything before this.
         seen = self.memory.seen if self.memory.seen >= 0 else entry.offset
-        self.memory = replace(self.memory, entries={**self.memory.entries, entry.window.number: entry}, exists=True, seen=seen)
+        binding = self._bound or self.memory.binding
+        entries = {**self.memory.entries, entry.window.number: entry}
+        self.memory = replace(self.memory, entries=entries, exists=True, binding=binding, seen=seen)
         self._entry = entry
         return entry
 
@@ -375,11 +391,13 @@ class Ledger:
         offsets: Mapping[TopicPartition, int],
         metadata: Callable[[str], str],
         is_done: Callable[[Memory], bool],
+        beside: Mapping[int, Sequence[LedgerRecord]] | None = None,
     ) -> None:
         """What offset control does in place of a window: records and the group's offsets, in one Kafka transaction.
 
         :param metadata: what the group's offsets say of where they come from, by topic.
         :param is_done: whether it has happened, by what the ledger holds: asked when the outcome is unknown.
+        :param beside: further records, by the partition of the ledger that they belong to.
         :raises Fenced: when an attempt of the pipeline has taken over meanwhile; nothing was changed.
         """
         producer, self._closer = self._closer, None
@@ -387,6 +405,8 @@ class Ledger:
         try:
             producer.begin_transaction()
             self.send(producer, records)
+            for partition, others in (beside or {}).items():
+                produce_all(producer, self.topic.name, partition, others, TRANSACTION_SECONDS)
             if self.group_id and offsets:
                 self._send_offsets(producer, self.group_id, offsets, metadata)
             faults.reached("amend.in_transaction")
@@ -471,7 +491,7 @@ def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
 def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:
     """Stable over attempts and unique among pipelines, so that an attempt fences the ones before it and nobody else.
 
-    :param purpose: ``plan``, ``close``, ``control`` or ``split.<index>``.
+    :param purpose: ``plan``, ``close``, ``control``, ``binding`` or ``split.<index>``.
     """
     return f"{topic}.{pipeline}.{purpose}"
 

@@ -56,10 +56,15 @@ class Hint:
         return f"{self.topic_id}:{self.partition}:{self.offset}"
 
     @classmethod
-    def from_metadata(cls, metadata: str) -> Hint | None:
-        """The hint in a committed offset's metadata; None for anything else, since anybody may commit with any metadata."""
+    def from_metadata(cls, metadata: str, pipeline: str) -> Hint | None:
+        """The hint in a committed offset's metadata; None for anything else, since anybody may commit with any metadata. That of
+        another pipeline may lie behind this one's records.
+
+        :param pipeline: whose hint it has to be.
+        """
         try:
-            text = str(json.loads(metadata)["ledger"])
+            facts = json.loads(metadata)
+            text = str(facts["ledger"]) if facts["pipeline"] == pipeline else ""
         except (ValueError, KeyError, TypeError):
             return None
         topic_id, _, rest = text.partition(":")

@@ -22,6 +22,7 @@ from airflow_kafka_spark.windows.memory import (
     Entry,
     LedgerRecord,
     Memory,
+    binding_record,
     change_key,
     change_record,
     dead_key,
@@ -349,6 +350,7 @@ def write(ledger: Ledger, found: Found, move: Moved, action: Action, who: str, w
         *(LedgerRecord(marker_key(pipeline, *split), None) for split in sorted(memory.markers)),
         *(LedgerRecord(change_key(pipeline, n), None) for n in sorted(memory.changes) if n <= move.number - KEEP_CHANGES),
         position_record(pipeline, move.position, last_number),
+        *([binding_record(pipeline, memory.binding)] if memory.binding else []),
         change_record(pipeline, change),
     ]
     stands = Window(pipeline, last_number, (), "", "", topic_ids=move.position.topic_ids)

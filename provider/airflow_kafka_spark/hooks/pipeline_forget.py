@@ -69,7 +69,7 @@ def forget(
     change = found.memory.next_change
     if dry_run:
         topic = existing_ledger(hook, ledger_topic)
-        count = len(_live_keys(topic, found, wait=False)) if topic else 0
+        count = len(live_keys(topic, found, wait=False)) if topic else 0
         return Forgotten(pipeline, change, who, why, count, group, _numbers(found.memory), dry_run)
     with ExitStack() as opened:
         run = f"forget by {who}"
@@ -85,7 +85,7 @@ def forget(
         if group:
             hook.delete_group(group)
         done = Change(change, "forget", who, why, utc_now(), dict(memory.position.offsets), {}, _numbers(memory))
-        keys = _live_keys(ledger.topic, found)
+        keys = live_keys(ledger.topic, found)
         records = [*(LedgerRecord(key, None) for key in keys), change_record(pipeline, done)]
         ledger.amend(records, {}, lambda topic: "", lambda memory: memory.changes.get(change) == done)
     return Forgotten(pipeline, change, who, why, len(keys), group, _numbers(memory), dry_run)
@@ -95,7 +95,9 @@ def _check_forget(
     hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, delete_group: bool, discard_open: bool
 ) -> str | None:
     """The group that is deleted, if any."""
-    if memory.is_blank and not memory.intervals:
+    # A name that was given up is forgotten, too; and a group may have outlived what it mirrored.
+    left = memory.renamed_to is not None or (delete_group and group_id)
+    if memory.is_blank and not memory.intervals and not left:
         raise PipelineUnknown(memory.pipeline, ledger_topic)
     if not discard_open:
         refuse_open(memory)
@@ -111,7 +113,7 @@ def _check_forget(
     return group
 
 
-def _live_keys(topic: LedgerTopic, found: Found, *, wait: bool = True) -> list[bytes]:
+def live_keys(topic: LedgerTopic, found: Found, *, wait: bool = True) -> list[bytes]:
     """Every key of the pipeline, and of its intervals, that has a value."""
     names = [found.memory.pipeline, *(s.interval.lane(found.memory.pipeline) for s in found.memory.intervals.values())]
     live: dict[bytes, bytes | None] = {}

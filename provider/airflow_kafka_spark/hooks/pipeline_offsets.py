@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import LedgerUnreadable, PipelineUnknown
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Found, LedgerTopic
+from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.changes import Change, change_to_json
 from airflow_kafka_spark.windows.memory import Entry, Memory, NewerVersion, remember
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
@@ -83,6 +84,8 @@ class PipelineState:
     :param open_windows: windows that are planned and not complete.
     :param changes: what was done to it by hand, the last first.
     :param paused: who has paused it; None while it is not paused.
+    :param binding: who moves it, where it goes and where it comes from, as its newest window was planned; None where that is not
+        known.
     """
 
     pipeline: str
@@ -95,6 +98,7 @@ class PipelineState:
     open_windows: tuple[WindowState, ...]
     changes: tuple[Change, ...]
     paused: Change | None = None
+    binding: Binding | None = None
 
 
 def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id: str | None = None) -> PipelineState:
@@ -127,6 +131,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
         tuple(map(_window_state, open_entries(memory))),
         memory.history,
         memory.pause,
+        memory.binding,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors import KafkaUnavailable, PipelineUnknown, ResetRefused
-from airflow_kafka_spark.hooks.bounds import position_of_group, resolve_start, resolve_stop
+from airflow_kafka_spark.hooks.bounds import position_of_group, refuse_owned, resolve_start, resolve_stop
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.ledger_topic import PROMPT, TOPIC
 from airflow_kafka_spark.hooks.pipeline_offsets import find, group_of, has_source, log_of, open_entries
@@ -119,7 +119,10 @@ def preview(
     group = group_id or group_of(memory)
     starts: Mapping[TopicPartition, int] = {}
     if not position.offsets:
-        position, number = position_of_group(pipeline, hook.committed(group, log.partitions)) if group else (position, number)
+        if group:
+            committed = hook.committed(group, log.partitions)
+            refuse_owned(pipeline, group, committed)
+            position, number = position_of_group(pipeline, committed)
         begins = "group"
     if not position.offsets:
         if not group:

@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, Problem, ValidationError
+from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.metrics import emit
 from airflow_kafka_spark.operators.paused import skip_paused, skip_though_invalid
 from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.operators.visible import VisibleOperator
 from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.windows.binding import Binding, Endpoint
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, first_bad
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
@@ -79,7 +81,8 @@ class WindowOperator(VisibleOperator):
 
     :param sink: where the window goes.
     :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
-        share a name; a mapped task has to be given one per index.
+        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
+        refuses another one. A mapped task has to be given one per index.
     :param kafka_conn_id: connection of type ``kafka``.
     :param spark_conn_id: connection of type ``spark`` or ``spark_connect``.
     :param spark_conf: Spark settings that win over the connection's.
@@ -110,6 +113,7 @@ class WindowOperator(VisibleOperator):
         self.ledger_topic = ledger_topic
         self.keep_windows = keep_windows
         self._job: Cancellable | None = None
+        self._destination_is_free = False
 
     # --- what a concrete operator says ---
 
@@ -123,6 +127,14 @@ class WindowOperator(VisibleOperator):
     @abstractmethod
     def open_ledger(self, run: Run) -> Ledger:
         """2. The pipeline's ledger: entering it fences and looks."""
+
+    def destinations(self) -> Endpoint:
+        """Where rows go, and the sinks' own records of them."""
+        return self.sink.destination()
+
+    def origin(self) -> Endpoint:
+        """Where they come from, beside the offsets that a window holds."""
+        return Endpoint()
 
     @abstractmethod
     def plan(self, ledger: Ledger, run: Run) -> Window:
@@ -154,6 +166,7 @@ class WindowOperator(VisibleOperator):
 
         :return: the report of this run's window (:class:`~airflow_kafka_spark.windows.report.Report`), as JSON.
         :raises ValidationError: all problems at once; nothing was changed.
+        :raises BindingChanged: the pipeline, or its open window, is another task's, or goes elsewhere; nothing was moved.
         :raises KafkaSparkError: one of its subclasses; the window stays as it was planned, and a retry goes on with it.
         :raises AirflowSkipException: the pipeline is paused; nothing was planned or moved.
         """
@@ -172,6 +185,8 @@ class WindowOperator(VisibleOperator):
                 if not is_paused:
                     faults.reached("fenced")
                 done = ledger.completed(run.id)
+                if done is not None:
+                    bindings.refuse_other_writer(ledger.family_name, ledger.whole, done, run)
                 if done is not None and not self._moves_again(ledger, done, run):
                     self.log.info("Window %s of this run is complete already: nothing to do", done.window)
                     if not is_paused:
@@ -231,13 +246,19 @@ class WindowOperator(VisibleOperator):
     def _next_window(self, ledger: Ledger, run: Run, done: Entry | None) -> Entry:
         """The open window if there is one, whoever planned it; else the one that is to be moved again; else a new one, frozen and
         written down."""
-        unfinished = ledger.memory.open_entry
+        unfinished, found = ledger.memory.open_entry, self.binding(run)
         if unfinished is None and done is not None:
+            bindings.refuse_replay_elsewhere(ledger.family_name, ledger.whole, done, found)
             self.log.info("Window %s is complete, and its task runs again: moving it once more", done.window)
             entry = ledger.replay(done)
         elif unfinished is None:
-            entry = ledger.plan(self.plan(ledger, run))
+            found = self._bind(ledger, found)
+            entry = ledger.plan(replace(self.plan(ledger, run), binding=found))
         else:
+            if bindings.refuse_elsewhere(ledger.family_name, ledger.whole, unfinished, found):
+                found = self._bind(ledger, found)
+                self.log.warning("Window %s goes from now on %s", unfinished.window, told(found))
+                unfinished = replace(unfinished, window=replace(unfinished.window, binding=found))
             self.log.info(
                 "Window %s was planned by run %s and is not complete: finishing it first",
                 unfinished.window,
@@ -253,6 +274,19 @@ class WindowOperator(VisibleOperator):
                 "Offsets [%d, %d) of %s-%d were deleted before they were read", gap.start, gap.end, gap.topic, gap.partition
             )
         return entry
+
+    def binding(self, run: Run) -> Binding:
+        """Who this is, where it goes and where it comes from."""
+        return Binding(bindings.writer_of(run), self.destinations(), self.origin())
+
+    def _bind(self, ledger: Ledger, found: Binding) -> Binding:
+        """Bind the pipeline to what this run has.
+
+        :return: what the window is bound to.
+        :raises BindingChanged: it is bound to something else.
+        """
+        kept = ledger.bind(lambda whole: bindings.bound(ledger.family_name, whole, found, is_free=self._destination_is_free))
+        return replace(found, writer=replace(found.writer, deployment=kept.writer.deployment), decided=kept.decided)
 
     def _complete(self, ledger: Ledger, entry: Entry, watch: Stopwatch) -> Report:
         window = entry.window
@@ -374,10 +408,16 @@ class WindowOperator(VisibleOperator):
         """Renders what Airflow renders, and the fields that sinks and formats declare as templates: those are frozen."""
         super().render_template_fields(context, jinja_env)
         env = jinja_env or self.get_template_env()
+        self._destination_is_free = self._destination_is_free or any(map(is_template, self.sinks))
         for name in ("sink", "source", "value", "key"):
             spec = getattr(self, name, None)
             if (made := self.rendered(spec, context, env)) is not spec:
                 setattr(self, name, made)
+
+    @property
+    def sinks(self) -> tuple[Any, ...]:
+        """All sinks that rows go to."""
+        return (self.sink,)
 
     def rendered(self, spec: Any, context: Any, env: Any) -> Any:
         """A sink or a format with its templates rendered; anything else as it is."""
@@ -390,9 +430,19 @@ class WindowOperator(VisibleOperator):
 
 def asset_uris(spec: Any, kind: type) -> list[str]:
     """The asset of a source or a sink: none while a template leaves open which one it is."""
-    templates = getattr(spec, "template_fields", ())
-    known = isinstance(spec, kind) and not any("{{" in str(getattr(spec, name, "")) for name in templates)
-    return [spec.asset_uri] if known else []
+    known: Any = spec if isinstance(spec, kind) and not is_template(spec) else None
+    return [known.asset_uri] if known is not None else []
+
+
+def is_template(spec: Any) -> bool:
+    """Whether it depends on the run which source or sink it is."""
+    return any(mark in str(getattr(spec, name, "")) for name in getattr(spec, "template_fields", ()) for mark in ("{{", "{%"))
+
+
+def told(binding: Binding) -> str:
+    """Where a window goes, in one line."""
+    facts = {**binding.destination.place, **binding.destination.details}
+    return f"to {', '.join(f'{what} {value}' for what, value in facts.items())}, moved by {binding.writer}"
 
 
 def problem_from(where: str, error: KafkaSparkError) -> Problem:

@@ -16,6 +16,7 @@ from airflow_kafka_spark.operators.from_kafka_check import argument_problems, ka
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of
 from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.sources.kafka import Subscription, read_log
+from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written, parse_stop
 from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import (
@@ -155,8 +156,12 @@ class FromKafkaOperator(WindowOperator):
 
     # --- 3. plan ---
 
+    def origin(self) -> Endpoint:
+        """The group that an open window is closed with. Its topics are in the window's ranges."""
+        return Endpoint(details={"group": self.group_id})
+
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.bounds import position_of_group, resolve_stop
+        from airflow_kafka_spark.hooks.bounds import position_of_group, refuse_owned, resolve_stop
         from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
         from airflow_kafka_spark.hooks.ledger import utc_now
 
@@ -165,6 +170,7 @@ class FromKafkaOperator(WindowOperator):
         topics = self.resolve()
         log = read_log(self.kafka, topics)
         of_group = self.kafka.committed(self.group_id, log.partitions)
+        refuse_owned(ledger.pipeline, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
         position, last_number = ledger.memory.position, ledger.memory.last_number
         if ledger.memory.is_blank:

@@ -29,6 +29,7 @@ from airflow_kafka_spark.operators.tolerance import refuse_forgotten
 from airflow_kafka_spark.operators.transforming import TransformingOperator
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import TASK_PUT, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report, sum_up
@@ -168,6 +169,15 @@ class KafkaToSinkOperator(TransformingOperator):
                 Problem("key", "a sink that deletes needs the key's columns: a tombstone has no others", "Give `key=` a format")
             ]
         return []
+
+    # --- 3. plan ---
+
+    def destinations(self) -> Endpoint:
+        """Its own sink's, and those of the sinks that a ``Filter(to=...)`` names, in their order."""
+        made = super().destinations()
+        for number, capture in enumerate(self._captures, 1):
+            made |= capture.sink.destination().under(f"filter {number}")
+        return made
 
     # --- 4. move, 5. commit ---
 
@@ -366,6 +376,10 @@ class KafkaToSinkOperator(TransformingOperator):
     def other_sinks(self) -> tuple[Sink, ...]:
         """The sinks that transforms send records to, beside the operator's own."""
         return tuple(capture.sink for capture in self._captures)
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        return (self.sink, *self.other_sinks)
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
         """Renders the templates of other sinks, too."""

@@ -27,6 +27,7 @@ from airflow_kafka_spark.operators.tolerant import TolerantOperator
 from airflow_kafka_spark.operators.transforming import route_problems, routes_of, target_problems
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
+from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import TRANSFORMATION, Applied, SourcePlan, Target, TopicPartition, Window, first_bad
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
@@ -210,6 +211,9 @@ class SourceToKafkaOperator(TolerantOperator):
         )
 
     # --- 3. plan ---
+
+    def origin(self) -> Endpoint:
+        return self.source.origin()
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
         from airflow_kafka_spark.hooks.ledger import utc_now

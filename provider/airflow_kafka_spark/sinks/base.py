@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import Applied, BadRecord, Split, SplitResult, Window
 
 if TYPE_CHECKING:
@@ -181,6 +182,15 @@ class Sink(ABC):
     def asset_uri(self) -> str:
         """What identifies the target as an Airflow asset. Looks nothing up: it is asked for at DAG parse."""
         return self.uri
+
+    def destination(self) -> Endpoint:
+        """Where its rows, and its own record of windows, land: what tells whether an open window still goes where it was planned
+        to go. Without credentials. May look up the connection, and ask the server.
+
+        :raises ConnectionInvalid: the connection cannot be used.
+        :raises SinkUnavailable: the server cannot be reached.
+        """
+        return Endpoint({"sink": self.uri})
 
     @abstractmethod
     def validate(self, shape: Shape) -> list[Problem]:

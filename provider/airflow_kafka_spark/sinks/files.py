@@ -26,6 +26,7 @@ from airflow_kafka_spark.sinks.files_layout import (
     make_below,
 )
 from airflow_kafka_spark.sinks.files_table import FilesTable
+from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import continues, without_recreated
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
@@ -71,6 +72,10 @@ class FilesSink(FilesTable, Sink):
     def asset_uri(self) -> str:
         """The same."""
         return self.uri
+
+    def destination(self) -> Endpoint:
+        """The directory, and the column that names each window's own within it."""
+        return Endpoint({"path": self.uri}, {"window_column": self.window_column})
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Options, types, place and rights, all at once. Writes nothing: a right to write is looked up, not tried."""

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.hooks.postgres import system_identifier
 from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.sinks.postgres_settings import PostgresSettings
+from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import Applied, Split, Window
 
 
@@ -96,6 +98,17 @@ class PostgresSink(PostgresSettings, Sink):
         if "{{" in self.table or "{{" in self.conn_id:
             return f"x-postgres://{self.conn_id}/{self.table}"
         return f"x-postgres://{_path(self.conn_id, *self._name)}"
+
+    def destination(self) -> Endpoint:
+        """Server, database and table, with the schema that the server finds; the tables that remember windows, and how a window
+        is seen (``atomic``), where that decides what they hold."""
+        server = self.server()
+        with server.session("asking where the table is of", self.table) as connection:
+            name, identity = resolve(connection, *parse_name(self.table)), system_identifier(connection)
+        place = {SERVER: f"{server.host}:{server.port}", "database": server.database, "table": f"{name.schema}.{name.table}"}
+        by_split = {"splits_table": self.splits_table, "mode": self.mode} if self.atomic == "split" else {}
+        details = {"atomic": self.atomic, "windows_table": self.windows_table, **by_split}
+        return Endpoint({**place, **({SERVER_ID: identity} if identity else {})}, details)
 
     @property
     def _name(self) -> tuple[str, str]:

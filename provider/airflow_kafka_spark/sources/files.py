@@ -25,6 +25,7 @@ from airflow_kafka_spark.sources.files_memory import MOST, Listing, Memory, TooM
 from airflow_kafka_spark.sources.files_options import lowered, reader_options
 from airflow_kafka_spark.sources.files_settings import FilesSettings
 from airflow_kafka_spark.sources.files_store import LocalStore, Selection, Store, store_of
+from airflow_kafka_spark.windows.binding import Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,6 +111,10 @@ class FilesSource(FilesSettings, RowSource):
         from airflow_kafka_spark.sources.files_check import problems
 
         return problems(self)
+
+    def origin(self) -> Endpoint:
+        """The directory. Which of its files a window holds is frozen with it."""
+        return Endpoint({"path": self.uri})
 
     def columns(self) -> tuple[str, ...] | None:
         """Those of ``schema``, else those of the newest file's footer; None as long as there is no file."""

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from airflow_kafka_spark.windows.model import TopicPartition
 
-Action = Literal["reset", "forget", "skip", "pause", "resume", "replay"]
+Action = Literal["reset", "forget", "skip", "pause", "resume", "replay", "rebind", "rename"]
 
 _SERIALIZED = ("number", "action", "who", "why", "at")
 _OF_REPLAYS = ("window", "name", "replay")
+_ABOUT_A_WINDOW = ("replay", "rebind", "rename")
 
 
 @dataclass(frozen=True)
@@ -21,15 +22,16 @@ class Change:
     :param number: from 1, within its pipeline.
     :param action: ``reset``: its position was moved; ``skip``: it was moved on, past an open window or past what waited;
         ``forget``: the ledger forgot it; ``pause`` and ``resume``: whether it may move windows; ``replay``: a window is to be
-        moved once more.
+        moved once more; ``rebind``: it may go elsewhere, or be moved by somebody else; ``rename``: it has another name.
     :param who: who asked for it.
     :param why: what for.
     :param at: UTC instant, ISO 8601.
     :param before: where the pipeline stood, per partition; a partition it had not read is missing.
     :param after: where it stands now, in the partitions that were moved.
     :param discarded: numbers of the open windows that were given up.
-    :param window: of ``replay``: the window's number; 0 elsewhere.
-    :param name: of ``replay``: the data interval's name; empty for a window of progress.
+    :param window: of ``replay``: the window's number; of ``rebind``: that of an open window which may go elsewhere, too; else 0.
+    :param name: of ``replay``: the data interval's name, empty for a window of progress; of ``rename``: its other
+        name.
     :param replay: of ``replay``: how often the window had been replayed before.
     :param offset: where it lies in the ledger partition; -1 when not read from there. Not part of what is compared.
     """
@@ -49,10 +51,10 @@ class Change:
 
 
 def change_to_json(change: Change) -> dict[str, Any]:
-    """``before`` and ``after`` are ``[[topic, partition, offset], ...]``. What only a replay has is left out elsewhere: older
-    releases know nothing of it."""
+    """``before`` and ``after`` are ``[[topic, partition, offset], ...]``. What only some changes have is left out of others:
+    older releases know nothing of it."""
     offsets = {name: [[*tp, offset] for tp, offset in sorted(getattr(change, name).items())] for name in ("before", "after")}
-    asked = {name: getattr(change, name) for name in _OF_REPLAYS} if change.action == "replay" else {}
+    asked = {name: getattr(change, name) for name in _OF_REPLAYS} if change.action in _ABOUT_A_WINDOW else {}
     return {**{n: getattr(change, n) for n in _SERIALIZED}, **offsets, "discarded": list(change.discarded), **asked}
 
 

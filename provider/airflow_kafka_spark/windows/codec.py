@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.windows.binding import binding_from_json, binding_to_json
 from airflow_kafka_spark.windows.latency import Times
 from airflow_kafka_spark.windows.model import (
     BadRecord,
@@ -53,6 +54,7 @@ def window_to_json(window: Window) -> dict[str, Any]:
         **({"interval": list(window.interval)} if window.interval else {}),
         **({"replay": window.replay} if window.replay else {}),
         **({"moved": window.moved} if window.moved else {}),
+        **({"binding": binding_to_json(window.binding)} if window.binding else {}),
     }
 
 
@@ -73,6 +75,7 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
         interval=tuple(value["interval"]) if value.get("interval") else None,
         replay=value.get("replay", 0),
         moved=value.get("moved", 0),
+        binding=binding_from_json(value["binding"]) if value.get("binding") else None,
     )
 
 

@@ -19,6 +19,9 @@ Kinds of record, all keyed by pipeline so that compaction keeps the newest of ea
 ``["<pipeline>", "control", <number>]``
     what somebody wants of it while it may be at work: to pause, to resume, to replay a window. Written beside whoever is at work,
     so never under a key that they write.
+``["<pipeline>", "binding"]``
+    who moves its windows, and where they go and come from, as its newest window was planned
+    (:mod:`~airflow_kafka_spark.windows.binding`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from airflow_kafka_spark.windows.binding import Binding, binding_from_json, binding_to_json
 from airflow_kafka_spark.windows.changes import Change, change_from_json, change_to_json
 from airflow_kafka_spark.windows.codec import (
     marker_from_json,
@@ -51,6 +55,7 @@ PAUSE_VERSION = 2
 
 
 CONTROL = "control"
+BINDING = "binding"
 
 
 class NewerVersion(ValueError):
@@ -111,6 +116,7 @@ class Memory:
     :param changes: what was done to its offsets by hand, by number.
     :param controls: pauses, resumes and replays that were asked for, by number.
     :param dead: which records went to the dead letter topic, by window number.
+    :param binding: who moves it, and where it goes, as its newest window was planned; None where that is not known.
     :param seen: the offset of its newest record that was read from the ledger partition; -1 without one.
     """
 
@@ -124,12 +130,19 @@ class Memory:
     changes: Mapping[int, Change] = field(default_factory=dict)
     dead: Mapping[int, DeadLetters] = field(default_factory=dict)
     controls: Mapping[int, Change] = field(default_factory=dict)
+    binding: Binding | None = None
     seen: int = field(default=-1, compare=False)
 
     @property
     def is_blank(self) -> bool:
         """Whether the ledger knows nothing to go on from: it has never heard of the pipeline, or was told to forget it."""
         return not (self.position.offsets or self.position.source or self.last_number or self.entries)
+
+    @property
+    def renamed_to(self) -> Change | None:
+        """Who has given the pipeline another name (``name``), under which it goes on; None while it has this one."""
+        last = max(self.changes.values(), key=lambda c: c.number, default=None)
+        return last if last is not None and last.action == "rename" and self.is_blank else None
 
     @property
     def open_entry(self) -> Entry | None:
@@ -150,7 +163,7 @@ class Memory:
         """Where a reader of the ledger partition has to begin to see every remembered window, and every control that counts."""
         offsets = [*(e.offset for e in self.entries.values()), *(d.offset for d in self.dead.values())]
         asked = [c for e in self.entries.values() if e.state is State.COMPLETE and (c := self.replay_asked(e.window))]
-        offsets += [c.offset for c in (self.pause, *asked) if c]
+        offsets += [c.offset for c in (self.pause, self.rebound_after(self.binding), *asked) if c]
         # Controls are written beside whoever is at work: what came after its last look may be one.
         known = [offset for offset in offsets if offset >= 0]
         return min(known if self.seen < 0 else [*known, self.seen]) if known else -1
@@ -173,6 +186,22 @@ class Memory:
         mine = (window.number, name, window.replay)
         return next((c for c in self.controls.values() if c.action == "replay" and (c.window, c.name, c.replay) == mine), None)
 
+    def rebound_after(self, binding: Binding | None, window: int | None = None) -> Change | None:
+        """The newest decision that the pipeline may go elsewhere, or be moved by somebody else, which is younger than a binding;
+        None without one.
+
+        :param window: number of an open window that is to go there; None asks for windows yet to be planned.
+        """
+        since = binding.decided if binding else 0
+        told = [c for c in self.controls.values() if c.action == "rebind" and c.number > since]
+        meant = [c for c in told if window is None or c.window == window]
+        return max(meant, key=lambda c: c.number, default=None)
+
+    @property
+    def decided(self) -> int:
+        """The number of the newest of these decisions, 0 without one."""
+        return max((c.number for c in self.controls.values() if c.action == "rebind"), default=0)
+
     @property
     def history(self) -> tuple[Change, ...]:
         """Whatever was done by hand, the last first."""
@@ -192,6 +221,10 @@ def position_record(pipeline: str, position: Position, last_number: int) -> Ledg
 
 def position_key(pipeline: str) -> bytes:
     return _dump([pipeline, "position"])
+
+
+def binding_record(pipeline: str, binding: Binding) -> LedgerRecord:
+    return LedgerRecord(_dump([pipeline, BINDING]), _dump({"v": VERSION, "binding": binding_to_json(binding)}))
 
 
 def window_record(entry: Entry) -> LedgerRecord:
@@ -291,6 +324,7 @@ def remember(pipeline: str, records: Iterable[LedgerRecord]) -> Memory:
         return [(key[1:], value, offset) for key, (value, offset) in newest.items() if key[0] == kind]
 
     position = next((value for _, value, _ in of("position")), None)
+    binding = next((value for _, value, _ in of(BINDING)), None)
     return Memory(
         pipeline,
         position=position_from_json(position["position"]) if position else Position(),
@@ -302,6 +336,7 @@ def remember(pipeline: str, records: Iterable[LedgerRecord]) -> Memory:
         changes={number: change_from_json(value["change"], offset) for (number,), value, offset in of("change")},
         dead={number: dead_letters_from_json(number, value["dead"], offset) for (number,), value, offset in of("dead")},
         controls={number: change_from_json(value["change"], offset) for (number,), value, offset in of(CONTROL)},
+        binding=binding_from_json(binding["binding"]) if binding else None,
         seen=seen,
     )
 

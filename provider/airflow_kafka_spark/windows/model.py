@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
+from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.latency import Times
 
 ArrowStream: TypeAlias = bytes
@@ -153,6 +154,7 @@ class Window:
     :param replay: how often it is moved again, its rows replacing those of the time before; 0 is the first time.
     :param moved: the number of the change (offset control) that put the pipeline where this window begins; 0 where it begins at
         the end of the one before.
+    :param binding: who planned it, where its rows go and where they come from; None where that is not known.
     """
 
     pipeline: str
@@ -170,6 +172,7 @@ class Window:
     interval: tuple[int, int] | None = None
     replay: int = 0
     moved: int = 0
+    binding: Binding | None = None
 
     @property
     def id(self) -> str:
