@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.cli.commands import main
 from airflow_kafka_spark.errors import Fenced, LedgerUnreadable
 from airflow_kafka_spark.hooks import ledger_topic
+from airflow_kafka_spark.hooks.held_up import holder_of, transactional_id_of
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.ledger import Ledger
-from airflow_kafka_spark.windows.memory import Attempt, Entry, LedgerRecord, position_record, window_key, window_record
-from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
+from airflow_kafka_spark.windows.interval import Interval, IntervalState
+from airflow_kafka_spark.windows.memory import (
+    Attempt,
+    Entry,
+    LedgerRecord,
+    dead_key,
+    group_record,
+    interval_record,
+    marker_record,
+    position_record,
+    window_key,
+    window_record,
+)
+from airflow_kafka_spark.windows.model import Marker, OffsetRange, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Position
 
 
@@ -170,9 +185,56 @@ def test_own_records_behind_another_pipelines_open_transaction_are_waited_for_no
 def test_an_open_transaction_that_stays_is_an_error_with_advice(attempt, pipeline, topic, hanging, monkeypatch):
     complete_one(attempt, pipeline, topic, 2)
     monkeypatch.setattr(ledger_topic, "READ_SECONDS", 1.0)
-    with pytest.raises(LedgerUnreadable, match="find-hanging"), attempt():
+    with pytest.raises(LedgerUnreadable, match="find-hanging") as refused, attempt():
         pass
+    for said in ("pipeline `other`", "window 1", "--start-offset", "unblock other"):
+        assert said in str(refused.value), "whose it is, and what ends it"
     hanging.abort_transaction(30)
+
+
+@pytest.fixture
+def left_open(attempt, kafka, pipeline, topic, ledger_topic_name, unique):
+    """A split of another pipeline whose task hangs between its marker and its commit, in the same partition of the ledger."""
+    complete_one(attempt, pipeline, topic, 1)
+    with attempt() as ledger:
+        partition = ledger.topic.look(pipeline).partition
+    other = unique("other")
+    settings = {"transactional.id": transactional_id_of(ledger_topic_name, other, "split.3"), "transaction.timeout.ms": 600_000}
+    producer = Producer({**kafka.connection_extra(), **settings})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    key, value = marker_record(other, Marker(7, 3))[:2]
+    producer.produce(ledger_topic_name, value, key, partition)
+    producer.flush(30)
+    complete_one(attempt, pipeline, topic, 2)
+    return other, producer
+
+
+def test_a_transaction_that_another_pipeline_has_left_open_is_ended_before_long(attempt, left_open, monkeypatch, caplog):
+    other, producer = left_open
+    monkeypatch.setattr(ledger_topic, "HELD_SECONDS", 1.0)
+    with caplog.at_level("WARNING"), attempt("run3") as ledger:
+        assert ledger.memory.last_number == 2
+    assert f"pipeline `{other}` (split 3 of window 7)" in caplog.text
+    with pytest.raises(KafkaException):
+        producer.commit_transaction(30)
+
+
+def test_a_command_says_whose_transaction_is_open_and_ends_it(
+    attempt, hook, pipeline, left_open, ledger_topic_name, kafka, capsys
+):
+    other, producer = left_open
+    place = ["--bootstrap-servers", kafka.bootstrap_servers, "--ledger-topic", ledger_topic_name]
+    assert main(["unblock", pipeline, "--dry-run", *place]) == 0
+    assert "Open, in partition" in (told := capsys.readouterr().out) and f"pipeline `{other}` (split 3 of window 7)" in told
+    assert main(["unblock", pipeline, *place]) == 0
+    assert "Ended" in capsys.readouterr().out
+    with attempt("run3") as ledger:
+        assert ledger.memory.last_number == 2
+    with pytest.raises(KafkaException):
+        producer.commit_transaction(30)
+    assert main(["unblock", pipeline, *place]) == 0
+    assert "Nothing to do" in capsys.readouterr().out
 
 
 def test_a_member_that_joins_the_group_meanwhile_cannot_keep_a_flushed_window_open(attempt, hook, kafka, pipeline, topic):
@@ -313,3 +375,32 @@ def test_an_attempt_fenced_inside_its_transaction_knows_it_and_does_not_fence_ba
         with pytest.raises(Fenced):
             zombie.plan(window(pipeline, topic, 1))
         newer.close({}, newer.plan(window(pipeline, topic, 1)).window.ends)
+
+
+HOUR = Interval.of_ms(0, 3_600_000)
+PLANNED = Entry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "t", "run", ""))
+
+
+@pytest.mark.parametrize(
+    ("record", "ids"),
+    [
+        (window_record(PLANNED), ["l.p.plan"]),
+        (window_record(replace(PLANNED, state=State.COMPLETE)), ["l.p.close"]),
+        (LedgerRecord(window_key("p", 2), None), ["l.p.close"]),
+        (LedgerRecord(window_key(HOUR.lane("p"), 1), None), [f"l.{HOUR.lane('p')}.close", "l.p.group"]),
+        (position_record("p", Position(), 1), ["l.p.close"]),
+        (marker_record("p", Marker(2, 5)), ["l.p.split.5"]),
+        (LedgerRecord(dead_key("p", 2), b"{}"), ["l.p.dead"]),
+        (interval_record("p", IntervalState(HOUR, State.PLANNED, ())), [f"l.{HOUR.lane('p')}.plan"]),
+        (interval_record("p", IntervalState(HOUR, State.COMPLETE, ())), [f"l.{HOUR.lane('p')}.close"]),
+        (interval_record("p", IntervalState(HOUR, State.COMPLETE, (), forgotten=True)), ["l.p.group"]),
+        (LedgerRecord(b'["p","control",3]', b"{}"), ["l.p.control"]),
+        (LedgerRecord(b'["p","binding"]', b"{}"), ["l.p.binding"]),
+        (LedgerRecord(b'["p","binding"]', None), ["l.p.close"]),
+        (group_record("g", "p", HOUR.lane("p")), [f"l.{HOUR.lane('p')}.plan"]),
+        (LedgerRecord(b"not ours", b"{}"), []),
+        (LedgerRecord(b"", None), []),
+    ],
+)
+def test_a_record_tells_under_which_transactional_ids_it_may_have_been_written(record, ids):
+    assert list(holder_of(record, 0).ids("l")) == ids

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, Producer
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BoundRefused, Fenced, GroupHasMembers, PipelineUnknown, ResetRefused, WindowOpen
-from airflow_kafka_spark.hooks.ledger import transactional_id_of
+from airflow_kafka_spark.hooks.held_up import transactional_id_of
 from airflow_kafka_spark.hooks.pipeline_changes import reset
 from airflow_kafka_spark.hooks.pipeline_forget import forget
 from airflow_kafka_spark.hooks.pipeline_offsets import find, log_of, show, to_json, windows

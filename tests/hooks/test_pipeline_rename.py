@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 
 import pytest
 
@@ -25,6 +26,7 @@ from tests.support.pipelines import make
 from tests.support.runs import Victim
 
 RUN = Run("dag", "run1", "task")
+HOUR = datetime(2025, 6, 15, 15, tzinfo=timezone.utc)
 
 
 @pytest.fixture
@@ -64,10 +66,8 @@ def test_a_second_pipeline_does_not_begin_where_the_group_of_the_first_one_stand
 
 
 def test_an_interval_does_not_use_the_group_of_another_pipeline_either(moved, unique, tmp_path):
-    from datetime import datetime, timezone
-
-    other, hour = unique("other"), datetime(2025, 6, 15, 10, tzinfo=timezone.utc)
-    run = Run("dag", "run1", "task", interval=(hour, hour.replace(hour=11)))
+    other = unique("other")
+    run = Run("dag", "run1", "task", interval=(HOUR, HOUR.replace(hour=HOUR.hour + 1)))
     given = {"topics": moved.topic, "group_id": moved.name, "pipeline": other, "kafka_conn_id": moved.hook.conn_id, **moved.place}
     operator = make("files", str(tmp_path / "table"), **given, window="interval", grace=0)
     with operator.open_ledger(run) as ledger, pytest.raises(GroupOwned):
@@ -126,6 +126,30 @@ def test_an_open_window_is_finished_under_its_old_name(moved, named, unique):
         ledger.close({"group_id": moved.name}, entry.window.ends)
     ask(moved, to)
     assert [r.start for r in named(to).ranges] == [15, 15]
+
+
+def test_so_is_the_very_first_one_of_which_the_group_knows_nothing_yet(piped, unique, tmp_path):
+    to = unique("renamed")
+    given = {"topics": piped.topic, "group_id": piped.name, "kafka_conn_id": piped.hook.conn_id, **piped.place}
+
+    def plan(name, **facts):
+        operator = make("files", str(tmp_path / "table"), **given, pipeline=name, **facts)
+        run = Run("dag", "run1", "task", interval=(HOUR, HOUR.replace(hour=HOUR.hour + 1)))
+        with operator.open_ledger(run) as ledger:
+            window = operator.plan(ledger, run)
+            ledger.plan(window)
+            return window
+
+    assert plan(piped.name).number == 1 and piped.committed() == [None, None]
+    for facts in ({}, {"window": "interval", "grace": 0}):
+        with pytest.raises(GroupOwned, match=piped.name):
+            plan(to, **facts)
+    forget(piped.hook, piped.name, why="x", discard_open=True, **piped.place)
+    piped.settle()
+    assert plan(to, window="interval", grace=0).interval is not None
+    piped.settle()
+    with pytest.raises(GroupOwned, match=to):
+        plan(unique("third"))
 
 
 def test_what_cannot_be_renamed_is_refused_and_nothing_changes(moved, unique):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import BoundRefused, PlanError, ValidationError
+from airflow_kafka_spark.errors import BoundRefused, GroupOwned, PlanError, ValidationError
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.windows.bounds import CommittedOffsets
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -108,13 +108,17 @@ class TestStart:
             assert orders.check() == 250
 
     def test_but_what_another_pipeline_has_committed_is_no_past_of_this_one(self, kafka, unique, tmp_path):
+        """Nor does it share that one's group, wherever it would begin: each would move the other's mirror."""
         with relay(kafka, unique, tmp_path) as orders:
             orders.send(100)
             orders.run("run1")
-            report = orders.run(
-                "run2", pipeline=unique("other"), starting_offsets="earliest", topic=unique("copy"), auto_create=True
-            )
+            other = unique("other")
+            options = {"pipeline": other, "starting_offsets": "earliest", "topic": unique("copy"), "auto_create": True}
+            with pytest.raises(GroupOwned):
+                orders.run("run2", **options)
+            report = orders.run("run2", **options, group_id=other)
             assert report["records_read"] == 100
+            assert orders.run("run3")["records_read"] == 0
 
 
 class TestStop:

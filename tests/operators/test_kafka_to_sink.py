@@ -9,8 +9,10 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_kafka_spark.errors import BadRecords, DataLoss, OffsetsWentBack, TopicRecreated, ValidationError
+from airflow_kafka_spark.errors import BadRecords, DataLoss, GroupOwned, OffsetsWentBack, TopicRecreated, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.pipeline_rename import rename
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import files_rows, order
@@ -156,12 +158,18 @@ class TestWindows:
         assert report["window"] == "0000000002"
         assert files.check() == 200
 
-    def test_a_new_pipeline_takes_over_from_the_committed_offsets_of_its_group(self, files, tmp_path):
+    def test_a_pipeline_takes_a_group_over_only_from_one_that_was_renamed(self, files, tmp_path, unique):
         files.produce(100)
         files.run()
         files.produce(60)
-        report = files.run("other", pipeline="other", place=str(tmp_path / "other"))
-        assert report["records_read"] == 60
+        other, ledger = unique("other"), f"ledger-{files.name}"
+        with pytest.raises(GroupOwned):
+            files.run("other", pipeline=other, place=str(tmp_path / "other"))
+        settled(ledger)
+        with KafkaHook() as hook:
+            rename(hook, files.name, other, why="the DAG has another name", ledger_topic=ledger)
+        report = files.run("other", pipeline=other, place=str(tmp_path / "other"))
+        assert (report["records_read"], report["window"]) == (60, "0000000002")
 
 
 class TestWithoutSpark:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.pipeline_rename import Rename
     from airflow_kafka_spark.hooks.pipeline_replay import Replay
     from airflow_kafka_spark.hooks.pipeline_skip import Skip
+    from airflow_kafka_spark.hooks.pipeline_unblock import Unblocked
     from airflow_kafka_spark.windows.binding import Binding
     from airflow_kafka_spark.windows.changes import Change
     from airflow_kafka_spark.windows.model import OffsetRange
@@ -191,6 +192,12 @@ def _rename(hook: KafkaHook, args: argparse.Namespace) -> Rename:
     return rename(hook, args.pipeline, args.to, group_id=args.group_id, **_wish(args))
 
 
+def _unblock(hook: KafkaHook, args: argparse.Namespace) -> Unblocked:
+    from airflow_kafka_spark.hooks.pipeline_unblock import unblock
+
+    return unblock(hook, args.pipeline, ledger_topic=args.ledger_topic, dry_run=args.dry_run)
+
+
 def _wish(args: argparse.Namespace) -> dict[str, Any]:
     return {"why": args.why, "who": args.who, "ledger_topic": args.ledger_topic, "dry_run": args.dry_run}
 
@@ -205,6 +212,7 @@ _RUN: dict[str, Any] = {
     "resume": _resume,
     "skip": _skip,
     "rename": _rename,
+    "unblock": _unblock,
     "rebind": _rebind,
     "replay": _replay,
 }
@@ -335,6 +343,12 @@ def _table_of_skip(done: Skip) -> str:
     return "\n".join([*lines, *table, *_sentences(done.warnings)])
 
 
+def _text_of_unblocked(found: Unblocked) -> str:
+    done = "Open" if found.dry_run else "Ended" if found.ended else "Not ended"
+    first = f"{done}, in partition {found.partition} of {found.ledger_topic}: {found.holder}" if found.holder else "Nothing to do"
+    return "\n".join([f"{first}.", *_sentences(found.warnings)])
+
+
 def _text_of_rename(done: Rename) -> str:
     first = f"{_begun(done)} change {done.change}: pipeline {done.pipeline} is called {done.to}, by {done.who}: {done.why}"
     stands = f"It goes on after window {done.last_window:,}, and group {done.group_id} mirrors it"
@@ -394,6 +408,7 @@ _SHOW: dict[str, Any] = {
     "resume": _text_of_pause,
     "skip": _table_of_skip,
     "rename": _text_of_rename,
+    "unblock": _text_of_unblocked,
     "rebind": _text_of_rebind,
     "replay": _table_of_replay,
 }

@@ -92,6 +92,11 @@ COMMANDS = (
         (*PLACE, GROUP, *WISH, _flag("--not-running", "nobody is at work on the open window: Airflow says so of its task")),
     ),
     Command(
+        "unblock",
+        "end the transaction that somebody has left open in its partition of the ledger",
+        (*PLACE, _flag("--dry-run", "only say whose it is")),
+    ),
+    Command(
         "rename",
         "let it go on under another name, with its group",
         (*PLACE, Option(("--to",), "its new name", {"required": True, "metavar": "NAME"}), GROUP, *WISH),

@@ -53,13 +53,13 @@ class PipelineTaken(BindingChanged):
 class GroupOwned(PlanError):
     """A consumer group mirrors another pipeline.
 
-    :param owner: that pipeline, as the metadata of the group's offsets says.
+    :param owner: that pipeline, as the metadata of the group's offsets says; before those are committed, the ledger.
     """
 
     def __init__(self, pipeline: str, group_id: str, owner: str) -> None:
         self.pipeline, self.group_id, self.owner = pipeline, group_id, owner
         super().__init__(
-            f"Group `{group_id}` mirrors pipeline `{owner}`: that has committed its offsets",
+            f"Group `{group_id}` mirrors pipeline `{owner}`",
             expected=f"a group of pipeline `{pipeline}` alone",
             action=f"Give this one a `group_id` of its own. If it is `{owner}` under another name, keep that: "
             f'`pipeline="{owner}"`; or move what the ledger knows: `{COMMAND} rename {owner} --to {pipeline} --why ...`. If '

@@ -83,7 +83,8 @@ class IntervalOverlaps(PlanError):
         super().__init__(
             f"Interval {interval} of pipeline `{pipeline}` overlaps {other}, which has been planned already",
             expected="intervals that follow each other",
-            action="After a change of schedule give the operator a new `pipeline=` name and `group_id`, and begin where the old one ends",
+            action="After a change of schedule give the operator a new `pipeline=` name and `group_id`, and "
+            "begin where the old one ends",
         )
 
 

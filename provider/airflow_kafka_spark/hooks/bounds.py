@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.errors import BoundRefused, GroupOwned, PlanError
+from airflow_kafka_spark.errors import BoundRefused, PlanError
 from airflow_kafka_spark.windows.bounds import (
     EARLIEST,
     LATEST,
@@ -92,17 +92,13 @@ def position_of_group(pipeline: str, committed: Mapping[TopicPartition, Committe
     return Position(offsets, topic_ids), max(numbers, default=0)
 
 
-def refuse_owned(pipeline: str, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> None:
-    """A group mirrors one pipeline: another one that begins where the group stands leaves out what it has not moved itself.
+def owner_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> str | None:
+    """The other pipeline that a group mirrors; None where it mirrors none, or this one.
 
-    :param pipeline: who wants it.
-    :param group_id: the group.
-    :param committed: what it has committed; the metadata says for whom.
-    :raises GroupOwned: it was for another pipeline.
+    :param committed: what the group has committed; the metadata says for whom.
     """
     names = (_facts(there.metadata).get("pipeline") for there in committed.values() if there)
-    if others := sorted({str(name) for name in names if name and name != pipeline}):
-        raise GroupOwned(pipeline, group_id, others[0])
+    return min((str(name) for name in names if name and name != pipeline), default=None)
 
 
 def within(offsets: Mapping[TopicPartition, int], log: Log) -> Offsets:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, IntervalOverlaps
-from airflow_kafka_spark.hooks.ledger import TRANSACTION_SECONDS, Ledger, transactional_id_of
+from airflow_kafka_spark.hooks.held_up import transactional_id_of
+from airflow_kafka_spark.hooks.ledger import TRANSACTION_SECONDS, Ledger
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping
 from airflow_kafka_spark.windows.memory import (
@@ -49,7 +50,7 @@ class IntervalLedger(Ledger):
     :param pipeline: the pipeline's name.
     :param interval: the interval.
 
-    The others are those of :class:`Ledger`.
+    The others are those of :class:`Ledger`. ``group_id`` is only written down, with the first interval: :meth:`follow` moves it.
     """
 
     def __init__(self, hook: KafkaHook, pipeline: str, run: str, interval: Interval, **options: Any) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, GroupHasMembers, KafkaSparkError, KafkaUnavailable
+from airflow_kafka_spark.hooks.held_up import transactional_id_of
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Hint, LedgerPlace, LedgerTopic
@@ -39,6 +40,8 @@ from airflow_kafka_spark.windows.memory import (
     Memory,
     binding_record,
     dead_key,
+    group_key,
+    group_record,
     marker_key,
     position_record,
     window_key,
@@ -233,6 +236,23 @@ class Ledger:
         self._bound = decide(self.memory)
         return self._bound
 
+    def group_owner(self) -> str | None:
+        """The other pipeline whose first window is open, and planned for this group, which does not say so before it is complete;
+        None without one. Asked by a pipeline without a past."""
+        from airflow_kafka_spark.hooks.pipeline_offsets import look_into
+
+        topic, key, owner = self.topic, group_key(self.group_id or ""), ""
+        for record in topic.read(topic.home(self.group_id or ""), 0, (key,)):
+            if record.key == key and record.value is not None:
+                owner = json.loads(record.value)["pipeline"]
+        if not owner or owner == self.family_name:
+            return None
+        there = topic.find(owner, lambda partition: look_into(topic, owner, partition), lambda found: found.exists).memory
+        intervals = [interval.state for interval in there.intervals.values()]
+        # Once a window is complete, the group knows; one that was forgotten or given up has left this behind.
+        is_first = there.last_number == 0 and State.COMPLETE not in intervals
+        return owner if is_first and (there.open_entry is not None or intervals) else None
+
     def plan(self, window: Window) -> Entry:
         """Freeze a window: once this returns, every later attempt sees this plan and no other.
 
@@ -265,6 +285,9 @@ class Ledger:
         try:
             producer.begin_transaction()
             offsets = self.send(producer, [window_record(entry), *self.along(entry)])
+            if self.group_id and self.whole.is_blank and not self.whole.intervals and not entry.window.source:
+                owner = group_record(self.group_id, self.family_name, self.pipeline)
+                produce_all(producer, self.topic.name, self.topic.home(self.group_id), [owner], TRANSACTION_SECONDS)
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             self._resolve_claim(error, entry)
@@ -486,14 +509,6 @@ def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
         "ledger": str(hint),
     }
     return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
-
-
-def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:
-    """Stable over attempts and unique among pipelines, so that an attempt fences the ones before it and nobody else.
-
-    :param purpose: ``plan``, ``close``, ``control``, ``binding`` or ``split.<index>``.
-    """
-    return f"{topic}.{pipeline}.{purpose}"
 
 
 def utc_now() -> str:

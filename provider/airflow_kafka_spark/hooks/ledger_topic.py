@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
+from airflow_kafka_spark.hooks.held_up import Holder, end_held, holder_of
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, key_prefix, remember
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -31,12 +32,17 @@ CONFIG = {
     "compression.type": "producer",
 }
 
-READ_SECONDS = 330.0
-"""How long another pipeline's open transaction is waited for: longer than the brokers let one of ours stay open by default."""
+HELD_SECONDS = 45.0
+"""How long another pipeline's open transaction is waited for before it is ended: longer than the brokers let those of the ledger
+stay open. A split's has its marker for moments only; one that has it for longer is that of a dead task, or of a paused one."""
+READ_SECONDS = 120.0
+"""How long is waited in all, for that and for brokers that say nothing."""
 
 
 T = TypeVar("T")
 OnHidden = Callable[[frozenset[bytes]], None]
+OnHeld = Callable[[Holder], str]
+"""Ends somebody's transaction; why not, empty if it was done."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +220,11 @@ class LedgerTopic:
         if start >= bounds.high:
             return
         tp = TopicPartition(self.name, partition)
-        yield from read_to(self.hook.consumer_config(**PROMPT), tp, start, bounds.high, mine, on_hidden)
+        yield from read_to(self.hook.consumer_config(**PROMPT), tp, start, bounds.high, mine, on_hidden, self.end)
+
+    def end(self, holder: Holder) -> str:
+        """See :func:`~airflow_kafka_spark.hooks.held_up.end_held`."""
+        return end_held(self.hook.producer_config(), self.name, holder)
 
 
 PROMPT: Mapping[str, Any] = {"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 50}
@@ -227,20 +237,22 @@ def read_to(
     end: int,
     mine: tuple[bytes, ...] = (),
     on_hidden: OnHidden | None = None,
+    on_held: OnHeld | None = None,
 ) -> Iterator[LedgerRecord]:
     """Committed records of ``[start, end)``: ends when the consumer is past every record, control records included.
 
     A read_committed reader gets no further than the last stable offset. What lies between it and ``end`` is waited for if any
-    of it may be ours; somebody else's open transaction alone holds nobody up.
+    of it may be ours; somebody else's open transaction alone holds nobody up. One that hides ours is ended if it stays.
 
     :param mine: what the keys of records begin with that must not be missed; empty means all.
     :param on_hidden: told the keys of ours that are waited for, once: whose transaction that is can be ended.
+    :param on_held: ends the transaction that is open first, after :data:`HELD_SECONDS`.
+    :raises LedgerUnreadable: what is ours is still hidden after :data:`READ_SECONDS`; it says by whom.
     """
     import confluent_kafka
 
-    deadline = time.monotonic() + READ_SECONDS
     consumer = confluent_kafka.Consumer(dict(config), logger=ClientEvents())
-    looked_ahead = False
+    waiting, looked_ahead = _Waiting(config, tp, end, on_held), False
     try:
         consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
         while True:
@@ -255,19 +267,68 @@ def read_to(
                 # The end of the partition, for a read_committed reader, is the last stable offset: at `end` or still before it.
                 if message.offset() + (not at_end) >= end:
                     return
+                waiting.at(message.offset(), hidden=at_end and bool(mine))
                 if at_end and mine and not looked_ahead:
                     looked_ahead = True
                     if not _ours_are_hidden(config, tp, message.offset(), end, mine, on_hidden):
                         return
-            if time.monotonic() > deadline:
-                raise LedgerUnreadable(
-                    tp.topic,
-                    f"partition {tp.partition} could not be read up to offset {end} within {READ_SECONDS:.0f} s",
-                    "its last stable offset to move on; another pipeline's transaction seems to be open",
-                    "Retry; if it stays, find the transaction with `kafka-transactions.sh find-hanging` and abort it",
-                )
+            waiting.check()
     finally:
         consumer.close()
+
+
+class _Waiting:
+    """How long a reader gets no further, and because of whom.
+
+    What hides records before the end that was seen at first has been open since then: so the time counts from the first that is
+    met, and whatever comes behind one that was ended is ended at once.
+    """
+
+    def __init__(self, config: Mapping[str, Any], tp: TopicPartition, end: int, on_held: OnHeld | None) -> None:
+        self._config, self._tp, self._end, self._on_held = config, tp, end, on_held
+        self._since, self._stable = time.monotonic(), -1
+        self._held: Holder | None = None
+        self._why_not = ""
+
+    def at(self, offset: int, *, hidden: bool) -> None:
+        """The reader has come to this offset.
+
+        :param hidden: what comes next is not committed, or not there yet.
+        """
+        if not hidden and self._stable < 0:
+            self._since = time.monotonic()
+        if hidden and offset != self._stable:
+            self._stable, self._held, self._why_not = offset, None, ""
+
+    def check(self) -> None:
+        """:raises LedgerUnreadable: it takes too long."""
+        waited = time.monotonic() - self._since
+        if self._stable >= 0 and self._held is None and waited > min(HELD_SECONDS, READ_SECONDS / 2):
+            self._held = held = holder_at(self._config, self._tp, self._stable, self._end)
+            log.warning("Records of this pipeline are held up in %s by %s", self._tp, held)
+            self._why_not = self._on_held(held) if self._on_held and held.purposes else ""
+        if waited > READ_SECONDS:
+            raise self._error()
+
+    def _error(self) -> LedgerUnreadable:
+        tp, name = self._tp, self._held.pipeline if self._held else ""
+        unblock = f"`python -m airflow_kafka_spark unblock {name} --ledger-topic {tp.topic}` ends it, if its producer is known. "
+        abort = f"`kafka-transactions.sh abort --topic {tp.topic} --partition {tp.partition} --start-offset {self._stable}`"
+        return LedgerUnreadable(
+            tp.topic,
+            f"partition {tp.partition} could not be read up to offset {self._end} within {READ_SECONDS:.0f} s"
+            + (f", because of {self._held}" if self._held else "")
+            + (f"; ending it failed: {self._why_not}" if self._why_not else ""),
+            "its last stable offset to move on",
+            f"Retry. {unblock if name else ''}If it stays, the brokers have lost it (see `kafka-transactions.sh find-hanging`): "
+            f"{abort}",
+        )
+
+
+def holder_at(config: Mapping[str, Any], tp: TopicPartition, stable: int, end: int) -> Holder:
+    """Whose transaction is open at the last stable offset of a partition."""
+    first = next(read_to({**config, "isolation.level": "read_uncommitted"}, tp, stable, end), None)
+    return holder_of(first or LedgerRecord(b"", None, stable), tp.partition)
 
 
 def _ours_are_hidden(

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused
+from airflow_kafka_spark.hooks.held_up import transactional_id_of
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.ledger import Ledger, transactional_id_of
+from airflow_kafka_spark.hooks.ledger import Ledger
 from airflow_kafka_spark.hooks.ledger_topic import Found
 from airflow_kafka_spark.hooks.pipeline_offsets import existing_ledger, look_into, open_entries
 from airflow_kafka_spark.windows.changes import Change

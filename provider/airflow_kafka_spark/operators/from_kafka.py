@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors import FollowedMismatch, Problem, ValidationError
 from airflow_kafka_spark.operators.base import WindowOperator
-from airflow_kafka_spark.operators.bounds import starts
+from airflow_kafka_spark.operators.bounds import refuse_owned, starts
 from airflow_kafka_spark.operators.from_kafka_check import argument_problems, kafka_problems, max_records, upstream_counts
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of
 from airflow_kafka_spark.operators.run import Run
@@ -149,7 +149,7 @@ class FromKafkaOperator(WindowOperator):
         }
         interval = interval_of(run) if self.window == "interval" else None
         if interval is not None:
-            return IntervalLedger(self.kafka, name, run.id, interval, **options)
+            return IntervalLedger(self.kafka, name, run.id, interval, group_id=self.group_id, **options)
         # An interval moves the group by itself, and leaves no short cut there.
         hints = self.resolve() if self.window == "progress" else ()
         return Ledger(self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, **options)
@@ -161,7 +161,7 @@ class FromKafkaOperator(WindowOperator):
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.bounds import position_of_group, refuse_owned, resolve_stop
+        from airflow_kafka_spark.hooks.bounds import position_of_group, resolve_stop
         from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
         from airflow_kafka_spark.hooks.ledger import utc_now
 
@@ -170,7 +170,7 @@ class FromKafkaOperator(WindowOperator):
         topics = self.resolve()
         log = read_log(self.kafka, topics)
         of_group = self.kafka.committed(self.group_id, log.partitions)
-        refuse_owned(ledger.pipeline, self.group_id, of_group)
+        refuse_owned(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
         position, last_number = ledger.memory.position, ledger.memory.last_number
         if ledger.memory.is_blank:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsOpen, Problem
+from airflow_kafka_spark.operators.bounds import refuse_owned
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.boundaries import interval_ranges
 from airflow_kafka_spark.windows.interval import Interval, contiguous
@@ -76,14 +77,13 @@ class IntervalPlan:
         :raises IntervalNotOver: it ends later than ``grace`` (at least a minute) from now.
         """
         from airflow_kafka_spark.hooks.boundaries import Boundaries
-        from airflow_kafka_spark.hooks.bounds import refuse_owned
         from airflow_kafka_spark.hooks.ledger import utc_now
 
         interval, bounds = ledger.interval, (ledger.interval.start_ms, ledger.interval.end_ms)
         ledger.refuse_overlaps()
         if interval.end_ms / 1000 > time.time() + max(self.grace, 60):
             raise IntervalNotOver(ledger.family_name, interval)
-        refuse_owned(ledger.family_name, self.group_id, self.kafka.committed(self.group_id, self._log().partitions))
+        refuse_owned(ledger, self.group_id, self.kafka.committed(self.group_id, self._log().partitions))
         boundaries = Boundaries(self.kafka, ledger.topic, run.id).decide(
             self.topics, bounds, self._log, grace=self.grace, pause=self.pause
         )

@@ -30,6 +30,7 @@ from airflow_kafka_spark.errors import (
     SparkJobFailed,
     TransactionTimedOut,
 )
+from airflow_kafka_spark.hooks.held_up import Holder, end_held
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.kafka_transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
 from airflow_kafka_spark.hooks.ledger_topic import PROMPT, LedgerPlace, read_to
@@ -171,7 +172,11 @@ class Publisher:
             window_key(self.ledger.pipeline, self.ledger.number),
             marker_key(self.ledger.pipeline, self.ledger.number, split),
         )
-        return remember(self.ledger.pipeline, read_to(config, tp, self.ledger.offset, high, mine))
+        records = read_to(config, tp, self.ledger.offset, high, mine, on_held=self._end)
+        return remember(self.ledger.pipeline, records)
+
+    def _end(self, holder: Holder) -> str:
+        return end_held({**PRODUCER, **self.config}, self.ledger.topic, holder)
 
     def _write(self, producer: Producer, split: int, incoming: Incoming) -> Marker:
         producer.begin_transaction()

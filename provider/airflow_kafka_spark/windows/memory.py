@@ -22,6 +22,8 @@ Kinds of record, all keyed by pipeline so that compaction keeps the newest of ea
 ``["<pipeline>", "binding"]``
     who moves its windows, and where they go and come from, as its newest window was planned
     (:mod:`~airflow_kafka_spark.windows.binding`).
+``[null, "group", "<group>"]``
+    which pipeline has planned its first window for a consumer group: until that is complete, the group itself does not say so.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ PAUSE_VERSION = 2
 
 CONTROL = "control"
 BINDING = "binding"
+GROUP = "group"
 
 
 class NewerVersion(ValueError):
@@ -225,6 +228,15 @@ def position_key(pipeline: str) -> bytes:
 
 def binding_record(pipeline: str, binding: Binding) -> LedgerRecord:
     return LedgerRecord(_dump([pipeline, BINDING]), _dump({"v": VERSION, "binding": binding_to_json(binding)}))
+
+
+def group_record(group_id: str, pipeline: str, by: str) -> LedgerRecord:
+    """:param by: the name under which it is written: the pipeline's, or that of one of its intervals."""
+    return LedgerRecord(group_key(group_id), _dump({"v": VERSION, "pipeline": pipeline, "by": by}))
+
+
+def group_key(group_id: str) -> bytes:
+    return _dump([None, GROUP, group_id])
 
 
 def window_record(entry: Entry) -> LedgerRecord:
