@@ -96,6 +96,7 @@ GOOD: dict[str, tuple[Any, Any, Any]] = {
     "null behind": (["string", "null"], None, None),
     "array": ({"type": "array", "items": ["null", "int"]}, [1, None], [1, None]),
     "map": ({"type": "map", "values": "int"}, {"a": 1}, [("a", 1)]),
+    "map without entries": ({"type": "map", "values": "int"}, {}, []),
     "no decimals": ({"type": "array", "items": DECIMAL}, [], []),
     "union of numbers": (["int", "long"], 1 << 40, 1 << 40),
     "union": (["null", "string", "boolean"], True, {"member0": None, "member1": True}),
