@@ -2,17 +2,18 @@
 #
 #   PYTHON=python3.12   makes .venv, where there is none yet (default: the first of python3, python3.12, 3.11, 3.10 that fits)
 #   ARGS="-k postgres"  handed on to pytest, the demo or the benchmarks
-#   JOBS=1              test processes side by side (default 3; each has servers of its own, and mostly waits for them)
+#   JOBS=1              test processes side by side (default: one per 4 GiB of memory, 2 to 5; each has servers of its own, and
+#                       mostly waits for them)
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick coverage mutants check format bench dist clean distclean
+.PHONY: help install demo test test-quick coverage soak mutants check format bench dist clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
-JOBS ?= 3
+JOBS ?= $(shell $(BIN)/python -c 'import os; print(max(2, min(5, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 32)))')
 
 FITS := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
 PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.10; do "$$p" -c '$(FITS)' 2>/dev/null && echo $$p && exit; done; echo python3)
@@ -54,6 +55,9 @@ test-quick: install ## run the tests that need no server, in about a minute
 coverage: install ## run all tests with coverage of lines and branches, subprocesses and Spark's workers included
 	@mkdir -p build && COVERAGE_FILE='$(CURDIR)/build/coverage' $(BIN)/python -m pytest -n $(JOBS) --dist load \
 		--cov --cov-report=term --cov-report=json:build/coverage.json $(AGAIN) $(ARGS)
+
+soak: install ## kill pipelines of all kinds at random moments (MINUTES=10 SEED=7) and count every record
+	@SOAK_MINUTES=$(or $(MINUTES),10) SOAK_SEED=$(SEED) $(BIN)/python -m pytest -q -s tests/soak $(ARGS)
 
 mutants: install ## put deliberate faults into the code and see that the tests find each of them
 	@$(BIN)/python -m tests.mutants $(ARGS)

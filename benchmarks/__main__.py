@@ -1,4 +1,5 @@
-"""``python -m benchmarks [files] [postgres] [kafka] [records] [around] [memory] [ui] [--records N] [--rounds N]``"""
+"""``python -m benchmarks [files] [postgres] [kafka] [records] [around] [splits] [memory] [ui] [ledger]
+[--records N] [--rounds N]``"""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from pathlib import Path
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "which", nargs="*", choices=["files", "postgres", "kafka", "records", "around", "memory", "ui", []], help="default: all"
+        "which",
+        nargs="*",
+        choices=["files", "postgres", "kafka", "records", "around", "splits", "memory", "ui", "ledger", []],
+        help="default: all",
     )
     parser.add_argument("--records", type=int, default=4_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="measured turns after one to warm up; the median counts")
@@ -19,7 +23,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
         os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
-        from benchmarks import around, memory, records, to_files, to_kafka, to_postgres, ui
+        from benchmarks import around, ledger, memory, records, splits, to_files, to_kafka, to_postgres, ui
         from benchmarks.bench import stand
 
         known = {
@@ -28,11 +32,14 @@ def main() -> None:
             "kafka": to_kafka,
             "records": records,
             "around": around,
+            "splits": splits,
             "memory": memory,
         }
-        wanted = [name for name in options.which or [*known, "ui"] if name != "ui"]
-        if wanted != options.which:  # it shares nothing with the others
-            ui.run(Path(temporary))
+        alone = {"ui": lambda: ui.run(Path(temporary)), "ledger": ledger.run}  # these share nothing with the others
+        chosen = options.which or [*alone, *known]
+        for name in (name for name in chosen if name in alone):
+            alone[name]()
+        wanted = [name for name in chosen if name in known]
         if not wanted:
             return
         with stand(options.records, options.rounds, Path(temporary)) as made:

@@ -15,6 +15,7 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 import contextlib
 import itertools
 import shutil
+import socket
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,6 +34,7 @@ settings.register_profile("any machine", settings(deadline=None, suppress_health
 settings.load_profile("any machine")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     from airflow_kafka_spark.hooks import jars, kafka_requests
 
@@ -43,13 +45,39 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ["PYTHONPYCACHEPREFIX"] = str(jars.cache_directory() / "bytecode")
 
+    # pytest-rerunfailures reports each test to the first process in small messages, which TCP would hold back for 40 ms.
+    if (connection := getattr(getattr(config, "failures_db", None), "sock", None)) is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
 
 # Fixtures that start a server or a JVM, and directories whose tests start some by themselves.
 _SERVERS = {"kafka", "mariadb", "postgres", "registry", "several_brokers", "site", "spark"}
-_SERVER_TESTS = ("tests/faults/", "tests/testing/", "tests/with_airflow/", "tests/test_demo.py", "tests/test_package.py")
+_SERVER_TESTS = (
+    "tests/faults/",
+    "tests/soak/",
+    "tests/testing/",
+    "tests/with_airflow/",
+    "tests/test_demo.py",
+    "tests/test_package.py",
+)
 
-# Tests that take minutes by themselves. They come first, so that no process is left alone with one at the end.
-_LONG = ("tests/with_airflow/", "tests/test_demo.py", "tests/transforms/", "tests/test_package.py", "tests/faults/")
+# Tests that take long come first, so that no process is left alone with one at the end.
+_LONG = (
+    "tests/with_airflow/",
+    "tests/test_demo.py",
+    "tests/soak/",
+    "tests/transforms/",
+    "tests/test_package.py",
+    "tests/faults/",
+    # These wait more than they work.
+    "tests/triggers/",
+    "tests/sensors/",
+    "tests/testing/",
+    "tests/hooks/test_kafka",
+    "tests/operators/",
+    "tests/sources/",
+    "tests/sinks/",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -92,7 +120,10 @@ def _prepare_spark(*, several: bool) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Tests that failed once and held the second time are told with how they failed: they are to be mended."""
+    """Tell what the soak program did, and how tests failed that held the second time: these are to be mended."""
+    for report in (*terminalreporter.stats.get("passed", ()), *terminalreporter.stats.get("failed", ())):
+        for told in (value for name, value in report.user_properties if name == "soak"):
+            terminalreporter.line(told)
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.section(f"failed once: {report.nodeid}", sep="_")
         terminalreporter.line(str(report.longrepr))
@@ -104,11 +135,11 @@ def pytest_unconfigure() -> None:
 
 # Directories and files whose tests share a server, an Airflow or a venv of their own. One test process runs all of each.
 _TOGETHER = {
-    "tests/with_airflow", "tests/transforms",
+    "tests/with_airflow", "tests/transforms", "tests/soak",
     "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py", "test_json_spark.py",
     "test_spark_connect.py", "test_schema_registry.py", "test_wire_formats.py", "test_visible.py", "test_connections.py",
     "test_avro_write.py", "test_source_tolerance.py", "test_kafka.py", "test_base.py", "test_jdbc_spark.py",
-    "test_jdbc_mariadb.py", "test_broker.py", "test_publish_broker.py", "test_publish_cluster.py",
+    "test_jdbc_mariadb.py", "test_broker.py", "test_log_truncated.py", "test_publish_broker.py", "test_publish_cluster.py",
 }  # fmt: skip
 
 

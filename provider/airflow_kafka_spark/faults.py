@@ -10,7 +10,8 @@ Nothing happens unless the environment says so; then the signal is real. Set bef
     exists the fault has really fired, which the test asserts. Of several faults each has a file: ``<file>.<point>``.
 
 The points, in the order in which a window passes them, are :data:`POINTS`, :data:`PUBLISHING` on the way to Kafka,
-:data:`FOLLOWING` for data intervals, :data:`BURYING` for dead letters, and :data:`CHANGING` for offset control.
+:data:`CLAIMING` and :data:`FOLLOWING` for data intervals, :data:`BURYING` for dead letters, and :data:`CHANGING` for offset
+control.
 """
 
 from __future__ import annotations
@@ -51,11 +52,17 @@ PUBLISHING = (
 )
 """The same for a window that is published to Kafka."""
 
+CLAIMING = ("plan.written",)
+"""Between ``fenced`` and ``planned``: the plan is in the ledger, and it was not looked up whether another one came first."""
+
 FOLLOWING = (
     "group.fenced",  # an interval is complete, whoever moved the group before is shut out
     "group.in_transaction",  # the group's offsets are sent, not committed
 )
 """After ``close.committed``, for a window of a data interval."""
+
+DECIDING = ("boundaries.archived",)
+"""Before a window of a data interval is planned: old boundaries are in archives, and still have records of their own."""
 
 BURYING = (
     "dead.in_transaction",  # dead letters and the ledger's memory of them are sent, not committed

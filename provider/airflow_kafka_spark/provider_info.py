@@ -79,7 +79,12 @@ def get_provider_info() -> dict[str, Any]:
             for name in ("WindowLink", "TopicLink", "TableLink", "DeadLettersLink", "SparkLink")
         ],
         "plugins": [{"name": "airflow_kafka_spark", "plugin-class": "airflow_kafka_spark.ui.plugin.KafkaSparkPlugin"}],
-        "config": {"kafka_spark": {"description": "Pages and links of airflow-provider-kafka-spark.", "options": _OPTIONS}},
+        "config": {
+            "kafka_spark": {
+                "description": "airflow-provider-kafka-spark: pages, links, and the name of this deployment.",
+                "options": _OPTIONS,
+            }
+        },
     }
 
 
@@ -145,6 +150,12 @@ def _option(description: str, example: str | None, default: str = "") -> dict[st
 
 
 _OPTIONS = {
+    "deployment": _option(
+        "The name of this Airflow deployment among all that share a Kafka cluster. The ledger knows by it whose a pipeline is:\n"
+        "the same DAGs in another deployment are refused, instead of taking windows from this one. The same on all workers, and\n"
+        "kept for good. By default `[api] base_url`; where neither is set, deployments are not told apart.\n",
+        "production-eu",
+    ),
     "ledgers": _option(
         "The ledgers whose pipelines the page `Kafka pipelines` shows beside those of the DAGs: a list of\n"
         "`<connection>/<ledger topic>`, separated by commas.\n",

@@ -47,7 +47,9 @@ _OF_LEDGER = (
     Mutant(
         name="ledger-close-without-offsets",
         path="hooks/ledger.py",
-        old="self._send_offsets(producer, self.group_id, offsets, lambda topic: offset_metadata(window, topic, hint))",
+        old="""self._send_offsets(
+                producer, self.group_id, offsets, lambda topic: offset_metadata(window, topic, hint), window.epochs
+            )""",
         new="pass",
         breaks="The group's offsets move with the window's COMPLETE record.",
         tests=(f"{_LEDGER}::test_close_completes_the_window_and_moves_the_group_in_one_transaction",),
@@ -55,7 +57,7 @@ _OF_LEDGER = (
     Mutant(
         name="ledger-offsets-outside-transaction",
         path="hooks/ledger.py",
-        old="        send_offsets(producer, self.hook.consumer_config(), group_id, committed, TRANSACTION_SECONDS)",
+        old="        send_offsets(producer, self.hook.consumer_config(), group_id, committed, TRANSACTION_SECONDS, epochs)",
         new="""        from confluent_kafka import Consumer
         from confluent_kafka import TopicPartition as Place
 
@@ -119,8 +121,8 @@ _OF_PLANNING = (
     Mutant(
         name="plan-deleted-records-unnoticed",
         path="windows/plan.py",
-        old="raise DataLoss(*tp, start, partition.low)",
-        new="start = partition.low",
+        old="return Gap(*tp, start, partition.low)",
+        new="return None",
         breaks="A record that retention deleted before it was read fails the run.",
         tests=(f"{_PLAN}::TestWhatIsRefused::test_records_deleted_before_they_were_read",),
     ),
@@ -140,8 +142,8 @@ _OF_INTERVALS = (
     Mutant(
         name="intervals-overlap-not-withdrawn",
         path="hooks/interval_ledger.py",
-        old="if mine and o.offset < mine.offset]",
-        new="if mine and o.offset < 0]",
+        old="if state.offset < mine.offset]",
+        new="if state.offset < 0]",
         breaks="Of two overlapping intervals that are planned at the same moment the later one is withdrawn.",
         tests=(
             "tests/hooks/test_interval_ledger.py::test_of_two_overlapping_intervals_that_are_planned_at_once_the_later_one_is_withdrawn",
@@ -158,16 +160,32 @@ _OF_INTERVALS = (
     Mutant(
         name="intervals-late-boundary-not-moved",
         path="windows/boundaries.py",
-        old="settled[proposal.instant] = fit(proposal, settled)",
-        new="settled[proposal.instant] = proposal",
+        old="return replace(proposal, offsets=offsets, epochs=epochs)",
+        new="return proposal",
         breaks="A boundary that is decided late lies between its neighbours.",
         tests=("tests/windows/test_boundaries.py::TestSettle::test_a_boundary_decided_late_stays_between_those_that_are_there",),
     ),
     Mutant(
+        name="intervals-archive-over-a-hole",
+        path="windows/interval_archive.py",
+        old="and all(ends.get(tp, start) == start for tp, (start, _) in pieces.items())",
+        new="and all(ends.get(tp, start) <= start for tp, (start, _) in pieces.items())",
+        breaks="Intervals of an archive continue each other in their offsets.",
+        tests=("tests/windows/test_interval_archive.py::test_a_hole_ends_an_archive",),
+    ),
+    Mutant(
+        name="ledger-reads-on-behind-what-is-hidden",
+        path="hooks/ledger_topic.py",
+        old="read.past = record.offset + 1",
+        new="read.past = bounds.high",
+        breaks="Records that an open transaction hides are read once it has ended.",
+        tests=(f"{_LEDGER}::test_a_pause_is_believed_only_once_it_is_known_that_no_open_transaction_hides_its_end",),
+    ),
+    Mutant(
         name="intervals-group-passes-a-hole",
         path="windows/interval.py",
-        old="all(start <= reached.get(tp, 0) for tp, start in starts.items())",
-        new="any(start <= reached.get(tp, 0) for tp, start in starts.items())",
+        old="all(start <= reached.get(tp, 0) for tp, start in starts.items() if tp in spans)",
+        new="any(start <= reached.get(tp, 0) for tp, start in starts.items() if tp in spans)",
         breaks="The group's offsets follow only the intervals that are complete without a hole.",
         tests=("tests/windows/test_interval.py::TestContiguous::test_one_partition_that_lags_holds_the_others",),
     ),

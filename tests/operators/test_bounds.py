@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import BoundRefused, PlanError, ValidationError
+from airflow_kafka_spark.errors import BoundRefused, GroupOwned, PlanError, ValidationError
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.windows.bounds import CommittedOffsets
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -91,8 +91,7 @@ class TestStart:
         assert filled.check() == 60
 
     def test_a_pipeline_whose_ledger_is_lost_never_begins_anew_where_it_has_moved_its_group(self, kafka, unique, tmp_path):
-        """A topic remembers no window, so that only the group's offsets tell: their metadata says who has committed them. What
-        another pipeline has committed is no past of this one."""
+        """A topic remembers no window, so that only the group's offsets tell: their metadata says who has committed them."""
         with relay(kafka, unique, tmp_path) as orders:
             orders.send(200)
             orders.run("run1")
@@ -103,10 +102,19 @@ class TestStart:
                 assert report["window"] == f"{number:010d}", start
                 assert report["records_read"] == (0 if start == "latest" else 50), start
             assert orders.check() == 300
-            report = orders.run(
-                "run5", pipeline=unique("other"), starting_offsets="earliest", topic=unique("copy"), auto_create=True
-            )
-            assert report["records_read"] == 300, "another pipeline begins where it is told to"
+
+    def test_but_what_another_pipeline_has_committed_is_no_past_of_this_one(self, kafka, unique, tmp_path):
+        """Nor does it share that one's group, wherever it would begin: each would move the other's mirror."""
+        with relay(kafka, unique, tmp_path) as orders:
+            orders.send(100)
+            orders.run("run1")
+            other = unique("other")
+            options = {"pipeline": other, "starting_offsets": "earliest", "topic": unique("copy"), "auto_create": True}
+            with pytest.raises(GroupOwned):
+                orders.run("run2", **options)
+            report = orders.run("run2", **options, group_id=other)
+            assert report["records_read"] == 100
+            assert orders.run("run3")["records_read"] == 0
 
 
 class TestStop:

@@ -10,7 +10,16 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_kafka_spark.errors import DataLoss, IntervalNotOver, IntervalOverlaps, IntervalsOpen, SinkRejected, ValidationError
+from airflow_kafka_spark.errors import (
+    DataLoss,
+    ForeignOffsets,
+    IntervalNotOver,
+    IntervalOverlaps,
+    IntervalsOpen,
+    SinkRejected,
+    TopicRecreated,
+    ValidationError,
+)
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
 from airflow_kafka_spark.sinks import PostgresSink
@@ -261,6 +270,45 @@ def test_a_new_group_reads_the_topic_from_the_start_into_another_table_and_takes
         query = f'SELECT id, customer, amount::text, extract(epoch FROM placed_at)::bigint FROM "{place}"'
         rows = [tuple(row) for row in connection.execute(query).fetchall()]
     assert same_multiset((row_of(value) for *_, value in table.events()), rows) == 500
+
+
+def test_a_topic_created_again_with_records_that_were_not_read_is_refused_until_skip_is_said(intervals):
+    made = intervals.pipeline
+    intervals.fill()
+    for number in (0, 1):
+        intervals.run(number)
+    moved = len(made.rows())
+    made.kafka.delete_topic(made.topic)
+    made.kafka.create_topic(made.topic, 3)
+    intervals.produce(*(120 + minute for minute in range(0, 300, 10)))
+    with pytest.raises(TopicRecreated):
+        intervals.run(2)
+    assert len(made.rows()) == moved and made.committed() == dict.fromkeys(range(3), -1001)
+    report = intervals.run(2, data_loss="skip")
+    assert report["records_read"] == 6
+    # It was decided for this topic: once is enough.
+    following = intervals.run(3)
+    assert following["records_read"] == 6
+    assert len(made.rows()) == moved + 12
+    assert made.committed() == {r["partition"]: r["end"] for r in following["ranges"]}, "nothing of the old topic counts"
+
+
+def test_an_interval_that_the_sink_has_of_another_topic_is_not_taken_for_this_one(intervals):
+    made = intervals.pipeline
+    intervals.fill()
+    intervals.run(0)
+    moved = len(made.rows())
+    for topic in (made.topic, f"ledger-{made.name}"):
+        made.kafka.delete_topic(topic)
+    made.kafka.create_topic(made.topic, 3)
+    intervals.produce(*range(0, 60, 5))
+    for partition in range(3):
+        intervals.produce(61, partition=partition)
+    for options in ({}, {"data_loss": "skip"}):
+        with pytest.raises(ForeignOffsets) as caught:
+            intervals.run(0, **options)
+    assert list(caught.value.topics) == [made.topic]
+    assert len(made.rows()) == moved
 
 
 def test_a_pipeline_of_intervals_that_was_forgotten_or_lost_its_ledger_doubles_nothing_when_it_runs_again(intervals):

@@ -9,8 +9,20 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import BadRecords, DataLoss, OffsetsWentBack, TopicRecreated, ValidationError
+from airflow_kafka_spark.errors import (
+    BadRecords,
+    DataLoss,
+    ForeignOffsets,
+    GroupOwned,
+    OffsetsWentBack,
+    TopicRecreated,
+    ValidationError,
+)
 from airflow_kafka_spark.formats import Json, Raw, String
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.pipeline_changes import reset
+from airflow_kafka_spark.hooks.pipeline_forget import forget
+from airflow_kafka_spark.hooks.pipeline_rename import rename
 from airflow_kafka_spark.road import job
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from tests.support.oracle import same_multiset
@@ -36,6 +48,12 @@ def leave_open(pipeline, monkeypatch):
     with pytest.raises(RuntimeError, match="planned"):
         pipeline.run("run1")
     monkeypatch.delenv(faults.FAULT)
+
+
+def hook_of(ask):
+    """What a hook answers that is asked between two attempts."""
+    with KafkaHook() as hook:
+        return ask(hook)
 
 
 def table_of(path):
@@ -125,9 +143,19 @@ class TestWindows:
         report = files.run("run4", ledger_topic=unique("ledger"))
         assert report["window"] == "0000000004"
         assert files.check() == 400, "the ledger was lost"
+
+    def test_a_pipeline_takes_a_group_over_only_from_one_that_was_renamed(self, files, tmp_path, unique):
+        files.produce(100)
+        files.run()
         files.produce(60)
-        report = files.run("other", pipeline="other", place=str(tmp_path / "other"))
-        assert report["records_read"] == 60, "a new pipeline takes over from the committed offsets of its group"
+        other, ledger = unique("other"), f"ledger-{files.name}"
+        with pytest.raises(GroupOwned):
+            files.run("other", pipeline=other, place=str(tmp_path / "other"))
+        settled(ledger)
+        with KafkaHook() as hook:
+            rename(hook, files.name, other, why="the DAG has another name", ledger_topic=ledger)
+        report = files.run("other", pipeline=other, place=str(tmp_path / "other"))
+        assert (report["records_read"], report["window"]) == (60, "0000000002")
 
 
 class TestWithoutSpark:
@@ -207,6 +235,31 @@ class TestDataLoss:
         report = files.run("run2", data_loss="skip")
         assert report["records_read"] == 900
         assert len(files.rows()) == 1200
+
+    def test_kafka_created_anew_is_not_read_from_where_the_sink_had_the_old_one(self, files):
+        """Neither the ledger nor the topic is there any more, and both are created anew; the sink remembers."""
+        files.produce(300)
+        files.run()
+        old = hook_of(lambda hook: hook.describe_topics([files.topic])[files.topic].topic_id)
+        for topic in (files.topic, f"ledger-{files.name}"):
+            files.kafka.delete_topic(topic)
+        files.kafka.create_topic(files.topic, 3)
+        files.produce(900)
+        new = hook_of(lambda hook: hook.describe_topics([files.topic])[files.topic].topic_id)
+        with pytest.raises(ForeignOffsets) as caught:
+            files.run("run2")
+        assert caught.value.topics == {files.topic: (old, new)}
+        assert f"reset {files.name} --to earliest --only {files.topic}" in str(caught.value)
+        ledger = {"ledger_topic": f"ledger-{files.name}"}
+        said = {"only": [files.topic], "group_id": files.name, "why": "Kafka is another one", **ledger}
+        hook_of(lambda hook: reset(hook, files.name, "earliest", **said))
+        report = files.run("run2")
+        assert (report["records_read"], report["window"]) == (900, "0000000002")
+        # To forget it decides nothing: the sink remembers, and what it remembers is right.
+        hook_of(lambda hook: forget(hook, files.name, why="a test", **ledger))
+        files.produce(60)
+        assert files.run("run3")["records_read"] == 60
+        assert len(files.rows()) == 300 + 900 + 60
 
     def test_a_topic_created_again_while_a_window_is_open(self, files, monkeypatch):
         files.produce(300)

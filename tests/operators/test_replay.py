@@ -7,9 +7,12 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import BadRecords, ValidationError
 from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.ledger import Ledger
 from airflow_kafka_spark.hooks.pipeline_replay import replay
 from airflow_kafka_spark.hooks.pipeline_skip import skip
 from airflow_kafka_spark.sinks import PostgresSink
+from airflow_kafka_spark.sources.kafka import read_log
+from airflow_kafka_spark.windows.model import OffsetRange, State, Window
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import row_of
@@ -57,6 +60,43 @@ def test_a_window_is_moved_once_more_once_though_its_operator_says_skip(table):
     assert ask(replay, table, window=2).changed
     table.run("run2", facts={"max_tries": 1})
     assert same_multiset(expected(table), table.rows()) == 110
+
+
+def test_where_directories_cannot_be_exchanged_a_replay_is_refused_before_it_is_planned(files, monkeypatch):
+    """As on NFS. Windows are planned and closed at the ledger alone: what is refused needs no Spark."""
+    # A flag that the kernel does not know: it answers as it does where the file system does not know this one.
+    monkeypatch.setattr("airflow_kafka_spark.sinks.files_layout._RENAME_EXCHANGE", 1 << 20)
+    files.produce(30)
+    cleared = {"max_tries": 1}
+    with KafkaHook() as hook:
+        options = {"group_id": files.name, "topic": f"ledger-{files.name}"}
+        log = read_log(hook, [files.topic])
+        ranges = tuple(OffsetRange(*tp, there.low, there.high) for tp, there in sorted(log.partitions.items()))
+        window = Window(files.name, 1, ranges, "dag/run1/task", "", log.cluster_id, log.topic_ids)
+        with Ledger(hook, files.name, window.run, **options) as ledger:
+            entry = ledger.plan(window)
+            ledger.close({"group_id": files.name}, window.ends)
+
+        def known():
+            wait_stable(files.kafka.connection_extra(), options["topic"])
+            with Ledger(hook, files.name, "look", **options) as ledger:
+                return ledger.memory.entries[1]
+
+        with pytest.raises(ValidationError, match="in one step"):
+            files.run("run2", on_rerun="replay")
+        ask(replay, files, window=1)
+        with pytest.raises(ValidationError, match="in one step"):
+            files.run("run1", facts=cleared)
+        assert (known().state, known().attempt) == (State.COMPLETE, entry.attempt)
+        # One that is open already, as when the table was moved to another file system meanwhile.
+        with Ledger(hook, files.name, "dag/run1/task", **options) as ledger:
+            opened = ledger.replay(ledger.memory.entries[1])
+        for run in ("run1", "run2"):
+            with pytest.raises(ValidationError, match=f"skip {files.name}"):
+                files.run(run, facts=cleared)
+        assert known().attempt == opened.attempt, "it was not taken up"
+        assert ask(skip, files, running=False).window == 1
+        assert known().state is State.COMPLETE
 
 
 def test_an_interval_is_moved_once_more_by_its_name(table):

@@ -30,7 +30,7 @@ def run(context, **options):
 @both
 def test_it_waits_for_the_end_of_the_run_s_data_interval(kafka, topic, context, deferrable):
     end = datetime.now(timezone.utc) + timedelta(seconds=2)
-    produce(kafka, topic, 1, 0, age=-3600)
+    produce(kafka, topic, 1, 0, age=-200)
     value = run(context(**interval(end)), topics=[topic], grace=1, deferrable=deferrable)
     assert datetime.now(timezone.utc) >= end + timedelta(seconds=1)
     assert value["end"] == end.isoformat()

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from decimal import Decimal
@@ -63,6 +64,10 @@ class Case(ABC):
         """What attempts have left behind besides published windows and their records."""
 
     @abstractmethod
+    def age(self, days: float) -> None:
+        """Make every attempt that is there look as if it had begun so many days ago."""
+
+    @abstractmethod
     def broken(self) -> tuple[Sink, Shape, set[str]]:
         """A sink like this one with several mistakes, and the ``where`` of each problem that must be reported."""
 
@@ -114,6 +119,11 @@ class FilesCase(Case):
         published = {".", "orders"}
         beside = [name for name in tree(self.path.parent) if name.split("/")[0] not in published]
         return beside + [name for name in tree(self.path) if name != "." and not name.startswith("window=")]
+
+    def age(self, days: float) -> None:
+        began = time.time() - days * 86400
+        for attempt in self.path.parent.glob(".*.airflow-staging/*"):
+            os.utime(attempt, (began, began))
 
     def broken(self) -> tuple[Sink, Shape, set[str]]:
         file = self.path.parent / "a file"

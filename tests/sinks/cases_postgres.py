@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -63,6 +64,14 @@ class PostgresCase(Case):
 
     def leftovers(self) -> list[str]:
         return [name for name in self.tables() if name not in ("orders", *RECORDS)]
+
+    def age(self, days: float) -> None:
+        for name in self.leftovers():
+            if name.endswith("_r"):
+                began = sql.SQL("COMMENT ON TABLE {}.{} IS {}").format(
+                    sql.Identifier(self.name), sql.Identifier(name), sql.Literal(str(round(time.time() - days * 86400)))
+                )
+                self.connection.execute(began)
 
     def tables(self) -> list[str]:
         query = "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind IN ('r', 'p') ORDER BY relname"

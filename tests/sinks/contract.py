@@ -19,13 +19,14 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, WindowConflict
+from airflow_kafka_spark.errors import ForeignOffsets, KafkaSparkError, Problem, WindowConflict
 from airflow_kafka_spark.sinks.base import Guarantee, Rows, WindowWriter
 from airflow_kafka_spark.windows.model import Applied, OffsetRange
 from tests.sinks.attempt import Victim, apply, result_of, travelled, write_all, write_split
 from tests.sinks.cases import Case
-from tests.sinks.feed import Feed, Job, rows_of
+from tests.sinks.feed import Feed, Job, recut, rows_of
 from tests.sinks.oracle import same_multiset
+from tests.support.waiting import eventually
 
 every_format = pytest.mark.every_format
 """Marks tests of what is in the files. The formats share all else, so one of them stands for all in the other tests."""
@@ -35,7 +36,9 @@ POINTS = ("split.mid", "split.flushed", "job.done", "sink.staged", "sink.in_tran
 
 def record_of(job: Job) -> Applied:
     """What a sink must remember of a window."""
-    return Applied(job.window.pipeline, job.window.number, job.window.ranges, written=len(job.expected))
+    window = job.window
+    ids = {"cluster_id": window.cluster_id, "topic_ids": window.topic_ids}
+    return Applied(window.pipeline, window.number, window.ranges, written=len(job.expected), **ids)
 
 
 class SinkContract:
@@ -245,6 +248,37 @@ class SinkContract:
         assert apply(case.sink, job) == record_of(job)
         same_multiset(first.expected + job.expected, case.read())
 
+    @pytest.mark.parametrize("cut", [(), (0.25, 0.75)], ids=["the same splits", "other splits"])
+    @pytest.mark.parametrize("turn", ["first", "between", "last"])
+    def test_a_late_task_of_an_overtaken_attempt_writes_nothing(
+        self, case: Case, feed: Feed, turn: str, cut: tuple[float, ...]
+    ) -> None:
+        """It has not begun when the newer attempt does: neither its session nor its files are there to be ended."""
+        first, job = feed.next(), feed.next()
+        apply(case.sink, first)
+        older, newer = recut(job, *cut), recut(job, 0.5)
+        with contextlib.ExitStack() as stack:
+            overtaken = stack.enter_context(case.sink.begin(older.window, older.splits, older.shape))
+            late = [travelled(overtaken.split_writer()) for _ in older.splits]
+            writer = stack.enter_context(case.sink.begin(newer.window, newer.splits, newer.shape))
+
+            def come_late() -> None:
+                for task, split in zip(late, older.splits, strict=True):
+                    with contextlib.suppress(KafkaSparkError):
+                        write_split(task, split, older.rows[split.index])
+
+            results = []
+            for split in newer.splits:
+                if (turn, split.index) in (("first", 0), ("between", len(newer.splits) // 2)):
+                    come_late()
+                results.append(write_split(travelled(writer.split_writer()), split, newer.rows[split.index]))
+            if turn == "last":
+                come_late()
+            assert writer.commit(results) == record_of(job)
+        same_multiset(first.expected + job.expected, case.read())
+        assert apply(case.sink, older) == record_of(job)
+        same_multiset(first.expected + job.expected, case.read())
+
     # --- crashes ------------------------------------------------------------------------------------------------------
 
     @pytest.mark.faults
@@ -311,6 +345,36 @@ class SinkContract:
             pass
         assert case.leftovers() == []
 
+    @pytest.mark.faults
+    def test_what_an_abandoned_pipeline_left_is_removed_by_another_one_and_nothing_that_lives(
+        self, case: Case, tmp_path: Path
+    ) -> None:
+        names = ("abandoned", "alive", "another")
+        abandoned, alive, another = (Feed(case.schema, pipeline=name, first_id=n * 1000) for n, name in enumerate(names))
+        with Victim(case.sink, abandoned.next(), "sink.staged", tmp_path / "victim") as victim:
+            assert victim.died()
+        left = set(case.leftovers())
+        job, others = alive.next(), []
+
+        def pass_by() -> set[str]:
+            others.append(another.next(3, 0, 2))
+            apply(case.sink, others[-1])
+            return set(case.leftovers())
+
+        with case.sink.begin(job.window, job.splits, job.shape) as writer:
+            results = write_all(writer, job)
+            begun = set(case.leftovers()) - left
+            assert pass_by() == left | begun, "nothing is old enough"
+            case.age(8)
+            # A server may take a moment to notice that a client was killed.
+            litter = {name for name in left if not any(kept.startswith(f"{name}/") for kept in begun)}
+            assert eventually(lambda: not litter & pass_by())
+            assert begun <= set(case.leftovers()), "what lives stays, however old it is"
+            assert writer.commit(results) == record_of(job)
+        # Splits that commit by themselves were committed before the kill.
+        if case.whole_windows:
+            same_multiset([line for j in (job, *others) for line in j.expected], case.read())
+
     # --- what the sink remembers --------------------------------------------------------------------------------------
 
     def test_applied_and_last_applied_tell_what_was_committed(self, case: Case, feed: Feed) -> None:
@@ -372,6 +436,47 @@ class SinkContract:
             assert case.everything() == before
         assert case.sink.last_applied(feed.pipeline).number == (3 if what == "an older window" else 2)
 
+    @pytest.mark.parametrize("ids", [{"cluster_id": "another"}, {"topic_ids": {"orders": "another"}}], ids="-".join)
+    def test_a_window_of_another_cluster_or_topic_is_not_taken_for_this_one_though_its_ranges_are_equal(
+        self, case: Case, feed: Feed, ids: dict[str, Any]
+    ) -> None:
+        first, job = feed.next(), feed.next()
+        apply(case.sink, first)
+        apply(case.sink, job)
+        before, foreign = case.everything(), replace(job, window=replace(job.window, **ids))
+        with pytest.raises(ForeignOffsets) as caught:
+            case.sink.applied(foreign.window)
+        assert (caught.value.pipeline, caught.value.number) == (feed.pipeline, 2)
+        assert caught.value.known_cluster == "cluster" and "another" in str(caught.value)
+        # Even when nobody asks the sink first.
+        with pytest.raises(ForeignOffsets), case.sink.begin(foreign.window, foreign.splits, foreign.shape) as writer:
+            writer.commit(write_all(writer, foreign))
+        assert case.sink.last_applied(feed.pipeline) == record_of(job)
+        if case.whole_windows:
+            assert case.everything() == before
+        same_multiset(first.expected + job.expected, case.read())
+
+    def test_a_window_of_another_cluster_follows_only_where_somebody_has_moved_the_pipeline(self, case: Case, feed: Feed) -> None:
+        first, second = feed.next(), feed.next()
+        apply(case.sink, first)
+        topic_ids = {topic: f"another {topic}" for topic in second.window.topic_ids}
+        foreign = replace(second, window=replace(second.window, cluster_id="another", topic_ids=topic_ids))
+        with pytest.raises(ForeignOffsets):
+            apply(case.sink, foreign)
+        moved = replace(foreign, window=replace(foreign.window, moved=1))
+        assert apply(case.sink, moved) == record_of(moved)
+        same_multiset(first.expected + second.expected, case.read())
+
+    def test_a_record_that_knows_no_ids_is_compared_by_its_ranges(self, case: Case, feed: Feed) -> None:
+        """As sinks wrote it before they knew them."""
+        unknown = {"cluster_id": "", "topic_ids": {}}
+        first, second = feed.next(), feed.next()
+        without = replace(first, window=replace(first.window, **unknown))
+        assert apply(case.sink, without) == record_of(without)
+        assert case.sink.applied(first.window) == record_of(without)
+        assert apply(case.sink, second) == record_of(second)
+        same_multiset(first.expected + second.expected, case.read())
+
     def test_two_pipelines_share_a_target(self, case: Case) -> None:
         names = ["orders", "orders-0000000001", "orders "]
         feeds = [Feed(case.schema, pipeline=name, first_id=n * 100_000) for n, name in enumerate(names)]
@@ -386,6 +491,16 @@ class SinkContract:
             for writer, job, result in zip(writers, begun, results, strict=True):
                 assert writer.commit(result) == record_of(job)
         same_multiset([line for job in jobs + begun for line in job.expected], case.read())
+
+    def test_to_ask_whether_it_can_replay_leaves_everything_as_it_is(self, case: Case, feed: Feed) -> None:
+        before = case.everything()
+        asked = case.sink.replay_problems()
+        assert case.everything() == before
+        apply(case.sink, feed.next())
+        before = case.everything()
+        assert case.sink.replay_problems() == asked
+        assert case.everything() == before
+        assert all(problem.where == "on_rerun" and problem.action for problem in asked)
 
     # --- before it starts ---------------------------------------------------------------------------------------------
 

@@ -120,6 +120,30 @@ class Job:
         return [line["id"] for line in self.expected]
 
 
+def recut(job: Job, *cuts: float) -> Job:
+    """The same window and rows in other splits.
+
+    :param cuts: where each split is cut, as parts of its span.
+    """
+    splits: list[Split] = []
+    data: dict[int, list[Rows]] = {}
+    for split in job.splits:
+        r = split.range
+        bounds = [r.start, *(r.start + round(r.span * cut) for cut in cuts), r.end]
+        for start, end in zip(bounds, bounds[1:], strict=False):
+            if start == end:
+                continue
+            index = len(splits)
+            splits.append(Split(index, OffsetRange(r.topic, r.partition, start, end)))
+            within = [rows.filter(_between(rows.offsets, start, end)) for rows in job.rows[split.index]]
+            data[index] = [rows for rows in within if rows.batch.num_rows]
+    return Job(job.window, tuple(splits), job.shape, data)
+
+
+def _between(offsets: pa.Array, start: int, end: int) -> pa.Array:
+    return pa.array([start <= offset < end for offset in offsets.to_pylist()])
+
+
 @dataclass
 class Feed:
     """A pipeline's windows, one after the other, over two topics; one of their names begins with an underscore, as it may.
@@ -160,16 +184,22 @@ class Feed:
             data[index] = list(self._batches(ids, offsets, batch_rows, values))
         return self._job(splits, data)
 
+    @property
+    def _facts(self) -> dict[str, Any]:
+        topic_ids = {place.topic: f"id of {place.topic}" for place in self.places}
+        run = {"run": "dag/run/task", "planned_at": "2026-11-20T00:00:00+00:00"}
+        return {**run, "cluster_id": "cluster", "topic_ids": topic_ids}
+
     def empty(self) -> Job:
         """The next window, in which nothing happened."""
         self.number += 1
         ranges = [OffsetRange(*place, (at := self.positions.get(place, 0)), at) for place in self.places]
-        window = Window(self.pipeline, self.number, tuple(ranges), run="dag/run/task", planned_at="2026-11-20T00:00:00+00:00")
+        window = Window(self.pipeline, self.number, tuple(ranges), **self._facts)
         return Job(window, (), self.shape, {})
 
     def _job(self, splits: list[Split], data: Mapping[int, Sequence[Rows]]) -> Job:
         ranges = tuple(split.range for split in splits)
-        window = Window(self.pipeline, self.number, ranges, run="dag/run/task", planned_at="2026-11-20T00:00:00+00:00")
+        window = Window(self.pipeline, self.number, ranges, **self._facts)
         return Job(window, tuple(splits), self.shape, data)
 
     def _batches(self, ids: range, offsets: list[int], size: int, values: Any) -> Iterator[Rows]:

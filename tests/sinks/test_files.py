@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import errno
 import json
 import os
 import pickle
@@ -238,7 +239,8 @@ def test_at_most_max_open_files_are_open_and_parts_are_numbered(path):
         open_files = []
         for rows in job.rows[0]:
             task.write(rows)
-            open_files.append(len([fd for fd in os.listdir("/proc/self/fd") if "/.orders.airflow-staging/" in _link(fd)]))
+            links = [_link(fd) for fd in os.listdir("/proc/self/fd")]
+            open_files.append(len([link for link in links if "/.orders.airflow-staging/" in link and not link.endswith("/lock")]))
         assert max(open_files) == 3
         writer.commit([result_of(job.splits[0], 500, task.close())])
     found = pa.dataset.dataset(path, partitioning="hive").to_table(columns=["k", "id"]).to_pylist()
@@ -754,3 +756,45 @@ def test_a_window_that_is_published_just_before_the_rename_stays_as_it_is(path, 
     with sink.begin(job.window, job.splits, job.shape) as writer:
         assert writer.commit(write_all(writer, job)) == applied
     assert [tree(path)] == published
+
+
+def test_where_there_are_no_locks_nothing_of_others_is_swept_away_and_windows_are_written(path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    old = Staging.beside(path).create(Feed(pipeline="abandoned").next().window)
+    os.utime(old, (0, 0))
+    job, sink = Feed().next(), FilesSink(str(path))
+    with monkeypatch.context() as patched:
+        patched.setattr("fcntl.flock", flock)
+        assert apply(sink, job).written == len(job.expected)
+        assert old.exists()
+    os.utime(old, (0, 0))
+    sink.begin(job.window, job.splits, job.shape).__exit__(None, None, None)
+    assert not old.exists()
+
+
+def test_only_so_many_abandoned_attempts_are_swept_away_at_once(path):
+    job, sink, staging = Feed().next(), FilesSink(str(path)), Staging.beside(path)
+    for number in range(45):
+        os.utime(staging.create(Feed(pipeline=f"abandoned {number}").next().window), (0, 0))
+    found = []
+    for _ in range(3):
+        with sink.begin(job.window, job.splits, job.shape):
+            found.append(len(os.listdir(staging.root)) - 1)
+    assert found == [25, 5, 0]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_file_system_on_which_directories_cannot_be_exchanged_is_found_without_leaving_a_trace(path, monkeypatch, exists):
+    if exists:
+        path.mkdir(parents=True)
+    before = tree(path.parents[1])
+    assert FilesSink(str(path)).replay_problems() == []
+    # A flag that the kernel does not know: it answers as it does where the file system does not know this one.
+    monkeypatch.setattr("airflow_kafka_spark.sinks.files_layout._RENAME_EXCHANGE", 1 << 20)
+    (problem,) = FilesSink(str(path)).replay_problems()
+    assert problem.where == "on_rerun" and str(path) in problem.what and "in one step" in problem.what
+    assert "skip" in problem.action
+    assert tree(path.parents[1]) == before
+    assert FilesSink("s3://bucket/table").replay_problems() == [], "that is for validate() to refuse"

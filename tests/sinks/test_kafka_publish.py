@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
@@ -21,7 +21,7 @@ from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
 from airflow_kafka_spark.sinks.kafka_partition_worker import murmur2, partitions_of
 from airflow_kafka_spark.sinks.kafka_worker import Publisher
 from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, Split, Window
-from tests.support.oracle import wait_stable
+from tests.support.oracle import committed_messages
 from tests.support.waiting import settled
 
 PARTITIONS = 4
@@ -72,23 +72,7 @@ def batch(count: int, start: int = 0, **columns: pa.Array) -> pa.RecordBatch:
 
 def records(kafka, topic):
     """Committed records, in order of partition and offset."""
-    wait_stable(kafka.connection_extra(), topic)
-    consumer = Consumer(
-        {**kafka.connection_extra(), "group.id": "x", "enable.partition.eof": True, "isolation.level": "read_committed"}
-    )
-    found = []
-    try:
-        partitions = list(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
-        consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
-        left = set(partitions)
-        while left:
-            for message in consumer.consume(500, 0.1):
-                if message.error() is None:
-                    found.append(message)
-                elif message.error().code() == KafkaError._PARTITION_EOF:
-                    left.discard(message.partition())
-    finally:
-        consumer.close()
+    found = committed_messages(kafka.connection_extra(), topic)
     return sorted(found, key=lambda m: (m.partition(), m.offset()))
 
 

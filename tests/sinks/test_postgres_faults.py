@@ -25,9 +25,9 @@ from airflow_kafka_spark.sinks.postgres_attempt import stage_prefix
 from airflow_kafka_spark.sinks.postgres_connection import lock_key, pipeline_key
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from airflow_kafka_spark.windows.codec import ranges_to_json
-from airflow_kafka_spark.windows.model import Applied, OffsetRange, SplitResult
+from airflow_kafka_spark.windows.model import Applied, OffsetRange, Split, SplitResult
 from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split
-from tests.sinks.feed import Job
+from tests.sinks.feed import Job, recut
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres_kit import DEAD, Pipeline, Place, new_place, write
 from tests.sinks.postgres_proxy import CommitLosingProxy
@@ -329,11 +329,13 @@ def test_two_ledgers_that_plan_the_same_offsets_under_other_numbers_apply_them_o
             two.commit(write_all(two, other))
         with contextlib.suppress(KafkaSparkError):
             one.commit(results)
-    if options.get("atomic") != "split":
-        check(place, lines(0, 20))
-        assert place.one("SELECT count(*) FROM airflow_windows") == 2
-        with pytest.raises(WindowConflict):
-            apply(sink, other if sink.applied(job.window) else job)
+    if options.get("atomic") == "split":
+        # The second one ended the first, before it found that its offsets are in the table: a retry of the first goes on.
+        apply(sink, job)
+    check(place, lines(0, 20))
+    assert place.one("SELECT count(*) FROM airflow_windows") == 2
+    with pytest.raises(WindowConflict):
+        apply(sink, other if sink.applied(job.window) else job)
 
 
 def test_windows_of_one_pipeline_are_compared_and_applied_one_after_the_other(place: Place):
@@ -392,6 +394,88 @@ def test_a_split_written_under_another_cut_or_another_promise_is_refused(place: 
         split.begin(job.window, cut, job.shape)
     assert apply(split, job).written == 20
     check(place, lines(0, 20))
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["opened before", "opened after"])
+def test_tasks_that_commit_splits_are_fenced_by_an_attempt_that_takes_the_window_whole(place: Place, driver: str, begun: bool):
+    """`atomic` is switched in the middle of a window, while tasks of the attempt before still live."""
+    split, whole = place.sink(auto_create=True, atomic="split"), place.sink(auto_create=True, merge="after")
+    job = pipeline().job(lines(0, 10), lines(10, 10))
+    with split.begin(job.window, job.splits, job.shape) as zombie:
+        tasks = [travelled(zombie.split_writer()) for _ in job.splits]
+        if begun:
+            tasks[0].open(job.splits[0])
+        with whole.begin(job.window, job.splits, job.shape) as writer:
+            results = write_all(writer, job)
+            with pytest.raises(SinkUnavailable if begun else Fenced):
+                if not begun:
+                    tasks[0].open(job.splits[0])
+                tasks[0].write(job.rows[0][0])
+                tasks[0].close()
+            tasks[0].abort()
+            with pytest.raises(Fenced):
+                write_split(tasks[1], job.splits[1], job.rows[1])
+            with pytest.raises(Fenced):
+                zombie.commit(fake_results(job))
+            assert writer.commit(results).written == 20
+    assert place.rows("SELECT * FROM airflow_window_splits") == []
+    check(place, lines(0, 20))
+
+
+@pytest.mark.parametrize("cut", [(0, 4), (4, 6), (0, 10), (3, 5)], ids=str)
+def test_a_split_that_shares_offsets_with_another_one_is_refused_when_it_commits(place: Place, driver: str, cut: tuple[int, int]):
+    """Even where both are said to be of one attempt."""
+    sink, job = place.sink(auto_create=True, atomic="split"), pipeline().job(lines(0, 10))
+    halves = recut(job, 0.5)
+    with sink.begin(halves.window, halves.splits, halves.shape) as writer:
+        results = write_all(writer, halves)
+        r = job.splits[0].range
+        wrong = Split(7, OffsetRange(r.topic, r.partition, *cut))
+        with pytest.raises(SinkRejected, match="as one split, this one has"):
+            write_split(travelled(writer.split_writer()), wrong, job.rows[0])
+        assert writer.commit(results).written == 10
+    check(place, lines(0, 10))
+
+
+def test_a_split_window_that_was_given_up_keeps_no_later_one_from_its_offsets(place: Place):
+    """Its pipeline was moved back: the records come again, because somebody asked for it."""
+    sink, orders = place.sink(auto_create=True, atomic="split"), pipeline()
+    job = orders.job(lines(0, 10), lines(10, 10))
+    with sink.begin(job.window, job.splits, job.shape) as writer:
+        write_split(travelled(writer.split_writer()), job.splits[0], job.rows[0])
+    again = replace(job, window=replace(job.window, number=2))
+    with pytest.raises(WindowConflict, match="window #1, which is not complete"):
+        apply(sink, again)
+    moved = replace(again, window=replace(again.window, moved=1))
+    assert apply(sink, moved).written == 20
+    check(place, [*lines(0, 10), *lines(0, 20)])
+
+
+def test_only_the_last_rows_of_a_pipeline_are_remembered_and_older_windows_are_not_written_again(place: Place):
+    options = {"auto_create": True, "window_column": "w", "keep_windows": 2}
+    sink, orders, others = place.sink(**options), pipeline(), pipeline(name="another")
+    jobs = [orders.job(lines(n * 10, 10)) for n in range(5)]
+    with sink.begin(jobs[0].window, jobs[0].splits, jobs[0].shape) as zombie:
+        apply(sink, others.job(lines(900, 1)))
+        for job in jobs:
+            apply(sink, job)
+        with pytest.raises(KafkaSparkError):
+            zombie.commit(fake_results(jobs[0]))
+    remembered = "SELECT number FROM airflow_windows WHERE pipeline = 'dag.task' ORDER BY number"
+    assert place.rows(remembered) == [(4,), (5,)]
+    assert place.one("SELECT count(*) FROM airflow_windows") == 3, "another pipeline's row stays"
+    for job in (jobs[0], jobs[2]):
+        with pytest.raises(WindowConflict):
+            apply(sink, job)
+    # A replay finds the rows of its window though its own row is gone.
+    again = replace(jobs[1], window=replace(jobs[1].window, replay=1))
+    assert apply(sink, again).written == 10
+    # But nobody knows whether it wrote rows that do not say so.
+    place.execute("UPDATE t SET w = NULL WHERE id = 25")
+    with pytest.raises(SinkRejected, match="row in the sink's record is gone"):
+        apply(sink, replace(jobs[2], window=replace(jobs[2].window, replay=1)))
+    check(place, [*lines(0, 50), *lines(900, 1)])
+    assert "sink.keep_windows" in {problem.where for problem in place.sink(keep_windows=0).validate(orders.shape)}
 
 
 def test_counts_that_disagree_are_never_committed(place: Place):

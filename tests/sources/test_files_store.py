@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timezone
+from types import SimpleNamespace
 
 from airflow_kafka_spark.sources.files import FilesSource
-from airflow_kafka_spark.sources.files_store import _file
+from airflow_kafka_spark.sources.files_store import ObjectStore, _file
 
 
 def test_an_object_is_the_same_in_a_listing_that_is_more_exact_than_the_answer_about_it():
@@ -32,3 +33,14 @@ def test_a_connection_that_no_provider_makes_use_of_is_a_problem(monkeypatch):
 def test_a_connection_that_is_not_defined_is_a_problem():
     [found] = FilesSource("memory://lake/in", format="text", conn_id="not_defined").validate()
     assert "not_defined" in str(found) and "conn_id" in str(found)
+
+
+def test_two_object_stores_with_buckets_of_one_name_are_two_places(monkeypatch):
+    def store(**client):
+        monkeypatch.setattr(ObjectStore, "_place", (SimpleNamespace(**client), "lake/in"))
+        return FilesSource("s3a://lake/in", format="text", conn_id="lake").origin().place
+
+    assert store(endpoint_url="http://user:secret@minio:9000/") == {"path": "s3a://lake/in", "server": "minio:9000"}
+    assert store(endpoint_url=None, client_kwargs={"endpoint_url": "https://ceph"})["server"] == "ceph"
+    assert store(account_name="prod")["server"] == "prod"
+    assert "server" not in store(), "only its scheme says where it is"

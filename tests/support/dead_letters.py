@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 
-from tests.support.oracle import committed_records, same_multiset, wait_stable
+from tests.support.oracle import committed_messages, committed_records, same_multiset
 from tests.support.pipelines import Pipeline, order, row_of
 
 BAD = (b"no json", b'{"id": "seven"}', b"", b"\xff\xfe\x00", b'{"id": 1} {"id": 2}', b"[]")
@@ -35,25 +35,7 @@ def produce_mixed(flow: Pipeline, count: int, every: int, *, first: int = 0) -> 
 
 def letters(config: dict[str, Any], topic: str) -> list[tuple[bytes | None, bytes | None, int, list[tuple[str, bytes | None]]]]:
     """Every committed record of a topic: (key, value, timestamp, headers)."""
-    wait_stable(config, topic)
-    # The broker tells of the end of a partition only once it has waited for more.
-    reading = {"isolation.level": "read_committed", "enable.partition.eof": True, "fetch.wait.max.ms": 50}
-    consumer = Consumer({**config, **reading, "group.id": "letters", "enable.auto.commit": False})
-    found = []
-    try:
-        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
-        left = set(partitions)
-        while left:
-            for message in consumer.consume(1000, 0.1):
-                if message.error() is None:
-                    found.append((message.key(), message.value(), message.timestamp()[1], message.headers() or []))
-                else:
-                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error().str()
-                    left.discard(message.partition())
-        return found
-    finally:
-        consumer.close()
+    return [(m.key(), m.value(), m.timestamp()[1], m.headers() or []) for m in committed_messages(config, topic)]
 
 
 def told(headers: list[tuple[str, bytes | None]]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from airflow_kafka_spark.testing._processes import wait_until
@@ -60,10 +60,8 @@ def wait_stable(config: dict[str, Any], topic: str, seconds: float = 30.0) -> bo
     return wait_until(reached, seconds)
 
 
-def committed_records(
-    config: dict[str, Any], topic: str, *, stable: bool = True
-) -> list[tuple[int, int, bytes | None, bytes | None]]:
-    """Every committed record of a topic: (partition, offset, key, value). Reads on its own, with none of the provider's code.
+def committed_messages(config: dict[str, Any], topic: str, *, stable: bool = True) -> list[Message]:
+    """Return every committed record of a topic, each partition in order. Reads on its own, with none of the provider's code.
 
     :param stable: False where a transaction is open on purpose, which nobody is to wait for.
     """
@@ -75,6 +73,7 @@ def committed_records(
             "group.id": "oracle",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,  # the broker tells of the end only after it has waited this long for more
             "enable.auto.commit": False,
         }
     )
@@ -82,18 +81,28 @@ def committed_records(
         partitions = list(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
         bounds = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=30) for p in partitions}
         consumer.assign([TopicPartition(topic, p, low) for p, (low, _) in bounds.items()])
-        left, records = {p for p, (low, high) in bounds.items() if low < high}, []
+        left, messages = {p for p, (low, high) in bounds.items() if low < high}, []
         while left:
             for message in consumer.consume(1000, 0.1):
                 if message.error() is None:
-                    records.append((message.partition(), message.offset(), message.key(), message.value()))
+                    messages.append(message)
                 elif message.error().code() == KafkaError._PARTITION_EOF:
                     left.discard(message.partition())
                 else:
                     raise AssertionError(message.error().str())
-        return records
+        return messages
     finally:
         consumer.close()
+
+
+def committed_records(
+    config: dict[str, Any], topic: str, *, stable: bool = True
+) -> list[tuple[int, int, bytes | None, bytes | None]]:
+    """Return (partition, offset, key, value) of every committed record of a topic.
+
+    :param stable: as for :func:`committed_messages`.
+    """
+    return [(m.partition(), m.offset(), m.key(), m.value()) for m in committed_messages(config, topic, stable=stable)]
 
 
 def windows_tile(ranges_of_windows: Iterable[Iterable[dict[str, Any]]], first: dict[tuple[str, int], int] | None = None) -> int:

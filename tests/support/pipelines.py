@@ -110,6 +110,24 @@ class Pipeline(Attempts):
             getattr(producer, f"{transaction}_transaction")(30)
             settled(self.topic, seconds=120)
 
+    def begin(self, count: int) -> tuple[Producer, range]:
+        """Write more order events to every partition, in a transaction that is left open.
+
+        :return: who ends it, and the numbers of its orders.
+        """
+        numbers = range(self._produced, self._produced + count)
+        settings: dict[str, Any] = {"transactional.id": f"{self.topic}-{self._produced}", "transaction.timeout.ms": 900_000}
+        settings |= {"log_level": 0, "error_cb": lambda error: None}  # the broker may be killed meanwhile
+        producer = Producer({**self.kafka.connection_extra(), **settings})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        partitions = len(producer.list_topics(self.topic, timeout=30).topics[self.topic].partitions)
+        for number in numbers:
+            producer.produce(self.topic, order(number), str(number).encode(), number % partitions)
+        self._produced += count
+        assert producer.flush(180) == 0
+        return producer, numbers
+
     # --- runs ---
 
     @property

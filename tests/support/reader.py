@@ -46,6 +46,7 @@ class Reader:
             "group.id": "reader",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,  # the broker tells of the end only after it has waited this long for more
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "reconnect.backoff.max.ms": 500,

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.testing import EmbeddedKafka
 from tests.support.dead_letters import BAD, PREFIX, is_bad, told
-from tests.support.oracle import same_multiset, wait_stable
+from tests.support.oracle import committed_messages, same_multiset
 from tests.support.pipelines import SPARK, create_ledger, order
 from tests.support.runs import Attempts
 from tests.support.waiting import settled
@@ -104,36 +104,10 @@ class Relay(Attempts):
 
         :param stable: False where a transaction is open on purpose, which nobody is to wait for.
         """
-        if stable:
-            wait_stable(self.kafka.connection_extra(), topic)
-        settings = {"group.id": "oracle", "isolation.level": "read_committed", "enable.partition.eof": True}
-        # The broker tells of the end of a partition only once it has waited for more.
-        settings |= {"enable.auto.commit": False, "fetch.wait.max.ms": 50}
-        consumer = Consumer({**self.kafka.connection_extra(), **settings})
-        try:
-            places = [TopicPartition(topic, p, 0) for p in consumer.list_topics(topic, timeout=30).topics[topic].partitions]
-            consumer.assign(places)
-            left, found = len(places), []
-            while left:
-                for message in consumer.consume(1000, 0.1):
-                    if message.error() is None:
-                        headers = tuple(message.headers() or ())
-                        found.append(
-                            Record(
-                                message.partition(),
-                                message.offset(),
-                                message.key(),
-                                message.value(),
-                                message.timestamp()[1],
-                                headers,
-                            )  # fmt: skip
-                        )
-                    else:
-                        assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                        left -= 1
-            return found
-        finally:
-            consumer.close()
+        return [
+            Record(m.partition(), m.offset(), m.key(), m.value(), m.timestamp()[1], tuple(m.headers() or ()))
+            for m in committed_messages(self.kafka.connection_extra(), topic, stable=stable)
+        ]
 
     def check(self, becomes: Callable[[Record], Any] = lambda r: r.content, found: Callable[[Record], Any] | None = None) -> int:
         """What became of every record is there once, offsets and output agree, and no transaction of ours is open.

@@ -34,16 +34,56 @@ def context(
     task_id: str = "task",
     interval: tuple[datetime, datetime] | None = None,
     max_tries: int = 0,
+    try_number: int = 0,
+    clears: int | None = None,
+    map_index: int = -1,
 ) -> dict[str, Any]:
     """As much of Airflow's context as a window needs.
 
     :param interval: the DAG run's data interval.
     :param max_tries: higher after the task was cleared, the same in a retry.
+    :param try_number: of the attempt; 0 where nothing depends on it.
+    :param clears: how often tasks of the DAG run were cleared.
     """
     start, end = interval or (None, None)
-    ti = SimpleNamespace(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=-1, max_tries=max_tries)
-    dag_run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
+    place = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id, "map_index": map_index}
+    ti = SimpleNamespace(**place, max_tries=max_tries, try_number=try_number)
+    dag_run = SimpleNamespace(data_interval_start=start, data_interval_end=end, clear_number=clears)
     return {"ti": ti, "dag_run": dag_run, "outlet_events": defaultdict(SimpleNamespace)}
+
+
+@dataclass
+class Counters:
+    """Airflow's counters of one task instance, changed as Airflow 3.3 changes them (``schedule_tis``, ``clear_task_instances``).
+
+    :param retries: of the task, as its DAG author has it.
+    """
+
+    retries: int = 0
+    number: int = 0
+    allowed: int = -1
+    clears: int = 0
+
+    def __post_init__(self) -> None:
+        self.allowed = self.retries
+
+    @property
+    def may_retry(self) -> bool:
+        return self.number <= self.allowed and self.retries > 0
+
+    def attempt(self) -> dict[str, int]:
+        """Begin the next try; what :func:`context` says of it."""
+        self.number += 1
+        return {"try_number": self.number, "max_tries": self.allowed, "clears": self.clears}
+
+    def clear(self, *, retries: int | None = None) -> None:
+        """Clear the task, which is not running.
+
+        :param retries: what the DAG author has changed that to before; None leaves it.
+        """
+        self.retries = self.retries if retries is None else retries
+        self.allowed = self.number + self.retries
+        self.clears += 1
 
 
 def run(make: Any, options: dict[str, Any], run_id: str, **facts: Any) -> dict[str, Any]:
@@ -91,13 +131,19 @@ class Victim:
 
     def wait_stopped(self, seconds: float = 240) -> None:
         """Until it, or a worker of it, has stopped itself."""
+        assert self.stops(seconds), f"it ended instead of stopping:\n{self.tail()}"
+
+    def stops(self, seconds: float = 240) -> bool:
+        """Return True once it, or a worker of it, has stopped itself; False when it has ended instead."""
         import time
 
         deadline = time.monotonic() + seconds
         while not (self.fired and any(workers.state(pid) in "Tt" for pid in self._session())):
-            assert self.process.poll() is None, f"it ended instead of stopping:\n{self.tail()}"
+            if self.process.poll() is not None:
+                return False
             assert time.monotonic() < deadline, f"it did not stop:\n{self.tail()}"
             time.sleep(0.02)
+        return True
 
     def freeze(self) -> None:
         """Stop all of it, JVM and workers included: a machine that hangs."""

@@ -10,9 +10,11 @@ daemon serves attempts with different faults. In Spark's own way each of them wo
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
+import zipimport
 from io import BufferedReader, BufferedWriter
 
 FILE = "TEST_WORKER_ENVIRONMENT"
@@ -37,6 +39,8 @@ def main() -> None:
         _import_what_tasks_need()
     from pyspark import daemon, worker
 
+    _make_tasks_cheap()
+
     def run_task(infile: BufferedReader, outfile: BufferedWriter) -> None:
         # A worker that is used again comes here as soon as its last task has ended: wait until the next one has begun.
         infile.peek(1)
@@ -59,6 +63,16 @@ def _import_what_tasks_need() -> None:
     import airflow_kafka_spark.road.task
     import airflow_kafka_spark.sinks.kafka_worker
     import airflow_kafka_spark.sources.kafka_worker  # noqa: F401
+
+
+def _make_tasks_cheap() -> None:
+    """Spare each task of PySpark two costs that grow with what is imported: 0.5 CPU seconds of a window of three splits."""
+    # Before each task PySpark invalidates the caches of imports, which reads the directory of pyspark.zip once per package in it.
+    # The archive does not change while tests run.
+    zipimport.zipimporter.invalidate_caches = lambda self: None  # type: ignore[method-assign]
+    # After each task it collects garbage, which would look at everything that was imported.
+    gc.collect()
+    gc.freeze()
 
 
 _changed: dict[str, str | None] = {}

@@ -57,6 +57,11 @@ def executor_of(worker: int) -> int:
     return above[0]
 
 
+def executors(leader: int) -> set[int]:
+    """All executors in the session that a driver leads."""
+    return {pid for pid in session(leader) if b"CoarseGrainedExecutorBackend" in _command(pid)}
+
+
 def daemons(jvm: int) -> set[int]:
     """Spark's Python daemons below a JVM: what they fork runs tasks, they themselves run none."""
     return {pid for pid in _all() if _parent(pid) == jvm and b"spark_daemon" in _command(pid)}

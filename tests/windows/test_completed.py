@@ -8,6 +8,7 @@ import pytest
 
 from airflow_kafka_spark.windows.completed import Wanted, completed, same_run
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
+from airflow_kafka_spark.windows.interval_archive import Intervals
 from airflow_kafka_spark.windows.memory import Attempt, Entry, Memory
 from airflow_kafka_spark.windows.model import State, Window
 
@@ -57,7 +58,7 @@ def test_a_data_interval_is_found_by_its_run():
     interval = Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 2, tzinfo=timezone.utc))
     for state in (State.PLANNED, State.COMPLETE):
         known = IntervalState(interval, state, (), run="dag/run1/task")
-        found = completed(Memory("p", exists=True, intervals={interval.name: known}), Wanted(run="dag/run1/task"))
+        found = completed(Memory("p", exists=True, intervals=Intervals({interval.name: known})), Wanted(run="dag/run1/task"))
         assert (found is not None) == (state is State.COMPLETE)
     assert (found.window, found.run) == (interval.name, "dag/run1/task")
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.windows.continuity import continues, same_ranges, without_recreated
+from airflow_kafka_spark.errors import ForeignOffsets, WindowConflict
+from airflow_kafka_spark.windows.continuity import continues, refuse_foreign, refuse_gap, same_ranges, without_recreated
 from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, Window
 
 
@@ -86,9 +87,41 @@ def test_a_partition_that_is_missing_is_named_but_a_whole_topic_may_be_left_out(
 
 def test_a_topic_that_was_created_again_starts_anew():
     again = window(5, ("t", 0, 0, 3), ("t", 1, 0, 3), ids={"t": "new"})
-    assert continues(without_recreated(BEFORE, {"t": "old"}, again), again) == []
-    assert len(continues(without_recreated(BEFORE, {"t": "new"}, again), again)) == 2
-    assert len(continues(without_recreated(BEFORE, {}, again), again)) == 2, "an unknown id excuses nothing"
+
+    def reasons(**ids):
+        return continues(without_recreated(replace(BEFORE, topic_ids=ids), again), again)
+
+    assert reasons(t="old") == []
+    assert len(reasons(t="new")) == 2
+    assert len(reasons()) == 2, "an unknown id excuses nothing"
+
+
+@pytest.mark.parametrize("cluster, topic, fine", [
+    ("c", "id", True), ("other", "id", False), ("c", "other", False), ("other", "other", False),
+    ("", "id", True), ("c", "", True), ("", "other", False),
+])  # fmt: skip
+def test_offsets_of_another_cluster_or_topic_are_refused_and_the_error_names_both(cluster, topic, fine):
+    known = replace(BEFORE, cluster_id="c", topic_ids={"t": "id", "gone": "x"})
+    if fine:
+        refuse_foreign(known, cluster, {"t": topic, "new": "y"})
+        return
+    with pytest.raises(ForeignOffsets) as caught:
+        refuse_foreign(known, cluster, {"t": topic, "new": "y"})
+    error = caught.value
+    assert (error.known_cluster, error.found_cluster) == ("c", cluster)
+    assert error.topics == ({"t": ("id", topic)} if topic == "other" else {})
+    assert "other" in str(error) and "reset p --to earliest" in str(error) and "forget" in str(error)
+
+
+def test_a_window_of_another_cluster_does_not_continue_the_last_one_unless_the_pipeline_was_moved():
+    known = replace(BEFORE, cluster_id="c")
+    refuse_gap(known, replace(AFTER, cluster_id="c"), "here")
+    refuse_gap(known, AFTER, "here")
+    with pytest.raises(ForeignOffsets):
+        refuse_gap(known, replace(AFTER, cluster_id="d"), "here")
+    refuse_gap(known, replace(AFTER, cluster_id="d", moved=1), "here")
+    with pytest.raises(WindowConflict, match="here"):
+        refuse_gap(known, replace(AFTER, cluster_id="d", moved=1, number=4), "here")
 
 
 @pytest.mark.parametrize("start", [0, 19, 25], ids=["far back", "back", "forward"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
@@ -9,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping
-from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition
+from airflow_kafka_spark.windows.interval import (
+    Interval,
+    IntervalState,
+    contiguous,
+    overlapping,
+    taken_up_at,
+    what_others_leave,
+)
+from airflow_kafka_spark.windows.memory import interval_record, remember
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -81,6 +90,12 @@ class TestContiguous:
     def test_it_never_goes_back(self):
         assert contiguous([done(0, (0, 10))], {T0: 500}) == {T0: 500}
 
+    def test_what_an_interval_has_passed_over_because_it_was_deleted_is_no_hole(self):
+        known = [done(0, (0, 10)), replace(done(1, (15, 20)), gaps=(Gap("t", 0, 10, 15),)), done(2, (20, 30))]
+        assert contiguous(known, {T0: 0}) == {T0: 30}
+        record = interval_record("p", known[1])
+        assert remember("p", [record]).intervals[hour(1).name].gaps == known[1].gaps
+
     def test_one_partition_that_lags_holds_the_others(self):
         assert contiguous([done(1, (5, 10), (7, 9))], {T0: 5, T1: 6}) == {T0: 5, T1: 6}
 
@@ -90,6 +105,13 @@ class TestContiguous:
         assert contiguous(known, {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 120}
         assert contiguous(known, {T0: 0}, NEW_YEAR + timedelta(hours=4, minutes=30)) == {T0: 120}
         assert contiguous(known[1:], {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 0}
+
+    def test_offsets_of_a_topic_that_was_created_anew_since_do_not_count(self):
+        old = [replace(k, topic_ids={"t": "old"}) for k in (done(0, (0, 10)), done(1, (10, 20)))]
+        new = replace(done(2, (0, 5)), topic_ids={"t": "new"})
+        assert contiguous([*old, new], {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 5}
+        assert contiguous([*old, new], {T0: 0}, NEW_YEAR, {"t": "old"}) == {T0: 20}
+        assert contiguous(old, {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 0}
 
     def test_a_partition_that_came_later_is_part_of_it(self):
         assert contiguous([done(0, (0, 10)), done(1, (10, 20), (0, 7))], {T0: 0, T1: 0}) == {T0: 20, T1: 7}
@@ -107,3 +129,50 @@ class TestContiguous:
             there = {k.interval for k in complete}
             hole = next((ends[n] - sizes[n] for n in range(len(sizes)) if sizes[n] and hour(n) not in there), ends[-1])
             assert before <= reached[T0] == hole
+
+
+class TestATopicThatJoins:
+    def state(self, number: int, **ends: tuple[int, int]) -> IntervalState:
+        """``state(3, a=(start, end))``: one range per topic."""
+        ranges = tuple(OffsetRange(topic, 0, *span) for topic, span in ends.items())
+        return IntervalState(hour(number), State.COMPLETE, ranges, topic_ids={topic: f"id-{topic}" for topic in ends})
+
+    def test_a_topic_that_every_interval_has_is_taken_up_at_the_start(self):
+        assert taken_up_at("a", "id-a", hour(1), []) == hour(1).start
+        assert taken_up_at("a", "id-a", hour(1), [self.state(0, a=(0, 5))]) == hour(1).start
+
+    def test_a_topic_that_no_interval_has_is_taken_up_at_its_first_record(self):
+        assert taken_up_at("b", "id-b", hour(1), [self.state(0, a=(0, 5))]) is None
+        assert taken_up_at("b", "id-b", hour(0), [self.state(0, a=(0, 5))]) == hour(0).start, "its own earlier plan"
+
+    def test_a_topic_that_was_replaced_is_another_one(self):
+        assert taken_up_at("a", "other", hour(1), [self.state(0, a=(0, 5))]) is None
+        assert taken_up_at("a", "", hour(1), [self.state(0, a=(0, 5))]) == hour(1).start
+
+    def test_intervals_directly_before_that_do_not_have_it_are_made_up_for(self):
+        known = [self.state(0, a=(0, 5), b=(0, 2)), self.state(1, a=(5, 6)), self.state(2, a=(6, 7))]
+        assert taken_up_at("b", "id-b", hour(3), known) == hour(1).start
+        assert taken_up_at("b", "id-b", hour(4), known) == hour(4).start
+
+    @given(st.data())
+    def test_in_whatever_order_intervals_are_planned_and_whenever_a_topic_joins_each_offset_is_in_one(self, data):
+        count = data.draw(st.integers(1, 6))
+        ends = [data.draw(st.integers(0, 3))]
+        for _ in range(count + 1):
+            ends.append(ends[-1] + data.draw(st.integers(0, 3)))
+        order = data.draw(st.permutations(range(count)))
+        joins = data.draw(st.integers(0, count))
+        known: list[IntervalState] = []
+        for turn, number in enumerate([*order, count]):
+            if turn < joins:
+                known.append(self.state(number, a=(number, number + 1)))
+                continue
+            begin = taken_up_at("b", "id-b", hour(number), known)
+            start = 0 if begin is None else ends[round((begin - NEW_YEAR) / timedelta(hours=1))]
+            natural = (OffsetRange("b", 0, start, ends[number + 1]),)
+            (left,) = what_others_leave(natural, {"b": "id-b"}, known)
+            known.append(self.state(number, a=(number, number + 1), b=(left.start, left.end)))
+        moved = sorted(o for k in known for r in k.ranges if r.topic == "b" for o in range(r.start, r.end))
+        assert moved == [*range(0 if joins else ends[0], ends[-1])]
+        group = contiguous(known, {TopicPartition("a", 0): 0, TopicPartition("b", 0): 0 if joins else ends[0]})
+        assert group == {TopicPartition("a", 0): count + 1, TopicPartition("b", 0): ends[-1]}

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime, timezone
 
 import pytest
 
 from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.memory import (
     PAUSE_VERSION,
     VERSION,
@@ -16,6 +18,8 @@ from airflow_kafka_spark.windows.memory import (
     change_key,
     change_record,
     control_record,
+    interval_record,
+    known_topic_ids,
     position_record,
     remember,
     window_key,
@@ -133,6 +137,18 @@ def test_a_forgotten_pipeline_is_blank_though_its_tombstones_are_there():
     assert memory.is_blank and not memory.position.offsets
 
 
+def test_a_topic_is_known_by_every_id_under_which_it_was_read_the_last_one_last():
+    def moved(hour: int, **ids: str) -> LedgerRecord:
+        interval = Interval.of_ms(hour * 3_600_000, (hour + 1) * 3_600_000)
+        return interval_record("p", IntervalState(interval, State.COMPLETE, (), topic_ids=ids))
+
+    memory = remember("p", log(moved(5, t="a", u="x"), moved(3, t="b"), moved(4, t=""), moved(6, t="a")))
+    assert known_topic_ids(memory) == {"t": ("a", "b"), "u": ("x",)}
+    position = Position({TopicPartition("t", 0): 4}, {"t": "first"})
+    assert known_topic_ids(replace(memory, position=position))["t"] == ("first", "a", "b")
+    assert known_topic_ids(remember("p", ())) == {}
+
+
 def test_kinds_of_records_that_a_later_release_may_add_are_passed_over():
     memory = remember("p", log(LedgerRecord(b'["p","mood",1]', b'{"v":1}'), LedgerRecord(b'["p","mood",1]', None)))
     assert memory.is_blank
@@ -141,3 +157,31 @@ def test_kinds_of_records_that_a_later_release_may_add_are_passed_over():
 @pytest.mark.parametrize("name", ["a/b", "ü", 'quote"d', "with space", "a.b-c_d"])
 def test_any_name_is_found_again(name):
     assert remember(name, log(window_record(entry(1, State.PLANNED, name)))).open_entry is not None
+
+
+def test_a_window_tells_where_it_was_planned_however_often_it_was_taken_over():
+    planned = entry(1, State.PLANNED)
+    first = remember("p", log(window_record(planned))).entries[1]
+    assert first.first == 0
+    again = replace(first, attempt=replace(first.attempt, number=2))
+    assert remember("p", log(window_record(planned), window_record(again))).entries[1].first == 0
+    unknown = replace(planned, attempt=replace(planned.attempt, number=2))
+    assert remember("p", log(window_record(unknown))).entries[1].first == -1, "written by an earlier release"
+
+
+def test_what_an_open_window_has_is_moved_by_nobody_else():
+    memory = remember("p", log(position_record("p", Position({TopicPartition("t", 0): 5}), 6)))
+    assert memory.claimed_position.offsets == {TopicPartition("t", 0): 5}
+    records = log(position_record("p", Position({TopicPartition("t", 0): 5}), 6), window_record(entry(7, State.PLANNED)))
+    assert remember("p", records).claimed_position.offsets == {TopicPartition("t", 0): 8}
+    replayed = replace(entry(3, State.PLANNED), window=replace(entry(3, State.PLANNED).window, replay=1))
+    records = log(position_record("p", Position({TopicPartition("t", 0): 5}), 6), window_record(replayed))
+    assert remember("p", records).claimed_position.offsets == {TopicPartition("t", 0): 5}
+
+
+def test_whoever_begins_at_the_oldest_record_that_counts_sees_all_intervals():
+    state = IntervalState(
+        Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 2, tzinfo=timezone.utc)), State.COMPLETE, ()
+    )
+    memory = remember("p", log(interval_record("p", state), window_record(entry(1, State.COMPLETE))))
+    assert memory.oldest_offset == 0

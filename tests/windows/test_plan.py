@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.errors import ClusterChanged, DataLoss, OffsetsWentBack, PartitionsVanished, TopicRecreated
-from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
+from airflow_kafka_spark.errors import ClusterChanged, DataLoss, LogTruncated, OffsetsWentBack, PartitionsVanished, TopicRecreated
+from airflow_kafka_spark.windows.codec import position_from_json, position_to_json, window_from_json, window_to_json
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import (
     Log,
     PartitionLog,
@@ -202,3 +203,51 @@ class TestAPipelineThatWasMovedByHand:
         empty = next_position(moved, replace(window(OffsetRange("t", 0, 3, 3)), moved=2))
         assert empty.moved == 2, "a sink has seen nothing of an empty window"
         assert next_position(empty, replace(window(OffsetRange("t", 0, 3, 4)), moved=2)).moved == 0
+
+
+class TestALogThatWasCutOffAndHasGrownAgain:
+    """Offset 10 was reached under leader epoch 3; the log of that epoch ends at 6 now, under epoch 5."""
+
+    cut = Log("cluster", {"t": "id-1"}, {T0: PartitionLog(0, 20, 20, 5)}, {T0: 6})
+    position = replace(at(p0=10), epochs={T0: 3})
+
+    def test_it_is_refused_with_the_facts(self):
+        with pytest.raises(LogTruncated) as refused:
+            plan_ranges(self.cut, self.position, ["t"])
+        error = refused.value
+        assert (error.position, error.known_epoch, error.end, error.found_epoch) == (10, 3, 6, 5)
+        assert "data_loss" in str(error) and "reset" in str(error)
+
+    def test_with_skip_it_is_a_gap_and_the_window_begins_where_the_pipeline_stands(self):
+        planned = plan_ranges(self.cut, self.position, ["t"], data_loss="skip")
+        assert (planned.ranges, planned.gaps) == ((OffsetRange("t", 0, 10, 20),), (Gap("t", 0, 6, 10),))
+
+    def test_what_retention_has_removed_meanwhile_is_no_part_of_the_gap(self):
+        log = replace(self.cut, partitions={T0: PartitionLog(8, 20, 20, 5)})
+        assert plan_ranges(log, self.position, ["t"], data_loss="skip").gaps == (Gap("t", 0, 8, 10),)
+        log = replace(self.cut, partitions={T0: PartitionLog(10, 20, 20, 5)})
+        assert plan_ranges(log, self.position, ["t"]).gaps == (), "nothing of it can be read"
+
+    def test_a_log_that_ends_where_the_pipeline_stands_or_behind_it_is_no_loss(self):
+        assert plan_ranges(replace(self.cut, diverged={T0: 10}), self.position, ["t"]).gaps == ()
+
+    def test_a_planned_window_is_refused_only_where_it_reads(self):
+        planned = replace(window(OffsetRange("t", 0, 4, 10)), epochs={T0: 3})
+        with pytest.raises(LogTruncated):
+            check_readable(planned, self.cut, "fail")
+        check_readable(planned, self.cut, "skip")
+        check_readable(window(OffsetRange("t", 0, 10, 10)), self.cut, "fail")
+        check_readable(window(OffsetRange("t", 0, 2, 6)), self.cut, "fail")
+
+    def test_the_position_has_the_epochs_of_the_window_and_an_end_of_unknown_epoch_has_none(self):
+        position = replace(at(p0=10, p1=7), epochs={T0: 3, T1: 2})
+        known = next_position(position, replace(window(OffsetRange("t", 0, 10, 12)), epochs={T0: 5}))
+        assert known.epochs == {T0: 5, T1: 2}
+        assert next_position(position, window(OffsetRange("t", 0, 10, 12))).epochs == {T1: 2}
+
+    def test_ledgers_tell_epochs_and_older_records_have_none(self):
+        planned = replace(window(OffsetRange("t", 0, 4, 10), OffsetRange("t", 1, 0, 3)), epochs={T1: 3})
+        assert window_from_json(window_to_json(planned)) == planned
+        position = replace(at(p0=10, p1=7), epochs={T0: 0})
+        assert position_from_json(position_to_json(position)) == position
+        assert "epochs" not in position_to_json(at(p0=10)) and position_from_json(position_to_json(at(p0=10))).epochs == {}

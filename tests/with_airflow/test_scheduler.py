@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from airflow_kafka_spark.windows.memory import LedgerRecord, remember
+from airflow_kafka_spark.windows.tries import Tries
+from tests.support.oracle import committed_records
 from tests.support.pipelines import Pipeline
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1200)]
@@ -31,6 +34,13 @@ def ran(site, flow):
     return run_id
 
 
+def counted(flow, window):
+    """Airflow's counters at the attempts at a window, as the ledger holds them."""
+    ledger = committed_records(flow.kafka.connection_extra(), f"ledger-{DAG}")
+    memory = remember(DAG, (LedgerRecord(key, value, offset) for _, offset, key, value in ledger))
+    return memory.entries[window].tries
+
+
 def test_the_log_of_a_task_is_readable(site, flow, ran):
     assert flow.check() == 500
     log = site.airflow.task_log(DAG, ran, "task")
@@ -53,10 +63,12 @@ def test_killed_retried_by_airflow_and_cleared_every_record_is_there_exactly_onc
     assert (int(report["window"]), report["attempts"]) == (int(flow.reports[-1]["window"]) + 1, 2)
     flow.reports.append(report)
     assert flow.check() == before + 700
+    assert counted(flow, int(report["window"])) == {f"{DAG}/{run_id}/task": Tries(2, 2, 0)}
 
     airflow.clear(DAG, run_id, "task")
     assert airflow.wait(DAG, run_id, PATIENCE) == "success", airflow.account(DAG, run_id)
-    assert airflow.task(DAG, run_id, "task")["try_number"] == 3
+    cleared = airflow.task(DAG, run_id, "task")
+    assert (cleared["try_number"], cleared["max_tries"]) == (3, 2 + 2), "the last try's number and its retries"
     assert site.value(DAG, run_id, "task") == report
     assert flow.check() == before + 700
     assert "is complete already" in airflow.task_log(DAG, run_id, "task", 3)

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.pipeline_offsets import PipelineState, WindowState
     from airflow_kafka_spark.hooks.pipeline_pause import Pause
     from airflow_kafka_spark.hooks.pipeline_preview import Preview
+    from airflow_kafka_spark.hooks.pipeline_rebind import Rebind
+    from airflow_kafka_spark.hooks.pipeline_rename import Rename
     from airflow_kafka_spark.hooks.pipeline_replay import Replay
     from airflow_kafka_spark.hooks.pipeline_skip import Skip
+    from airflow_kafka_spark.hooks.pipeline_unblock import Unblocked
+    from airflow_kafka_spark.windows.binding import Binding
     from airflow_kafka_spark.windows.changes import Change
     from airflow_kafka_spark.windows.model import OffsetRange
 
@@ -176,6 +180,24 @@ def _replay(hook: KafkaHook, args: argparse.Namespace) -> Replay:
     return replay(hook, args.pipeline, window=args.window, name=args.interval, **_wish(args))
 
 
+def _rebind(hook: KafkaHook, args: argparse.Namespace) -> Rebind:
+    from airflow_kafka_spark.hooks.pipeline_rebind import rebind
+
+    return rebind(hook, args.pipeline, running=False if args.not_running else None, **_wish(args))
+
+
+def _rename(hook: KafkaHook, args: argparse.Namespace) -> Rename:
+    from airflow_kafka_spark.hooks.pipeline_rename import rename
+
+    return rename(hook, args.pipeline, args.to, group_id=args.group_id, **_wish(args))
+
+
+def _unblock(hook: KafkaHook, args: argparse.Namespace) -> Unblocked:
+    from airflow_kafka_spark.hooks.pipeline_unblock import unblock
+
+    return unblock(hook, args.pipeline, ledger_topic=args.ledger_topic, dry_run=args.dry_run)
+
+
 def _wish(args: argparse.Namespace) -> dict[str, Any]:
     return {"why": args.why, "who": args.who, "ledger_topic": args.ledger_topic, "dry_run": args.dry_run}
 
@@ -189,6 +211,9 @@ _RUN: dict[str, Any] = {
     "pause": _pause,
     "resume": _resume,
     "skip": _skip,
+    "rename": _rename,
+    "unblock": _unblock,
+    "rebind": _rebind,
     "replay": _replay,
 }
 
@@ -200,6 +225,7 @@ def _table_of_state(state: PipelineState) -> str:
     lines = [
         f"Pipeline {state.pipeline}, group {state.group_id or 'unknown'}: {state.last_window:,} windows complete",
         *(f"Window {w.number} is open: run {w.run} planned it at {w.planned_at}, {_attempts(w)}" for w in state.open_windows),
+        *_bound(state.binding),
     ]
     if state.paused is not None:
         lines.append(f"Paused by {state.paused.who} at {state.paused.at}: {state.paused.why}")
@@ -222,6 +248,9 @@ def _table_of_state(state: PipelineState) -> str:
 
 
 def _line_of(change: Change) -> tuple[object, ...]:
+    if change.action == "rename":
+        was = f"renamed to {change.name}" if change.before else f"renamed from {change.name}"
+        return change.number, change.at, was, change.who, change.why
     if change.action in _SAID:
         which = f" {change.name or change.window}" if change.action == "replay" else ""
         return change.number, change.at, _SAID[change.action] + which, change.who, change.why
@@ -314,6 +343,34 @@ def _table_of_skip(done: Skip) -> str:
     return "\n".join([*lines, *table, *_sentences(done.warnings)])
 
 
+def _text_of_unblocked(found: Unblocked) -> str:
+    done = "Open" if found.dry_run else "Ended" if found.ended else "Not ended"
+    first = f"{done}, in partition {found.partition} of {found.ledger_topic}: {found.holder}" if found.holder else "Nothing to do"
+    return "\n".join([f"{first}.", *_sentences(found.warnings)])
+
+
+def _text_of_rename(done: Rename) -> str:
+    first = f"{_begun(done)} change {done.change}: pipeline {done.pipeline} is called {done.to}, by {done.who}: {done.why}"
+    stands = f"It goes on after window {done.last_window:,}, and group {done.group_id} mirrors it"
+    return "\n".join([first, f"{stands}.", *_sentences(done.warnings)])
+
+
+def _text_of_rebind(done: Rebind) -> str:
+    first = f"{_begun(done)} change {done.change}: pipeline {done.pipeline} may be bound anew, by {done.who}: {done.why}"
+    return "\n".join([first if done.changed else "Nothing to do.", *_bound(done.known), *_sentences(done.warnings)])
+
+
+def _bound(binding: Binding | None) -> list[str]:
+    if binding is None:
+        return []
+    ends = (("Goes to", binding.destination), ("Comes from", binding.origin))
+    told = [(said, end.facts) for said, end in ends]
+    return [
+        f"Moved by {binding.writer}",
+        *(f"{said} {', '.join(f'{what} {value}' for what, value in facts.items())}" for said, facts in told if facts),
+    ]
+
+
 def _table_of_replay(done: Replay) -> str:
     which = f"interval {done.name}" if done.name else f"window {done.window}"
     first = f"{_begun(done)} change {done.change}: {which} of pipeline {done.pipeline} once more, by {done.who}: {done.why}"
@@ -333,7 +390,12 @@ def _sentences(told: Sequence[str]) -> list[str]:
     return [f"{sentence}." for sentence in told]
 
 
-_SAID = {"pause": "paused", "resume": "resumed", "replay": "asked for a replay of"}
+_SAID = {
+    "rebind": "allowed another destination or task",
+    "pause": "paused",
+    "resume": "resumed",
+    "replay": "asked for a replay of",
+}
 _NOTHING_MOVED = {"skip": "nothing was skipped"}
 
 _SHOW: dict[str, Any] = {
@@ -345,6 +407,9 @@ _SHOW: dict[str, Any] = {
     "pause": _text_of_pause,
     "resume": _text_of_pause,
     "skip": _table_of_skip,
+    "rename": _text_of_rename,
+    "unblock": _text_of_unblocked,
+    "rebind": _text_of_rebind,
     "replay": _table_of_replay,
 }
 

@@ -92,6 +92,25 @@ COMMANDS = (
         (*PLACE, GROUP, *WISH, _flag("--not-running", "nobody is at work on the open window: Airflow says so of its task")),
     ),
     Command(
+        "unblock",
+        "end the transaction that somebody has left open in its partition of the ledger",
+        (*PLACE, _flag("--dry-run", "only say whose it is")),
+    ),
+    Command(
+        "rename",
+        "let it go on under another name, with its group",
+        (*PLACE, Option(("--to",), "its new name", {"required": True, "metavar": "NAME"}), GROUP, *WISH),
+    ),
+    Command(
+        "rebind",
+        "let its next run go elsewhere, come from elsewhere, or be another task's or deployment's; once",
+        (
+            *PLACE,
+            *WISH,
+            _flag("--not-running", "nobody is at work on an open window: Airflow says so of its task; that goes elsewhere, too"),
+        ),
+    ),
+    Command(
         "replay",
         "ask for a complete window to be moved once more, when its task is cleared",
         (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from airflow_kafka_spark.errors.base import KafkaSparkError
 
@@ -94,7 +94,8 @@ class CountMismatch(KafkaSparkError):
         self.window, self.read, self.flushed = window, read, flushed
         changed = (
             "Splits that an earlier attempt has committed stay as they are: if the format, a transform or another option was "
-            "changed since, set it back until this window is complete. Else run the task again"
+            "changed since, set it back until this window is complete; if their topic is compacted, give the connection's user "
+            "DESCRIBE_CONFIGS on it. Else run the task again"
         )
         super().__init__(
             f"Window {window}: the sink counted {flushed} rows",
@@ -114,6 +115,40 @@ class WindowConflict(KafkaSparkError):
             expected=expected,
             action="Another pipeline of the same name writes to this sink, or ledger or sink were restored from a backup: "
             "give this pipeline a name of its own with `pipeline=`",
+        )
+
+
+class ForeignOffsets(WindowConflict):
+    """The sink's record of a pipeline holds offsets of another Kafka cluster, or of a topic that was deleted and created again:
+    they do not say which records of this one the sink has. Nothing was changed.
+
+    :param pipeline: the pipeline's name, as the sink knows it.
+    :param number: the number of the window that the sink's record is of.
+    :param known_cluster: the id of the cluster in the sink's record; "" where it does not say.
+    :param found_cluster: the id of the cluster that the connection leads to.
+    :param topics: per topic whose id is another one, the id in the sink's record and the one found.
+    """
+
+    def __init__(
+        self, pipeline: str, number: int, known_cluster: str, found_cluster: str, topics: Mapping[str, tuple[str, str]]
+    ) -> None:
+        self.window, self.pipeline, self.number = f"{pipeline}#{number}", pipeline, number
+        self.known_cluster, self.found_cluster, self.topics = known_cluster, found_cluster, dict(topics)
+        known = [f"topic `{topic}` with id {ids[0]}" for topic, ids in sorted(topics.items())]
+        found = [f"topic `{topic}` has id {ids[1]}" for topic, ids in sorted(topics.items())]
+        if known_cluster and found_cluster and known_cluster != found_cluster:
+            known.insert(0, f"Kafka cluster {known_cluster}")
+            found.insert(0, f"the connection leads to Kafka cluster {found_cluster}")
+        named = " ".join(sorted(topics)) or "<topics>"
+        KafkaSparkError.__init__(
+            self,
+            f"The sink's record of window {self.window} holds offsets of {', '.join(known)}; {', '.join(found)}",
+            expected="offsets of the cluster and the topics that are read, since they tell which records the sink has",
+            action="Correct the connection if it leads to the wrong cluster. Where Kafka or the topic was created anew, records "
+            "that were not read before are lost; to go on with the new one, say where: `python -m airflow_kafka_spark reset "
+            f"{pipeline} --to earliest --only {named} --group-id <group> --why <why>`. `forget` decides nothing here: the sink "
+            "goes on remembering. A pipeline of data intervals, or a second one on another cluster, needs a `pipeline=` name of "
+            "its own",
         )
 
 

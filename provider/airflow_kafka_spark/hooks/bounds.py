@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import BoundRefused, PlanError
+from airflow_kafka_spark.hooks.first_records import first_offsets
 from airflow_kafka_spark.windows.bounds import (
     EARLIEST,
     LATEST,
@@ -51,14 +52,16 @@ def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> Off
     return {tp: _end(start, partition) for tp, partition in log.partitions.items()}
 
 
-def resolve_stop(hook: KafkaHook, stop: Stop, log: Log) -> Offsets:
+def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicPartition, int] | None = None) -> Offsets:
     """Where a window ends at the latest, for every partition of the log that has a bound; may lie beyond what can be read, or
     below the start.
 
     :param hook: the cluster.
     :param stop: what the user said.
     :param log: what Kafka holds of the subscribed topics.
+    :param position: where the pipeline stands, as far as it has a position: what lies before does not matter.
     :raises BoundRefused: a partition that is not named.
+    :raises TimestampsInFuture: a time, and too much lies behind a record from the future.
     """
     if isinstance(stop, CommittedOffsets):
         assert stop.group_id is not None, "a window does not stop at its own group's offsets"
@@ -68,7 +71,7 @@ def resolve_stop(hook: KafkaHook, stop: Stop, log: Log) -> Offsets:
         _check_all_named(stop, log.partitions, "stop")
         return _specific(stop, log)
     if isinstance(stop, Timestamp):
-        return _at(hook, stop, log)
+        return _at(hook, stop, log, position)
     # At the last stable offsets, wherever those are: what lies behind them is held back, not left out.
     return {}
 
@@ -90,6 +93,31 @@ def position_of_group(pipeline: str, committed: Mapping[TopicPartition, Committe
     topic_ids = {tp.topic: str(facts["topic_id"]) for tp, facts in own.items() if facts.get("topic_id")}
     numbers = [int(window) for facts in own.values() if (window := str(facts.get("window", ""))).isdecimal()]
     return Position(offsets, topic_ids), max(numbers, default=0)
+
+
+def windows_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> dict[TopicPartition, int]:
+    """The numbers of this pipeline's windows that a group's offsets were committed with, by partition; data intervals, and what
+    others have committed, are left out.
+
+    :param pipeline: its name.
+    :param committed: what the group has committed.
+    """
+    found = {}
+    for tp, there in committed.items():
+        facts = _facts(there.metadata) if there else {}
+        number = str(facts.get("window", ""))
+        if facts.get("pipeline") == pipeline and number.isdecimal():
+            found[tp] = int(number)
+    return found
+
+
+def owner_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> str | None:
+    """The other pipeline that a group mirrors; None where it mirrors none, or this one.
+
+    :param committed: what the group has committed; the metadata says for whom.
+    """
+    names = (_facts(there.metadata).get("pipeline") for there in committed.values() if there)
+    return min((str(name) for name in names if name and name != pipeline), default=None)
 
 
 def within(offsets: Mapping[TopicPartition, int], log: Log) -> Offsets:
@@ -142,8 +170,8 @@ def _end(bound: Earliest | Latest, partition: PartitionLog) -> int:
     return partition.low if isinstance(bound, Earliest) else partition.lso
 
 
-def _at(hook: KafkaHook, bound: Timestamp, log: Log) -> Offsets:
-    found = hook.offsets_for_times(log.partitions, bound.ms)
+def _at(hook: KafkaHook, bound: Timestamp, log: Log, floors: Mapping[TopicPartition, int] | None = None) -> Offsets:
+    found = first_offsets(hook, log.partitions, bound.ms, floors=dict(floors or {}))
     # None is the end, and so is what came after the log was read: the end of that reading is the same for start and stop.
     return {
         tp: min(max(there, partition.low), partition.lso) if (there := found[tp]) is not None else partition.lso

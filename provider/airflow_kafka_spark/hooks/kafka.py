@@ -18,6 +18,7 @@ from airflow_kafka_spark.hooks.kafka_values import (
     GroupState,
     PartitionLag,
     PartitionOffsets,
+    RecordAt,
     TopicDescription,
 )
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -165,6 +166,13 @@ class KafkaHook(KafkaBaseHook):
         """The cluster's id: offsets mean nothing on another one."""
         return self._calls.connect()
 
+    def broker_count(self) -> int:
+        """Return the number of brokers that the cluster has now."""
+        found = self._calls.one(
+            "asking for the brokers", lambda client, timeout: client.describe_cluster(request_timeout=timeout)
+        )
+        return len(found.nodes)
+
     def list_topics(self, *, internal: bool = False) -> frozenset[str]:
         """The names of all topics that this connection may see.
 
@@ -257,9 +265,9 @@ class KafkaHook(KafkaBaseHook):
 
         # In this order, since all three only grow: so low <= lso <= high also while others write, delete and commit.
         low = kafka_requests.list_offsets(self._calls, partitions, OffsetSpec.earliest(), "read_uncommitted")
-        lso = kafka_requests.list_offsets(self._calls, partitions, OffsetSpec.latest(), "read_committed")
+        stable = kafka_requests.list_records(self._calls, partitions, OffsetSpec.latest(), "read_committed")
         high = kafka_requests.list_offsets(self._calls, partitions, OffsetSpec.latest(), "read_uncommitted")
-        return {p: PartitionOffsets(low[p], lso[p], high[p]) for p in partitions}
+        return {p: PartitionOffsets(low[p], stable[p].offset, high[p], stable[p].epoch) for p in partitions}
 
     def offsets_for_times(
         self,
@@ -277,13 +285,27 @@ class KafkaHook(KafkaBaseHook):
         :param isolation_level: ``read_committed`` looks only at offsets below the last stable offset.
         :raises TopicMissing: when a topic or a partition does not exist.
         """
+        found = self.records_for_times(partitions, timestamp_ms, isolation_level=isolation_level)
+        return {partition: there.offset if there else None for partition, there in found.items()}
+
+    def records_for_times(
+        self,
+        partitions: Iterable[str | TopicPartition],
+        timestamp_ms: int,
+        *,
+        isolation_level: IsolationLevel = "read_committed",
+    ) -> dict[TopicPartition, RecordAt | None]:
+        """Return the offset, timestamp and leader epoch of the records whose offsets :meth:`offsets_for_times` returns.
+
+        Arguments and errors are those of :meth:`offsets_for_times`.
+        """
         from confluent_kafka.admin import OffsetSpec
 
         if timestamp_ms < 0:
             raise ValueError(f"`timestamp_ms` is {timestamp_ms}. Expected milliseconds since 1970-01-01 UTC, not negative.")
         spec = OffsetSpec.for_timestamp(timestamp_ms)
-        found = kafka_requests.list_offsets(self._calls, self._partitions(partitions), spec, isolation_level)
-        return {partition: offset if offset >= 0 else None for partition, offset in found.items()}
+        found = kafka_requests.list_records(self._calls, self._partitions(partitions), spec, isolation_level)
+        return {partition: there if there.offset >= 0 else None for partition, there in found.items()}
 
     def _partitions(self, topics: Iterable[str | TopicPartition]) -> list[TopicPartition]:
         """All of them, in order, after a check that they exist: an unknown partition may pass for one without a leader."""

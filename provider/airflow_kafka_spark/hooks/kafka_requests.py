@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka_client import KafkaCalls, passing
 from airflow_kafka_spark.hooks.kafka_config import consumer_config
-from airflow_kafka_spark.hooks.kafka_values import CommittedOffset, GroupMember, GroupState, TopicDescription
+from airflow_kafka_spark.hooks.kafka_values import CommittedOffset, GroupMember, GroupState, RecordAt, TopicDescription
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -124,6 +124,13 @@ def list_offsets(
     calls: KafkaCalls, partitions: Collection[TopicPartition], spec: OffsetSpec, isolation_level: str
 ) -> dict[TopicPartition, int]:
     """One offset of every partition; the partitions exist."""
+    return {partition: there.offset for partition, there in list_records(calls, partitions, spec, isolation_level).items()}
+
+
+def list_records(
+    calls: KafkaCalls, partitions: Collection[TopicPartition], spec: OffsetSpec, isolation_level: str
+) -> dict[TopicPartition, RecordAt]:
+    """One offset of every partition with the timestamp of its record, where brokers name it; -1 for what there is not."""
     import confluent_kafka
 
     level = confluent_kafka.IsolationLevel[isolation_level.upper()]
@@ -134,7 +141,11 @@ def list_offsets(
         return {TopicPartition(p.topic, p.partition): future for p, future in futures.items()}
 
     found, _ = calls.each("reading offsets", partitions, submit, wait_for=_NOT_YET)
-    return {partition: found[partition].offset for partition in partitions}
+    return {p: RecordAt(found[p].offset, found[p].timestamp, _epoch(found[p].leader_epoch)) for p in partitions}
+
+
+def _epoch(told: int | None) -> int:
+    return -1 if told is None else told
 
 
 def delete_records(calls: KafkaCalls, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
 """Names of the errors by which a broker says that a newer producer has taken over."""
+
+OFFSETS_BYTES = 400_000
+"""Of a group's offsets in one request, about: brokers write each request as one batch, and ``__consumer_offsets`` takes batches
+of up to 1 MiB by default."""
 
 _SETTLE_SECONDS = 0.06
 """Less, and every third producer still finds the connection that is about to be dropped."""
@@ -80,10 +84,13 @@ def send_offsets(
     group_id: str,
     offsets: Iterable[tuple[TopicPartition, int, str]],
     seconds: float,
+    epochs: Mapping[TopicPartition, int] | None = None,
 ) -> None:
-    """Let a group's offsets become part of the transaction (KIP-98).
+    """Let a group's offsets become part of the transaction (KIP-98), in as many requests as it takes: all of them or none.
 
     :param offsets: per partition the offset, and its metadata.
+    :param epochs: the leader epochs of these offsets, as far as they are known: with one, a consumer of the group notices a log
+        that was cut off (KIP-320).
     :raises confluent_kafka.KafkaException: the brokers refuse, or do not answer in time.
     """
     import confluent_kafka
@@ -91,10 +98,31 @@ def send_offsets(
     # Never joins the group: it only lends its id.
     consumer = confluent_kafka.Consumer({**consumer_config, "group.id": group_id}, logger=ClientEvents())
     try:
-        partitions = [confluent_kafka.TopicPartition(*tp, offset, metadata) for tp, offset, metadata in offsets]
-        producer.send_offsets_to_transaction(partitions, consumer.consumer_group_metadata(), seconds)
+        group = consumer.consumer_group_metadata()
+        for part in _in_parts(offsets, group_id):
+            partitions = [
+                confluent_kafka.TopicPartition(*tp, offset, metadata, (epochs or {}).get(tp, -1)) for tp, offset, metadata in part
+            ]
+            producer.send_offsets_to_transaction(partitions, group, seconds)
     finally:
         consumer.close()
+
+
+def _in_parts(
+    offsets: Iterable[tuple[TopicPartition, int, str]], group_id: str
+) -> Iterator[list[tuple[TopicPartition, int, str]]]:
+    """Yield offsets in parts of at most :data:`OFFSETS_BYTES` each; one empty part if there are no offsets."""
+    part: list[tuple[TopicPartition, int, str]] = []
+    size = 0
+    for tp, offset, metadata in offsets:
+        # Beside the texts: a record's frame, the fields of its key and its value.
+        more = len(group_id.encode()) + len(tp.topic) + len(metadata.encode()) + 64
+        if part and size + more > OFFSETS_BYTES:
+            yield part
+            part, size = [], 0
+        part.append((tp, offset, metadata))
+        size += more
+    yield part
 
 
 def abort(producer: Producer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -50,6 +50,19 @@ def _kafkas_form(topic_id: Any) -> str:
 
 
 @dataclass(frozen=True)
+class RecordAt:
+    """The place of a record in its partition, and its timestamp.
+
+    :param timestamp: its timestamp, milliseconds since the epoch.
+    :param epoch: the leader epoch that the broker names with it; -1 where it names none.
+    """
+
+    offset: int
+    timestamp: int
+    epoch: int = field(default=-1, compare=False)
+
+
+@dataclass(frozen=True)
 class PartitionOffsets:
     """The bounds of a partition's log; ``low <= lso <= high``.
 
@@ -57,11 +70,13 @@ class PartitionOffsets:
     :param lso: last stable offset: the first offset of the oldest open transaction, else ``high``. A reader of committed
         records gets no further, so windows end here.
     :param high: high watermark: the offset that the next replicated record gets.
+    :param epoch: the leader epoch under which they hold; -1 from brokers that do not tell.
     """
 
     low: int
     lso: int
     high: int
+    epoch: int = field(default=-1, compare=False)
 
     @property
     def held_back(self) -> int:

@@ -247,7 +247,7 @@ class LagMeter:
     def _topics_of(self, memory: Memory | None) -> Sequence[str]:
         if self.topics:
             return self.topics
-        ranges = (r.topic for interval in memory.intervals.values() for r in interval.ranges) if memory else ()
+        ranges = (r.topic for interval in memory.intervals.spans for r in interval.ranges) if memory else ()
         topics = sorted({*ranges, *(tp.topic for tp in memory.position.offsets)} if memory else ())
         if not topics:
             raise PipelineUnknown(str(self.pipeline), self.ledger_topic)
@@ -316,6 +316,7 @@ class LedgerReader:
     ledger_topic: str = TOPIC
     _seen: tuple[str, dict[TopicPartition, PartitionOffsets]] | None = None
     _memory: Memory | None = None
+    _topic: LedgerTopic | None = None
 
     def look(self, hook: KafkaHook) -> Memory:
         """Everything the ledger holds of the pipeline now; a memory that does not exist where it has never heard of it.
@@ -328,7 +329,8 @@ class LedgerReader:
         # Before it is read: what is written meanwhile makes the next look read again.
         seen = (described[self.ledger_topic].topic_id, hook.offsets([self.ledger_topic]))
         if self._memory is None or seen != self._seen:
-            ledger = LedgerTopic(hook, self.ledger_topic)
-            ledger.ensure()
-            self._memory, self._seen = ledger.look(self.pipeline).memory, seen
+            if self._topic is None or self._topic.hook is not hook:
+                self._topic = LedgerTopic(hook, self.ledger_topic)
+            self._topic.ensure()
+            self._memory, self._seen = self._topic.look(self.pipeline).memory, seen
         return self._memory

@@ -24,25 +24,44 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, GroupHasMembers, KafkaSparkError, KafkaUnavailable
+from airflow_kafka_spark.errors import (
+    Fenced,
+    GroupHasMembers,
+    KafkaRefused,
+    KafkaSparkError,
+    KafkaUnavailable,
+    PlannedMeanwhile,
+    WindowTooWide,
+)
+from airflow_kafka_spark.hooks.held_up import transactional_id_of
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.kafka_transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
-from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Hint, LedgerPlace, LedgerTopic
+from airflow_kafka_spark.hooks.ledger_topic import NOBODYS, TOPIC, Hint, LedgerPlace, LedgerTopic
+from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
+from airflow_kafka_spark.windows.interval import sharing_offsets
 from airflow_kafka_spark.windows.memory import (
+    BINDING,
     CONTROL,
     Attempt,
     Entry,
     LedgerRecord,
     Memory,
+    binding_record,
+    control_prefix,
     dead_key,
+    group_key,
+    group_record,
+    landed_of,
     marker_key,
     position_record,
     window_key,
     window_record,
 )
-from airflow_kafka_spark.windows.model import Marker, State, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Marker, State, TopicPartition, Window, add_landed
 from airflow_kafka_spark.windows.plan import next_position
+from airflow_kafka_spark.windows.report import widest
+from airflow_kafka_spark.windows.tries import Tries, with_tries
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaException, Producer
@@ -52,6 +71,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRANSACTION_SECONDS = 30
+COMPACT = {"compression.type": "zstd", "message.max.bytes": 256 << 20, "batch.size": 64 << 10}
+"""How the ledger is written. A record of thousands of partitions is mostly the same text again and again: brokers look at the
+size of a batch as it was sent, clients at that of a record before it is compressed. What is large is a batch of its own."""
+CODECS = {"gzip": "gzip", "lz4": "lz4_raw", "snappy": "snappy", "uncompressed": None}
+"""What brokers make of a batch, where the topic's ``compression.type`` is not the producer's."""
+SURELY_FITS = 16 << 10
+"""Bytes of a record that is not looked at more closely."""
 CLOSE_TRIES = 3
 FENCE_THREADS = 8
 SPLIT = "split."
@@ -73,7 +99,8 @@ class Ledger:
     :param keep_windows: how many windows are remembered; older ones are tombstoned.
     :param replication_factor: of the ledger topic, should it have to be created; -1 is the brokers' default.
     :param hint_topics: topics whose committed offsets may carry a short cut into the ledger.
-    :param max_tries: how many tries Airflow allows the run's task, see :class:`~airflow_kafka_spark.windows.memory.Attempt`.
+    :param tries: Airflow's counters of the run's task, written down with the window.
+    :param beside_intervals: data intervals of the same pipeline may be planned at the same time.
     """
 
     def __init__(
@@ -87,7 +114,8 @@ class Ledger:
         keep_windows: int = KEEP_WINDOWS,
         replication_factor: int = -1,
         hint_topics: Sequence[str] = (),
-        max_tries: int = 0,
+        tries: Tries = Tries(),  # noqa: B008 - a frozen value
+        beside_intervals: bool = False,
     ) -> None:
         self.hook = hook
         self.pipeline = self.family_name = pipeline
@@ -96,11 +124,13 @@ class Ledger:
         self.topic = LedgerTopic(hook, topic, replication_factor)
         self.keep_windows = keep_windows
         self.hint_topics = tuple(hint_topics)
-        self.max_tries = max_tries
+        self.tries = tries
+        self.beside_intervals = beside_intervals
         self.memory = Memory(pipeline)
         self.hint: Hint | None = None
         self._partition = 0
         self._entry: Entry | None = None
+        self._bound: Binding | None = None
         self._events = ClientEvents()
         self._planner: Producer | None = None
         self._closer: Producer | None = None
@@ -109,18 +139,23 @@ class Ledger:
 
     def peek(self) -> None:
         """Look before fencing, so that nobody is disturbed, and without waiting: what an open transaction hides is not seen. What
-        is seen is enough to leave things as they are, and not to write."""
-        from airflow_kafka_spark.hooks.pipeline_offsets import existing_ledger, look_into
-
-        topic = existing_ledger(self.hook, self.topic.name)
-        if topic is None:
+        is seen is enough to leave things as they are, and not to write. Only a pause is not believed before it is known that
+        nothing hides its end."""
+        if not self.topic.find_existing():
             return
-        self.topic.topic_id, self.topic.partitions = topic.topic_id, topic.partitions
+        self._peek()
+        if self.whole.is_paused:
+            self._peek((control_prefix(self.family_name),))
+
+    def _peek(self, wait_for: tuple[bytes, ...] = NOBODYS) -> None:
+        """:param wait_for: what keys begin with that are waited for; default nobody's."""
+        topic = self.topic
         self.hint = self._find_hint()
+        self.memory = Memory(self.pipeline)
         if self.hint and self.hint.topic_id == topic.topic_id and self.hint.partition in topic.partitions:
-            self.memory = look_into(topic, self.pipeline, self.hint.partition, self.hint.offset).memory
+            self.memory = topic.look_into(self.pipeline, self.hint.partition, self.hint.offset, wait_for=wait_for).memory
         if not self.memory.exists:
-            found = topic.find(self.pipeline, lambda p: look_into(topic, self.pipeline, p), lambda found: found.exists)
+            found = topic.glance(self.pipeline, wait_for)
             self.memory = found.memory
 
     @property
@@ -148,7 +183,7 @@ class Ledger:
     def _fence(self, purpose: str, **settings: Any) -> Producer:
         return self._fence_as(transactional_id_of(self.topic.name, self.pipeline, purpose), **settings)
 
-    def _fence_as(self, transactional_id: str, **settings: Any) -> Producer:
+    def _fence_as(self, transactional_id: str, *, compact: bool = True, **settings: Any) -> Producer:
         from confluent_kafka import KafkaException
 
         config = self.hook.producer_config(
@@ -156,6 +191,7 @@ class Ledger:
                 "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
                 "message.timeout.ms": TRANSACTION_SECONDS * 1000,
                 "linger.ms": 0,
+                **(COMPACT if compact else {}),
                 **settings,
             }
         )
@@ -184,7 +220,7 @@ class Ledger:
 
         :param settings: of the producer.
         """
-        return self._fence("dead", **settings)
+        return self._fence("dead", compact=False, **settings)
 
     def _find_hint(self) -> Hint | None:
         """The short cut that the last close left in the metadata of the group's committed offsets."""
@@ -194,7 +230,7 @@ class Ledger:
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         # What a dead attempt left in an open transaction must not be waited for: it is fenced only after the ledger is read.
         committed = self.hook.committed(self.group_id, partitions, stable=False)
-        hints = (Hint.from_metadata(offset.metadata) for offset in committed.values() if offset)
+        hints = (Hint.from_metadata(offset.metadata, self.pipeline) for offset in committed.values() if offset)
         return next(filter(None, hints), None)
 
     def look(self) -> Memory:
@@ -212,8 +248,8 @@ class Ledger:
                 self._fence_split(number[-1])
             elif kind == "dead":
                 self.fence_dead_letters()
-            elif kind == CONTROL:
-                self._fence_as(transactional_id_of(self.topic.name, self.family_name, CONTROL))
+            elif kind in (CONTROL, BINDING):
+                self._fence_as(transactional_id_of(self.topic.name, self.family_name, kind))
 
     def completed(self, run: str) -> Entry | None:
         """The COMPLETE window of this run, if it is remembered."""
@@ -221,16 +257,96 @@ class Ledger:
 
     # --- write ---
 
+    def bind(self, decide: Callable[[Memory], Binding]) -> Binding:
+        """What the pipeline is bound to from the window on that is planned, or reopened, next; written with its plan.
+
+        :param decide: makes it of what the ledger holds of the pipeline as a whole; raises if another one is in force.
+        """
+        self._bound = decide(self.memory)
+        return self._bound
+
+    def group_owner(self) -> str | None:
+        """The other pipeline whose first window is open, and planned for this group, which does not say so before it is complete;
+        None without one. Asked by a pipeline without a past."""
+        topic, key = self.topic, group_key(self.group_id or "")
+        found = (r.value for r in topic.newest(topic.home(self.group_id or ""), 0, (key,), (key,)) if r.key == key)
+        value = next(found, None)
+        owner = json.loads(value)["pipeline"] if value is not None else None
+        if owner is None or owner == self.family_name:
+            return None
+        there = topic.glance(owner).memory
+        intervals = [interval.state for interval in there.intervals.spans]
+        # Once a window is complete, the group knows; one that was forgotten or given up has left this behind.
+        is_first = there.last_number == 0 and State.COMPLETE not in intervals
+        return owner if is_first and (there.open_entry is not None or intervals) else None
+
     def plan(self, window: Window) -> Entry:
         """Freeze a window: once this returns, every later attempt sees this plan and no other.
 
         :raises Fenced: when a newer attempt has taken over.
+        :raises PlannedMeanwhile: a data interval with some of the same offsets was planned first; the window is withdrawn.
+        :raises WindowTooWide: the ledger could not say of it that it is complete; nothing was written.
         """
-        return self._claim(Entry(window, State.PLANNED, self._attempt(1)))
+        self.refuse_too_wide(window)
+        entry = self._claim(Entry(window, State.PLANNED, self._attempt(1)))
+        faults.reached("plan.written")
+        if self.beside_intervals or self.memory.intervals:
+            # Only now: whoever is planned later sees this window, and whoever was planned earlier is seen.
+            self.look()
+            self._give_way(entry)
+        return entry
+
+    def refuse_too_wide(self, window: Window) -> None:
+        """Make sure that the close, which comes when the sink has the window already, can be written: its records grow with the
+        window's partitions, and all of them are smaller than the one that says COMPLETE.
+
+        :raises WindowTooWide: it could not.
+        """
+        from airflow_kafka_spark.hooks.kafka import DEFAULT_LARGEST
+
+        report = widest(window, self.group_id or "").to_dict()
+        value = window_record(Entry(window, State.COMPLETE, self._attempt(1), report)).value or b""
+        if len(value) <= SURELY_FITS:
+            return
+        try:
+            settings = self.hook.topic_config([self.topic.name])[self.topic.name]
+        except KafkaRefused:
+            settings = {}
+        largest = int(settings.get("max.message.bytes") or DEFAULT_LARGEST)
+        size = _compressed(value, settings.get("compression.type", ""))
+        if size > largest:
+            raise WindowTooWide(str(window), len(window.ranges), self.topic.name, size, largest)
 
     def reopen(self, entry: Entry) -> Entry:
-        """Take over a window that an earlier attempt planned and did not complete."""
+        """Take over a window that an earlier attempt planned and did not complete.
+
+        :raises PlannedMeanwhile: see :meth:`plan`; the earlier attempt died before it looked.
+        """
+        self._give_way(entry)
         return self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
+
+    def _give_way(self, entry: Entry) -> None:
+        """Withdraw a window if a data interval that was planned before it has some of its offsets. Nothing of it was moved: that
+        begins only after this."""
+        window = entry.window
+        if window.replay:
+            return
+        before = (state for state in self.memory.intervals.spans if state.offset < entry.first)
+        for state, _ in sharing_offsets(window.ranges, window.topic_ids, before):
+            self.withdraw(window_key(self.pipeline, window.number))
+            raise PlannedMeanwhile(self.family_name, f"Window {window.number}", f"interval {state.interval}")
+
+    def withdraw(self, *keys: bytes) -> None:
+        """Remove records of a window that was planned and not moved."""
+        producer, self._closer = self._closer, None
+        assert producer is not None, "one ledger withdraws one window"
+        try:
+            producer.begin_transaction()
+            self.send(producer, [LedgerRecord(key, None) for key in keys])
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            # Whoever comes next finds the window, and withdraws it if this has not.
+            raise self.translated(error, "withdrawing a plan") from error
 
     def replay(self, entry: Entry) -> Entry:
         """Open a COMPLETE window once more, with the same offsets: the sink replaces its rows. Neither the position nor the
@@ -239,26 +355,35 @@ class Ledger:
         return self._claim(replace(entry, window=window, state=State.PLANNED, attempt=self._attempt(1)))
 
     def _attempt(self, number: int) -> Attempt:
-        return Attempt(number, secrets.token_hex(8), self.run, utc_now(), self.max_tries)
+        return Attempt(number, secrets.token_hex(8), self.run, utc_now())
 
     def along(self, entry: Entry) -> list[LedgerRecord]:
-        """Further records that are written with a window's."""
-        return []
+        """Further records that are written with a window's: here, what the pipeline is bound to. Written again with each window,
+        since readers begin behind older ones."""
+        binding = self._bound or self.memory.binding
+        return [binding_record(self.pipeline, binding)] if binding else []
 
     def _claim(self, entry: Entry) -> Entry:
         producer, self._planner = self._planner, None
         assert producer is not None, "one ledger plans one window"
+        entry = replace(entry, tries=with_tries(entry.tries, self.run, self.tries, keep=entry.window.run))
         try:
             producer.begin_transaction()
             offsets = self.send(producer, [window_record(entry), *self.along(entry)])
+            if self.group_id and self.whole.is_blank and not self.whole.intervals and not entry.window.source:
+                owner = group_record(self.group_id, self.family_name, self.pipeline)
+                produce_all(producer, self.topic.name, self.topic.home(self.group_id), [owner], TRANSACTION_SECONDS)
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             self._resolve_claim(error, entry)
             offsets = [self.memory.entries[entry.window.number].offset]
-        entry = replace(entry, offset=offsets[0])
+        is_first = entry.first < 0 and entry.attempt.number == 1
+        entry = replace(entry, offset=offsets[0], first=offsets[0] if is_first else entry.first)
         # Of a pipeline that the ledger had never heard of, nobody can have written anything before this.
         seen = self.memory.seen if self.memory.seen >= 0 else entry.offset
-        self.memory = replace(self.memory, entries={**self.memory.entries, entry.window.number: entry}, exists=True, seen=seen)
+        binding = self._bound or self.memory.binding
+        entries = {**self.memory.entries, entry.window.number: entry}
+        self.memory = replace(self.memory, entries=entries, exists=True, binding=binding, seen=seen)
         self._entry = entry
         return entry
 
@@ -375,11 +500,13 @@ class Ledger:
         offsets: Mapping[TopicPartition, int],
         metadata: Callable[[str], str],
         is_done: Callable[[Memory], bool],
+        beside: Mapping[int, Sequence[LedgerRecord]] | None = None,
     ) -> None:
         """What offset control does in place of a window: records and the group's offsets, in one Kafka transaction.
 
         :param metadata: what the group's offsets say of where they come from, by topic.
         :param is_done: whether it has happened, by what the ledger holds: asked when the outcome is unknown.
+        :param beside: further records, by the partition of the ledger that they belong to.
         :raises Fenced: when an attempt of the pipeline has taken over meanwhile; nothing was changed.
         """
         producer, self._closer = self._closer, None
@@ -387,6 +514,8 @@ class Ledger:
         try:
             producer.begin_transaction()
             self.send(producer, records)
+            for partition, others in (beside or {}).items():
+                produce_all(producer, self.topic.name, partition, others, TRANSACTION_SECONDS)
             if self.group_id and offsets:
                 self._send_offsets(producer, self.group_id, offsets, metadata)
             faults.reached("amend.in_transaction")
@@ -400,6 +529,8 @@ class Ledger:
         window = entry.window
         # A window that is moved again was counted in the position when it was moved first.
         position = self.memory.position if window.replay else next_position(self.memory.position, window)
+        if window.publishes:
+            position = replace(position, published=add_landed(self.memory.published or {}, landed_of(entry)))
         last_number = max(self.memory.last_number, window.number)
         forgotten = [n for n in self.memory.entries if n <= last_number - self.keep_windows]
         records = [
@@ -418,7 +549,9 @@ class Ledger:
         memory = replace(self.memory, position=position, last_number=last_number, entries=entries, markers={}, dead=dead)
         hint = Hint(self.topic.topic_id, self._partition, memory.oldest_offset)
         if self.group_id and offsets:
-            self._send_offsets(producer, self.group_id, offsets, lambda topic: offset_metadata(window, topic, hint))
+            self._send_offsets(
+                producer, self.group_id, offsets, lambda topic: offset_metadata(window, topic, hint), window.epochs
+            )
         faults.reached("close.in_transaction")
         producer.commit_transaction(TRANSACTION_SECONDS)
         self.memory, self.hint = memory, hint
@@ -428,11 +561,18 @@ class Ledger:
         return produce_all(producer, self.topic.name, self._partition, records, TRANSACTION_SECONDS)
 
     def _send_offsets(
-        self, producer: Producer, group_id: str, offsets: Mapping[TopicPartition, int], metadata: Callable[[str], str]
+        self,
+        producer: Producer,
+        group_id: str,
+        offsets: Mapping[TopicPartition, int],
+        metadata: Callable[[str], str],
+        epochs: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """:param metadata: of a topic's committed offsets."""
+        """:param metadata: of a topic's committed offsets.
+        :param epochs: the leader epochs of the offsets, as far as they are known.
+        """
         committed = [(tp, offset, metadata(tp.topic)) for tp, offset in sorted(offsets.items())]
-        send_offsets(producer, self.hook.consumer_config(), group_id, committed, TRANSACTION_SECONDS)
+        send_offsets(producer, self.hook.consumer_config(), group_id, committed, TRANSACTION_SECONDS, epochs)
 
     # --- errors ---
 
@@ -457,6 +597,19 @@ class Ledger:
         return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
 
 
+def _compressed(value: bytes, kind: str) -> int:
+    """Bytes that a record takes in the ledger's topic, about.
+
+    :param kind: the topic's ``compression.type``.
+    """
+    import pyarrow
+
+    codec = CODECS.get(kind, "zstd")
+    size = len(pyarrow.compress(value, codec=codec, asbytes=True)) if codec else len(value)
+    # Counts and times that are not known yet, and the batch around it.
+    return size + size // 20 + 1_000
+
+
 def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
     """What a group's committed offset says of where it comes from, with the short cut into the ledger."""
     facts = {
@@ -466,14 +619,6 @@ def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
         "ledger": str(hint),
     }
     return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
-
-
-def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:
-    """Stable over attempts and unique among pipelines, so that an attempt fences the ones before it and nobody else.
-
-    :param purpose: ``plan``, ``close``, ``control`` or ``split.<index>``.
-    """
-    return f"{topic}.{pipeline}.{purpose}"
 
 
 def utc_now() -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from airflow_kafka_spark.windows.memory import (
     Entry,
     LedgerRecord,
     Memory,
+    binding_record,
     change_key,
     change_record,
     dead_key,
@@ -30,7 +31,7 @@ from airflow_kafka_spark.windows.memory import (
     window_key,
     window_record,
 )
-from airflow_kafka_spark.windows.model import State, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Landed, State, TopicPartition, Window, add_landed, merge_landed
 from airflow_kafka_spark.windows.plan import Log, Position
 
 if TYPE_CHECKING:
@@ -103,11 +104,13 @@ def reset(
     :param why: what for.
     :param who: who asks for it; default the user of this process.
     :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
+        Named together with ``group_id``, they also move a pipeline that the ledger knows nothing of, because Kafka was created
+        anew or it was told to forget it, and whose sink still remembers windows: its next window begins there.
     :param ledger_topic: the ledger that knows it.
     :param group_id: its group; None is the one that its last report names.
     :param discard_open: give up an open window, whose records a sink may have taken already.
     :param dry_run: change nothing, fence nobody, and say what would happen.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger holds nothing of it, and ``only`` or ``group_id`` is not said.
     :raises WindowOpen: it has an open window.
     :raises GroupHasMembers: somebody consumes with its group.
     :raises BoundRefused: offsets that the log does not hold.
@@ -117,11 +120,11 @@ def reset(
     target, who = parse_target(to), who_asks(who, why)
 
     def planned(memory: Memory) -> tuple[Moved, str]:
-        group = _check(hook, memory, ledger_topic, group_id, discard_open)
+        group = _check(hook, memory, ledger_topic, group_id, discard_open, is_said=bool(_topics(only)))
         return moved_to(hook, memory, target, only, group), group
 
     # First without fencing: a window that is being worked on must not be disturbed by what is refused.
-    move, group = planned(find(hook, pipeline, ledger_topic).memory)
+    move, group = planned(_look(hook, pipeline, ledger_topic, is_said=bool(_topics(only) and group_id)))
     if not dry_run:
         with Ledger(hook, pipeline, f"reset by {who}", group_id=group, topic=ledger_topic) as ledger:
             move, group = planned(ledger.memory)
@@ -151,9 +154,29 @@ def _user() -> str:
         return f"uid {os.getuid()}"
 
 
-def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, discard_open: bool) -> str:
-    """The group that is moved, too."""
-    if memory.is_blank and not memory.intervals:
+def _look(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> Memory:
+    """What the ledger holds of a pipeline; nothing, where it has never heard of it and everything is said that it would know."""
+    try:
+        return find(hook, pipeline, ledger_topic).memory
+    except PipelineUnknown:
+        if not is_said:
+            raise
+        return Memory(pipeline)
+
+
+def _topics(only: Sequence[str]) -> set[str]:
+    """The topics that ``only`` names."""
+    return {str(item).partition(":")[0] for item in ([only] if isinstance(only, str) else only)}
+
+
+def _check(
+    hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, discard_open: bool, *, is_said: bool = False
+) -> str:
+    """The group that is moved, too.
+
+    :param is_said: whether the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
+    """
+    if memory.is_blank and not memory.intervals and not (is_said and group_id):
         raise PipelineUnknown(memory.pipeline, ledger_topic)
     if has_source(memory):
         raise ResetRefused(
@@ -237,7 +260,8 @@ def moved_to(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[str
     :raises ResetRefused: it cannot be moved there.
     """
     windows, position, number, before = open_entries(memory), memory.position, memory.next_change, stands_at(memory)
-    topics = {tp.topic for tp in before}
+    # A pipeline that the ledger knows nothing of reads what is named.
+    topics = {tp.topic for tp in before} or _topics(only)
     log = log_of(hook, topics)
     scope = _scope(only, target, log, topics)
     stale = {t for t in topics if is_another(position, log, t)}
@@ -261,12 +285,16 @@ def moved_to(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[str
         )
     kept = {tp: offset for tp, offset in before.items() if tp.topic not in stale}
     ids = {t: log.topic_ids[t] for t in topics if log.topic_ids.get(t)}
+    epochs = {tp: log.partitions[tp].epoch for tp in after if log.partitions[tp].epoch >= 0}
     moved = replace(
         position,
         offsets={**kept, **after},
+        epochs={**{tp: epoch for tp, epoch in position.epochs.items() if tp in kept and tp not in after}, **epochs},
         topic_ids={**{t: i for t, i in position.topic_ids.items() if t not in stale}, **ids},
         cluster_id=log.cluster_id,
         moved=number,
+        # What is followed from here on, is asked of the offsets.
+        followed={},
     )
     moves = tuple(Move(*tp, before.get(tp), after[tp], wanted.get(tp)) for tp in sorted(after))
     return Moved(number, moved, before, moves, windows, log)
@@ -328,6 +356,11 @@ def fence_splits(ledger: Ledger, windows: Sequence[Entry]) -> None:
             ledger.fence_splits(max(1, len(window.source.splits) if window.source else len(window.ranges)))
 
 
+def given_up_records(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]:
+    """Where records lie that windows have published which are given up. To be asked once nobody can publish any more."""
+    return merge_landed(part for (window, _), marker in memory.markers.items() if window in numbers for part in marker.landed)
+
+
 def write(ledger: Ledger, found: Found, move: Moved, action: Action, who: str, why: str) -> None:
     """Position, record of the change and the group's offsets, in one Kafka transaction; windows that are given up are removed.
 
@@ -341,14 +374,18 @@ def write(ledger: Ledger, found: Found, move: Moved, action: Action, who: str, w
     last_number = max((memory.last_number, *discarded))
     after = {TopicPartition(m.topic, m.partition): m.after for m in move.moves}
     before = {tp: move.before[tp] for tp in after if tp in move.before}
-    change = Change(move.number, action, who, why, utc_now(), before, after, given_up)
+    landed = given_up_records(memory, discarded)
+    change = Change(move.number, action, who, why, utc_now(), before, after, given_up, landed=landed)
+    # They stay in their topics, so whoever follows the pipeline reads and counts them.
+    published = add_landed(memory.published or {}, landed) if landed else memory.published
     records = [
         *(window_record(entry) for entry in kept_as_complete.values()),
         *(LedgerRecord(window_key(pipeline, number), None) for number in discarded),
         *(LedgerRecord(dead_key(pipeline, number), None) for number in discarded if number in memory.dead),
         *(LedgerRecord(marker_key(pipeline, *split), None) for split in sorted(memory.markers)),
         *(LedgerRecord(change_key(pipeline, n), None) for n in sorted(memory.changes) if n <= move.number - KEEP_CHANGES),
-        position_record(pipeline, move.position, last_number),
+        position_record(pipeline, replace(move.position, published=published), last_number),
+        *([binding_record(pipeline, memory.binding)] if memory.binding else []),
         change_record(pipeline, change),
     ]
     stands = Window(pipeline, last_number, (), "", "", topic_ids=move.position.topic_ids)

@@ -11,14 +11,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused
+from airflow_kafka_spark.hooks.held_up import transactional_id_of
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.ledger import Ledger, transactional_id_of
+from airflow_kafka_spark.hooks.ledger import Ledger
 from airflow_kafka_spark.hooks.ledger_topic import Found
-from airflow_kafka_spark.hooks.pipeline_offsets import existing_ledger, look_into, open_entries
+from airflow_kafka_spark.hooks.pipeline_offsets import existing_ledger, open_entries
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import (
     CONTROL,
@@ -77,7 +78,7 @@ class Controls(Ledger):
         sent: Change | None = None
         for _ in range(TRIES):
             self._events = ClientEvents(self.hook.config.get("error_cb"))
-            settings = {"transaction.timeout.ms": SECONDS * 1000, "message.timeout.ms": SECONDS * 1000}
+            settings: dict[str, Any] = {"transaction.timeout.ms": SECONDS * 1000, "message.timeout.ms": SECONDS * 1000}
             producer = self._fence_as(transactional_id_of(self.topic.name, self.pipeline, CONTROL), **settings)
             memory = self._find().memory
             if sent is not None and memory.controls.get(sent.number) == sent:
@@ -105,8 +106,8 @@ class Controls(Ledger):
         if topic is None:
             raise PipelineUnknown(self.pipeline, self.topic.name)
         self.topic = topic
-        mine = control_prefix(self.pipeline)
-        found = topic.find(self.pipeline, lambda p: look_into(topic, self.pipeline, p, wait_for=mine), lambda f: f.memory.exists)
+        mine = (control_prefix(self.pipeline),)
+        found = topic.glance(self.pipeline, mine)
         self._partition = found.partition
         return found
 
@@ -143,7 +144,7 @@ def refuse_lanes(memory: Memory) -> None:
 def open_windows(memory: Memory) -> tuple[OpenWindow, ...]:
     """Windows and data intervals that are planned and not complete."""
     entries = [OpenWindow(str(e.window), e.window.number, e.window.run, e.window.planned_at) for e in open_entries(memory)]
-    lanes = [s for _, s in sorted(memory.intervals.items()) if s.state is State.PLANNED]
+    lanes = [s for _, s in sorted(memory.intervals.recent.items()) if s.state is State.PLANNED]
     return (*entries, *(OpenWindow(s.interval.lane(memory.pipeline), 1, s.run, "") for s in lanes))
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused, WindowOpen
 from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
-from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Found, LedgerTopic
-from airflow_kafka_spark.hooks.pipeline_changes import fence_splits, refuse_members, refuse_open, who_asks
-from airflow_kafka_spark.hooks.pipeline_offsets import NOBODYS, existing_ledger, find, group_of, has_source, open_entries
+from airflow_kafka_spark.hooks.ledger_topic import NOBODYS, TOPIC, Found, LedgerTopic
+from airflow_kafka_spark.hooks.pipeline_changes import fence_splits, given_up_records, refuse_members, refuse_open, who_asks
+from airflow_kafka_spark.hooks.pipeline_offsets import existing_ledger, find, group_of, has_source, open_entries
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, key_prefix
-from airflow_kafka_spark.windows.model import State
+from airflow_kafka_spark.windows.model import State, add_landed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
@@ -69,12 +69,12 @@ def forget(
     change = found.memory.next_change
     if dry_run:
         topic = existing_ledger(hook, ledger_topic)
-        count = len(_live_keys(topic, found, wait=False)) if topic else 0
+        count = len(live_keys(topic, found, wait=False)) if topic else 0
         return Forgotten(pipeline, change, who, why, count, group, _numbers(found.memory), dry_run)
     with ExitStack() as opened:
         run = f"forget by {who}"
         ledger = opened.enter_context(Ledger(hook, pipeline, run, topic=ledger_topic))
-        for state in ledger.memory.intervals.values():
+        for state in ledger.memory.intervals.recent.values():
             if state.state is State.PLANNED:
                 opened.enter_context(Ledger(hook, state.interval.lane(pipeline), run, topic=ledger_topic))
         _check_forget(hook, ledger.memory, ledger_topic, group_id, delete_group, discard_open)
@@ -84,22 +84,34 @@ def forget(
         # First: if this is as far as it gets, the ledger still knows where the pipeline stands.
         if group:
             hook.delete_group(group)
-        done = Change(change, "forget", who, why, utc_now(), dict(memory.position.offsets), {}, _numbers(memory))
-        keys = _live_keys(ledger.topic, found)
+        done = _change(memory, change, who, why)
+        keys = live_keys(ledger.topic, found)
         records = [*(LedgerRecord(key, None) for key in keys), change_record(pipeline, done)]
         ledger.amend(records, {}, lambda topic: "", lambda memory: memory.changes.get(change) == done)
     return Forgotten(pipeline, change, who, why, len(keys), group, _numbers(memory), dry_run)
+
+
+def _change(memory: Memory, number: int, who: str, why: str) -> Change:
+    """What is left of the pipeline: with what it has published, and the numbers it has used, it can still be followed."""
+    given_up = _numbers(memory)
+    landed = given_up_records(memory, given_up)
+    last = max((memory.last_used, *memory.entries))
+    published = add_landed(memory.published or {}, landed)
+    before = dict(memory.position.offsets)
+    return Change(number, "forget", who, why, utc_now(), before, {}, given_up, window=last, landed=landed, published=published)
 
 
 def _check_forget(
     hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, delete_group: bool, discard_open: bool
 ) -> str | None:
     """The group that is deleted, if any."""
-    if memory.is_blank and not memory.intervals:
+    # A name that was given up is forgotten, too; and a group may have outlived what it mirrored.
+    left = memory.renamed_to is not None or (delete_group and group_id)
+    if memory.is_blank and not memory.intervals and not left:
         raise PipelineUnknown(memory.pipeline, ledger_topic)
     if not discard_open:
         refuse_open(memory)
-        for state in memory.intervals.values():
+        for state in memory.intervals.recent.values():
             if state.state is State.PLANNED:
                 raise WindowOpen(state.interval.lane(memory.pipeline), state.run, "an earlier time")
     if not delete_group:
@@ -111,15 +123,12 @@ def _check_forget(
     return group
 
 
-def _live_keys(topic: LedgerTopic, found: Found, *, wait: bool = True) -> list[bytes]:
+def live_keys(topic: LedgerTopic, found: Found, *, wait: bool = True) -> list[bytes]:
     """Every key of the pipeline, and of its intervals, that has a value."""
-    names = [found.memory.pipeline, *(s.interval.lane(found.memory.pipeline) for s in found.memory.intervals.values())]
-    live: dict[bytes, bytes | None] = {}
+    names = [found.memory.pipeline, *(s.interval.lane(found.memory.pipeline) for s in found.memory.intervals.recent.values())]
     prefixes = tuple(map(key_prefix, names))
-    for record in topic.read(found.partition, 0, prefixes if wait else NOBODYS):
-        if record.key.startswith(prefixes):
-            live[record.key] = record.value
-    return sorted(key for key, value in live.items() if value is not None)
+    records = topic.newest(found.partition, 0, prefixes, prefixes if wait else NOBODYS)
+    return sorted(record.key for record in records if record.value is not None)
 
 
 def _numbers(memory: Memory) -> tuple[int, ...]:

@@ -9,18 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import LedgerUnreadable, PipelineUnknown
+from airflow_kafka_spark.errors import PipelineUnknown
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC, Found, LedgerTopic
+from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.changes import Change, change_to_json
-from airflow_kafka_spark.windows.memory import Entry, Memory, NewerVersion, remember
+from airflow_kafka_spark.windows.memory import Entry, Memory
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
-
-NOBODYS = (b"\x00",)
-"""What no key begins with: records that an open transaction hides are not waited for."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,8 @@ class PipelineState:
     :param open_windows: windows that are planned and not complete.
     :param changes: what was done to it by hand, the last first.
     :param paused: who has paused it; None while it is not paused.
+    :param binding: who moves it, where it goes and where it comes from, as its newest window was planned; None where that is not
+        known.
     """
 
     pipeline: str
@@ -95,6 +95,7 @@ class PipelineState:
     open_windows: tuple[WindowState, ...]
     changes: tuple[Change, ...]
     paused: Change | None = None
+    binding: Binding | None = None
 
 
 def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id: str | None = None) -> PipelineState:
@@ -115,18 +116,18 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     for tp in sorted({*offsets, *log.partitions}):
         there, mirror = log.partitions.get(tp), committed.get(tp)
         partitions.append(_partition_state(tp, offsets.get(tp), there, mirror.offset if mirror else None))
-    done = sum(1 for state in memory.intervals.values() if state.state is State.COMPLETE)
     return PipelineState(
         pipeline,
         ledger_topic,
         group,
         memory.last_number,
         memory.position.source,
-        (len(memory.intervals), done),
+        (len(memory.intervals), memory.intervals.complete),
         tuple(partitions),
         tuple(map(_window_state, open_entries(memory))),
         memory.history,
         memory.pause,
+        memory.binding,
     )
 
 
@@ -152,33 +153,16 @@ def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> Found:
     topic = existing_ledger(hook, ledger_topic)
     if topic is None:
         raise PipelineUnknown(pipeline, ledger_topic)
-    found = topic.find(pipeline, lambda partition: look_into(topic, pipeline, partition), lambda found: found.memory.exists)
+    found = topic.glance(pipeline)
     if found.memory.is_blank and not found.memory.history and not found.memory.intervals:
         raise PipelineUnknown(pipeline, ledger_topic)
     return found
 
 
-def look_into(topic: LedgerTopic, pipeline: str, partition: int, start: int = 0, wait_for: bytes = NOBODYS[0]) -> Found:
-    """What one partition of the ledger holds of a pipeline, without waiting for what an open transaction hides.
-
-    :param start: where to begin.
-    :param wait_for: what keys begin with that are waited for; default nobody's.
-    """
-    try:
-        return Found(remember(pipeline, topic.read(partition, start, (wait_for,))), partition)
-    except NewerVersion as error:
-        action = "Upgrade airflow-provider-kafka-spark to the release that wrote it"
-        raise LedgerUnreadable(topic.name, f"pipeline `{pipeline}` has {error}", "records of this version", action) from None
-
-
 def existing_ledger(hook: KafkaHook, ledger_topic: str = TOPIC) -> LedgerTopic | None:
     """The ledger topic, if there is one."""
-    described = hook.describe_topics([ledger_topic], missing="omit").get(ledger_topic)
-    if described is None:
-        return None
     topic = LedgerTopic(hook, ledger_topic)
-    topic.topic_id, topic.partitions = described.topic_id, described.partitions
-    return topic
+    return topic if topic.find_existing() else None
 
 
 def open_entries(memory: Memory) -> tuple[Entry, ...]:
@@ -204,7 +188,7 @@ def log_of(hook: KafkaHook, topics: Iterable[str]) -> Log:
     return Log(
         hook.cluster_id(),
         {name: topic.topic_id for name, topic in described.items()},
-        {tp: PartitionLog(o.low, o.lso, o.high) for tp, o in offsets.items()},
+        {tp: PartitionLog(o.low, o.lso, o.high, o.epoch) for tp, o in offsets.items()},
     )
 
 

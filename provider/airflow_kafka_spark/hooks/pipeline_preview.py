@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.errors import KafkaUnavailable, PipelineUnknown, ResetRefused
-from airflow_kafka_spark.hooks.bounds import position_of_group, resolve_start, resolve_stop
+from airflow_kafka_spark.errors import GroupOwned, KafkaUnavailable, PipelineUnknown, ResetRefused
+from airflow_kafka_spark.hooks.bounds import owner_of, position_of_group, resolve_start, resolve_stop
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.ledger_topic import PROMPT, TOPIC
+from airflow_kafka_spark.hooks.log_epochs import compared
 from airflow_kafka_spark.hooks.pipeline_offsets import find, group_of, has_source, log_of, open_entries
 from airflow_kafka_spark.windows.bounds import Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
-from airflow_kafka_spark.windows.plan import DataLossPolicy, plan_ranges
+from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, plan_ranges
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
@@ -119,22 +120,30 @@ def preview(
     group = group_id or group_of(memory)
     starts: Mapping[TopicPartition, int] = {}
     if not position.offsets:
-        position, number = position_of_group(pipeline, hook.committed(group, log.partitions)) if group else (position, number)
+        position, number = _position_of_group(hook, pipeline, group, log) if group else (position, number)
         begins = "group"
     if not position.offsets:
         if not group:
             raise ResetRefused(f"It is not known which group mirrors pipeline `{pipeline}`", action="Say its `group_id`")
         starts, begins = resolve_start(hook, start, log, group), "starting_offsets"
     planned = plan_ranges(
-        log,
+        compared(hook, log, position.offsets, position.epochs, position.topic_ids),
         position,
         subscribed,
         starts=starts,
-        stops=resolve_stop(hook, stop, log),
+        stops=resolve_stop(hook, stop, log, position.offsets),
         data_loss=data_loss,
         max_records=max_records,
     )
-    return _preview(hook, memory, begins, planned.ranges, planned.gaps, planned.held_back, number + 1)
+    return _preview(hook, memory, begins, planned.ranges, planned.gaps, planned.held_back, max(number, memory.last_used) + 1)
+
+
+def _position_of_group(hook: KafkaHook, pipeline: str, group: str, log: Log) -> tuple[Position, int]:
+    """:raises GroupOwned: the group mirrors another pipeline."""
+    committed = hook.committed(group, log.partitions)
+    if owner := owner_of(pipeline, committed):
+        raise GroupOwned(pipeline, group, owner)
+    return position_of_group(pipeline, committed)
 
 
 def _preview(

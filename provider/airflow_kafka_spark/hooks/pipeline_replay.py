@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import PipelineUnknown, ReplayRefused, WindowOpen
 from airflow_kafka_spark.hooks.ledger import utc_now
 from airflow_kafka_spark.hooks.ledger_topic import TOPIC
+from airflow_kafka_spark.hooks.log_epochs import compared
 from airflow_kafka_spark.hooks.pipeline_changes import who_asks
 from airflow_kafka_spark.hooks.pipeline_control import controls, refuse_lanes
 from airflow_kafka_spark.hooks.pipeline_offsets import find, has_source, log_of
@@ -112,7 +113,8 @@ def replay(
     log = log_of(hook, {r.topic for r in there.ranges})
     if gone := [topic for topic in lost_topics(there, log) if topic not in log.topic_ids]:
         raise ReplayRefused(f"Topic `{gone[0]}` is gone", expected="the records that the window was made of")
-    check_readable(there, log, "fail")
+    ends = {r.topic_partition: r.end for r in there.ranges if r.span}
+    check_readable(there, compared(hook, log, ends, there.epochs, there.topic_ids), "fail")
     before = memory.replay_asked(there)
     change = decide(memory) if dry_run else controls(hook, pipeline, ledger_topic).tell(decide)
     number = change.number if change else before.number if before else 0

@@ -112,3 +112,13 @@ def run(connection: psycopg.Connection, statement: str) -> int:
 def rows(connection: psycopg.Connection, statement: str) -> list[tuple]:
     """Run a query."""
     return connection.execute(statement.encode()).fetchall()
+
+
+def system_identifier(connection: psycopg.Connection) -> str:
+    """What the server calls itself, the same by whatever address it is reached; empty where the role may not ask."""
+    import psycopg
+
+    try:
+        return str(rows(connection, "SELECT system_identifier FROM pg_catalog.pg_control_system()")[0][0])
+    except psycopg.errors.InsufficientPrivilege:
+        return ""

@@ -26,12 +26,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, Problem, ValidationError
+from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, PlannedMeanwhile, Problem, ValidationError
+from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.metrics import emit
 from airflow_kafka_spark.operators.paused import skip_paused, skip_though_invalid
 from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.operators.visible import VisibleOperator
 from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.windows.binding import Binding, Endpoint, with_details
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, first_bad
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
@@ -50,6 +52,9 @@ class Cancellable(Protocol):
 
 
 J = TypeVar("J", bound=Cancellable)
+
+PLAN_TRIES = 5
+"""How often an attempt plans, where other windows of the pipeline are planned with the same offsets at the same moment."""
 
 
 class Stopwatch:
@@ -79,7 +84,8 @@ class WindowOperator(VisibleOperator):
 
     :param sink: where the window goes.
     :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
-        share a name; a mapped task has to be given one per index.
+        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
+        refuses another one. A mapped task has to be given one per index.
     :param kafka_conn_id: connection of type ``kafka``.
     :param spark_conn_id: connection of type ``spark`` or ``spark_connect``.
     :param spark_conf: Spark settings that win over the connection's.
@@ -110,6 +116,7 @@ class WindowOperator(VisibleOperator):
         self.ledger_topic = ledger_topic
         self.keep_windows = keep_windows
         self._job: Cancellable | None = None
+        self._destination_is_free = False
 
     # --- what a concrete operator says ---
 
@@ -123,6 +130,14 @@ class WindowOperator(VisibleOperator):
     @abstractmethod
     def open_ledger(self, run: Run) -> Ledger:
         """2. The pipeline's ledger: entering it fences and looks."""
+
+    def destinations(self) -> Endpoint:
+        """Where rows go, and the sinks' own records of them."""
+        return self.sink.destination()
+
+    def origin(self) -> Endpoint:
+        """Where they come from, beside the offsets that a window holds."""
+        return Endpoint()
 
     @abstractmethod
     def plan(self, ledger: Ledger, run: Run) -> Window:
@@ -154,12 +169,14 @@ class WindowOperator(VisibleOperator):
 
         :return: the report of this run's window (:class:`~airflow_kafka_spark.windows.report.Report`), as JSON.
         :raises ValidationError: all problems at once; nothing was changed.
+        :raises BindingChanged: the pipeline, or its open window, is another task's, or goes elsewhere; nothing was moved.
         :raises KafkaSparkError: one of its subclasses; the window stays as it was planned, and a retry goes on with it.
         :raises AirflowSkipException: the pipeline is paused; nothing was planned or moved.
         """
         run = Run.of(context)
         self.show(context, run)
         self.validate(run)
+        overtaken = 0
         while True:
             watch = Stopwatch()
             with ExitStack() as opened:
@@ -172,14 +189,23 @@ class WindowOperator(VisibleOperator):
                 if not is_paused:
                     faults.reached("fenced")
                 done = ledger.completed(run.id)
+                if done is not None:
+                    bindings.refuse_other_writer(ledger.family_name, ledger.whole, done, run)
                 if done is not None and not self._moves_again(ledger, done, run):
                     self.log.info("Window %s of this run is complete already: nothing to do", done.window)
                     if not is_paused:
                         self.follow(ledger)
-                    return self.publish(dict(done.report or Report(done.window).to_dict()), context)
+                    return self.publish(dict(done.report or Report(done.window, gaps=done.window.gaps).to_dict()), context)
                 skip_paused(ledger)
-                with watch.step("plan"):
-                    entry = self._next_window(ledger, run, done)
+                try:
+                    with watch.step("plan"):
+                        entry = self._next_window(ledger, run, done)
+                except PlannedMeanwhile as error:
+                    overtaken += 1
+                    if overtaken == PLAN_TRIES:
+                        raise
+                    self.log.info("Planning again: %s", error)
+                    continue
                 faults.reached("planned")
                 with self.seen(entry.window):
                     report = self._complete(ledger, entry, watch)
@@ -217,6 +243,20 @@ class WindowOperator(VisibleOperator):
             raise ValidationError(problems)
         return True
 
+    def _refuse_replay(self, unfinished: Entry) -> None:
+        """Look, before a replay that is open is taken up again, whether the sink can still replace rows: it may have been planned
+        for another sink, or another file system.
+
+        :raises ValidationError: the sink cannot, with the command that gives the replay up.
+        """
+        if not unfinished.window.replay or not (problems := self.replay_problems()):
+            return
+        window = unfinished.window
+        found = f"window {window} is being moved once more"
+        give_up = f"To give that up, and leave its rows as they are: `python -m airflow_kafka_spark skip {window.pipeline}`"
+        action = "No other interval waits for it: its rows stay as they are" if window.interval else give_up
+        raise ValidationError([*problems, Problem("on_rerun", found, action)])
+
     def replay_problems(self) -> list[Problem]:
         """Why the sink cannot replace the rows of a window that it has taken."""
         if isinstance(self.sink, Sink):
@@ -224,20 +264,30 @@ class WindowOperator(VisibleOperator):
         return [Problem("sink", "what is published to Kafka cannot be replaced")]
 
     def was_cleared(self, done: Entry, run: Run) -> bool:
-        """Whether somebody cleared the task after it had moved this window: then Airflow allows it more tries than before. A task
-        that is only retried, because it died after the close, was not."""
-        return done.attempt.run == run.id and run.max_tries > done.attempt.max_tries
+        """Return True if the task was cleared after its last attempt at this window, which it has planned or moved. Another run
+        may have finished the window. A task that is only retried, because it died after the close, was not cleared."""
+        known = done.tries.get(run.id)
+        return known is not None and run.tries.cleared_since(known, self.retries or 0)
 
     def _next_window(self, ledger: Ledger, run: Run, done: Entry | None) -> Entry:
         """The open window if there is one, whoever planned it; else the one that is to be moved again; else a new one, frozen and
         written down."""
-        unfinished = ledger.memory.open_entry
+        unfinished, found = ledger.memory.open_entry, self.binding(run)
         if unfinished is None and done is not None:
+            bindings.refuse_replay_elsewhere(ledger.family_name, ledger.whole, done, found)
             self.log.info("Window %s is complete, and its task runs again: moving it once more", done.window)
             entry = ledger.replay(done)
         elif unfinished is None:
-            entry = ledger.plan(self.plan(ledger, run))
+            found = self._bind(ledger, found)
+            entry = ledger.plan(replace(self.plan(ledger, run), binding=found))
         else:
+            if bindings.refuse_elsewhere(ledger.family_name, ledger.whole, unfinished, found):
+                found = self._bind(ledger, found)
+                self.log.warning("Window %s goes from now on %s", unfinished.window, told(found))
+            elif unfinished.window.binding is not None:
+                found = with_details(unfinished.window.binding, found)
+            unfinished = replace(unfinished, window=replace(unfinished.window, binding=found))
+            self._refuse_replay(unfinished)
             self.log.info(
                 "Window %s was planned by run %s and is not complete: finishing it first",
                 unfinished.window,
@@ -254,10 +304,23 @@ class WindowOperator(VisibleOperator):
             )
         return entry
 
+    def binding(self, run: Run) -> Binding:
+        """Who this is, where it goes and where it comes from."""
+        return Binding(bindings.writer_of(run), self.destinations(), self.origin())
+
+    def _bind(self, ledger: Ledger, found: Binding) -> Binding:
+        """Bind the pipeline to what this run has.
+
+        :return: what the window is bound to.
+        :raises BindingChanged: it is bound to something else.
+        """
+        kept = ledger.bind(lambda whole: bindings.bound(ledger.family_name, whole, found, is_free=self._destination_is_free))
+        return replace(found, writer=replace(found.writer, deployment=kept.writer.deployment), decided=kept.decided)
+
     def _complete(self, ledger: Ledger, entry: Entry, watch: Stopwatch) -> Report:
         window = entry.window
         if window.is_empty:
-            report = Report(window)
+            report = Report(window, gaps=window.gaps)
         elif (applied := self.applied(window)) is not None:
             self.log.info("The sink has taken window %s already: only the close is left", window)
             report = sum_up_applied(window, applied, ledger.memory.dead.get(window.number))
@@ -374,10 +437,16 @@ class WindowOperator(VisibleOperator):
         """Renders what Airflow renders, and the fields that sinks and formats declare as templates: those are frozen."""
         super().render_template_fields(context, jinja_env)
         env = jinja_env or self.get_template_env()
+        self._destination_is_free = self._destination_is_free or any(map(is_template, self.sinks))
         for name in ("sink", "source", "value", "key"):
             spec = getattr(self, name, None)
             if (made := self.rendered(spec, context, env)) is not spec:
                 setattr(self, name, made)
+
+    @property
+    def sinks(self) -> tuple[Any, ...]:
+        """All sinks that rows go to."""
+        return (self.sink,)
 
     def rendered(self, spec: Any, context: Any, env: Any) -> Any:
         """A sink or a format with its templates rendered; anything else as it is."""
@@ -390,9 +459,19 @@ class WindowOperator(VisibleOperator):
 
 def asset_uris(spec: Any, kind: type) -> list[str]:
     """The asset of a source or a sink: none while a template leaves open which one it is."""
-    templates = getattr(spec, "template_fields", ())
-    known = isinstance(spec, kind) and not any("{{" in str(getattr(spec, name, "")) for name in templates)
-    return [spec.asset_uri] if known else []
+    known: Any = spec if isinstance(spec, kind) and not is_template(spec) else None
+    return [known.asset_uri] if known is not None else []
+
+
+def is_template(spec: Any) -> bool:
+    """Whether it depends on the run which source or sink it is."""
+    return any(mark in str(getattr(spec, name, "")) for name in getattr(spec, "template_fields", ()) for mark in ("{{", "{%"))
+
+
+def told(binding: Binding) -> str:
+    """Where a window goes, in one line."""
+    facts = binding.destination.facts
+    return f"to {', '.join(f'{what} {value}' for what, value in facts.items())}, moved by {binding.writer}"
 
 
 def problem_from(where: str, error: KafkaSparkError) -> Problem:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors import GroupOwned, Problem
 from airflow_kafka_spark.windows.bounds import CommittedOffsets, Latest, parse_start, parse_stop
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.plan import Log
@@ -14,6 +14,7 @@ from airflow_kafka_spark.windows.plan import Log
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.kafka_values import CommittedOffset
+    from airflow_kafka_spark.hooks.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,24 @@ def bound_problems(operator: Any) -> list[Problem]:
         found = f"`{stop.group_id}` is this pipeline's own group: no window would ever get past it"
         problems.append(Problem("ending_offsets", found, "Name another group"))
     return problems
+
+
+def refuse_owned(ledger: Ledger, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> None:
+    """A group mirrors one pipeline: another one that begins where the group stands leaves out what it has not moved itself, and
+    one whose pipeline was renamed moves once more what its sink has taken of an open window.
+
+    :param ledger: of the pipeline that wants the group.
+    :param committed: what the group has committed.
+    :raises GroupOwned: it mirrors another pipeline.
+    """
+    from airflow_kafka_spark.hooks.bounds import owner_of
+
+    pipeline, whole = ledger.family_name, ledger.whole
+    owner = owner_of(pipeline, committed)
+    if owner is None and whole.is_blank and not whole.intervals:
+        owner = ledger.group_owner()
+    if owner is not None:
+        raise GroupOwned(pipeline, group_id, owner)
 
 
 def starts(

@@ -18,6 +18,7 @@ from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, 
 from airflow_kafka_spark.transforms.base import Transform
 from airflow_kafka_spark.transforms.chaining import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
+from airflow_kafka_spark.windows.continuity import without_recreated
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Gap, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_set import OffsetSet, digest_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 SHOWN = 5
 
 Offsets = Mapping[TopicPartition, Set[int]]
+CompactedTopics = Callable[[Set[str]], Set[str]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ class Capture:
         """The window as its sink sees it. What was moved while no filter routed there is a gap to it."""
         name = self.pipeline(window.pipeline)
         last, starts = self.sink.last_applied(name), {r.topic_partition: r.start for r in window.ranges}
-        ends = {r.topic_partition: r.end for r in last.ranges} if last and last.number < window.number else {}
+        # What it has of a topic that was created anew since says nothing of this one.
+        before = without_recreated(last, window).ranges if last and last.number < window.number else ()
+        ends = {r.topic_partition: r.end for r in before}
         holes = [Gap(*tp, end, starts[tp]) for tp, end in ends.items() if starts.get(tp, 0) > end]
         return replace(window, pipeline=name, gaps=(*window.gaps, *holes))
 
@@ -146,9 +150,11 @@ class Part:
     :param applied: the sink's own record of it, where it has taken the window already.
     :param taken: the records that are for this sink, those that it refuses among them.
     :param results: of its job.
+    :param pipeline: the operator's, of whose window this is a part.
     """
 
     capture: Capture
+    pipeline: str
     window: Window
     splits: tuple[Split, ...]
     shape: Shape
@@ -184,10 +190,11 @@ class Part:
             here.add(OffsetSet.from_text(result.token[REFUSED]))
         self.results = results
 
-    def refused(self, hook: KafkaHook | None, *, tolerated: bool) -> SplitResult:
+    def refused(self, hook: KafkaHook | None, compacted: CompactedTopics, *, tolerated: bool) -> SplitResult:
         """The account of what the sink refuses, and nothing else; after this it is decided what the sink takes.
 
         :param hook: as for :func:`~airflow_kafka_spark.road.refused.with_refused`.
+        :param compacted: tells which topics are compacted.
         :raises SinkRejected: it refuses some, which is not tolerated.
         """
         from airflow_kafka_spark.road.refused import with_refused
@@ -203,12 +210,12 @@ class Part:
             left[tp].discard(where.get(tp, ()))
         records, digest = sum(r.handed_over for r in self.results), digest_of(left)
         if self.applied is not None:
-            records = self._compared(records, digest)
+            records = self._compared(records, digest, compacted)
         self.decided = Captured(self.window.replay, self.capture.name, self.uri, records, digest)
         samples = tuple(bad for result in self.results for bad in result.samples if bad.stage == TASK_PUT)
         return SplitResult(0, rejected=self.count - records, samples=samples, letters=letters)
 
-    def _compared(self, records: int, digest: str) -> int:
+    def _compared(self, records: int, digest: str, compacted: CompactedTopics) -> int:
         """How many records the sink has taken: the same ones as are for it now.
 
         :raises ValidationError: others.
@@ -224,8 +231,20 @@ class Part:
             )
             found += f"as they are now {records:,} are for it, not the same ones"
             action = "Set the transforms and formats back until this window is complete"
+            if records < there and (topics := compacted({r.topic for r in self.window.ranges})):
+                names = ", ".join(sorted(topics))
+                action += f". If they are what they were, compaction of {names} has removed records since, and which ones of the "
+                action += f"others are there is not known. {self._giving_up}"
             raise ValidationError([Problem(self.capture.where, found, action)])
         return there
+
+    @property
+    def _giving_up(self) -> str:
+        """What to do about a window that no attempt can finish."""
+        if self.window.interval:
+            return "No other interval waits for this one"
+        command = f"python -m airflow_kafka_spark skip {self.pipeline} --not-running --why ..."
+        return f"To leave there what is there, and give up the rest of the window: `{command}`"
 
     def commit(self) -> None:
         """:raises WindowConflict: the sink's last window is not the one that this one follows."""
@@ -242,11 +261,13 @@ class Capturing:
     :param opened: closes the sinks' writers.
     :param known: what earlier attempts have decided.
     :param left_out: records that are somewhere else already.
+    :param compacted: tells which topics are compacted.
     """
 
     opened: ExitStack
     known: DeadLetters | None
     left_out: Offsets
+    compacted: CompactedTopics
     parts: list[Part] = field(default_factory=list)
     _before: int = field(init=False)
 
@@ -256,11 +277,11 @@ class Capturing:
     def begin(self, capture: Capture, window: Window, splits: tuple[Split, ...], shape: Shape) -> None:
         """Shut out earlier attempts at a sink's part of a window."""
         known = {found.name: found for found in self.known.captures(window.replay)} if self.known else {}
-        window = capture.window(window)
+        pipeline, window = window.pipeline, capture.window(window)
         writer = self.opened.enter_context(capture.sink.begin(window, splits, shape))
         # Not before: from here on none of those can commit any more.
         applied = capture.sink.applied(window)
-        self.parts.append(Part(capture, window, splits, shape, writer, applied, known.get(capture.name)))
+        self.parts.append(Part(capture, pipeline, window, splits, shape, writer, applied, known.get(capture.name)))
 
     def run(self, move: Callable[[Part, SplitWriter, Offsets], list[SplitResult]]) -> None:
         """Run their jobs, one after the other.
@@ -311,7 +332,7 @@ class Capturing:
 
     def refused(self, hook: KafkaHook | None, *, tolerated: bool) -> list[SplitResult]:
         """What their sinks refuse: one account for each."""
-        return [part.refused(hook, tolerated=tolerated) for part in self.parts]
+        return [part.refused(hook, self.compacted, tolerated=tolerated) for part in self.parts]
 
     def commit(self) -> None:
         """Make their parts of the window visible, each in one step."""

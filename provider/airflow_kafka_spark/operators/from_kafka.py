@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,20 +10,24 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.errors import FollowedMismatch, Problem, ValidationError
+from airflow_kafka_spark.errors import FollowedMismatch, LedgerBehind, Problem, ValidationError
 from airflow_kafka_spark.operators.base import WindowOperator
-from airflow_kafka_spark.operators.bounds import starts
+from airflow_kafka_spark.operators.bounds import refuse_owned, starts
 from airflow_kafka_spark.operators.from_kafka_check import argument_problems, kafka_problems, max_records, upstream_counts
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of
 from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.sources.kafka import Subscription, read_log
+from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written, parse_stop
+from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import (
     DataLossPolicy,
     Log,
     Position,
     check_readable,
+    epochs_of,
+    is_recreated,
     lost_topics,
     make_splits,
     plan_ranges,
@@ -30,6 +35,7 @@ from airflow_kafka_spark.windows.plan import (
 from airflow_kafka_spark.windows.report import Report
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka_values import CommittedOffset
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.job import ReadWith
     from airflow_kafka_spark.sinks.base import Sink
@@ -56,7 +62,9 @@ class FromKafkaOperator(WindowOperator):
     :param split_records: offsets per Spark task, about; at least 1, default what suits the sink. With ``read_with="spark"`` it is
         one task a partition instead.
     :param follows: another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger topic: the
-        window ends with what that has published completely, and its count of records has to be the same.
+        window ends with what that has published completely, and its count of records has to be the same. A window that begins
+        elsewhere than where one of its windows ended (the pipeline was moved by hand, or is new) is not compared where the count
+        cannot be known.
     :param on_mismatch: ``fail`` (default) or ``warn`` where it is not: somebody else writes to the topic, or records are gone.
     :param upstream_counts: how many records were written, counted upstream, by instant (ISO 8601 or milliseconds since the
         epoch): the report then tells over- and under-consumption per time bucket. Nothing fails because of it. Templated.
@@ -144,31 +152,43 @@ class FromKafkaOperator(WindowOperator):
         options: dict[str, Any] = {
             "topic": self.ledger_topic,
             "keep_windows": self.keep_windows,
-            "max_tries": run.max_tries,
+            "tries": run.tries,
         }
         interval = interval_of(run) if self.window == "interval" else None
         if interval is not None:
-            return IntervalLedger(self.kafka, name, run.id, interval, **options)
+            return IntervalLedger(self.kafka, name, run.id, interval, group_id=self.group_id, **options)
         # An interval moves the group by itself, and leaves no short cut there.
         hints = self.resolve() if self.window == "progress" else ()
-        return Ledger(self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, **options)
+        beside = self.window == "interval"
+        return Ledger(self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, beside_intervals=beside, **options)
 
     # --- 3. plan ---
+
+    def origin(self) -> Endpoint:
+        """The group that an open window is closed with. Its topics are in the window's ranges."""
+        return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
         from airflow_kafka_spark.hooks.bounds import position_of_group, resolve_stop
         from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
         from airflow_kafka_spark.hooks.ledger import utc_now
+        from airflow_kafka_spark.hooks.log_epochs import compared
 
         if isinstance(ledger, IntervalLedger):
             return self._intervals.window(ledger, run)
         topics = self.resolve()
         log = read_log(self.kafka, topics)
         of_group = self.kafka.committed(self.group_id, log.partitions)
+        refuse_owned(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
         position, last_number = ledger.memory.position, ledger.memory.last_number
         if ledger.memory.is_blank:
             position, last_number = self.position_of_sink(ledger.pipeline, log)
+        elif position.moved and (known := self.record_of_sink(ledger.pipeline)) is not None:
+            # The ledger, or its end, was lost and somebody has said where to begin: the sink counts from its own last window.
+            last_number = max(last_number, known.number)
+        else:
+            self._refuse_behind(ledger, of_group, log)
         if ledger.memory.intervals:
             position = after_intervals(ledger.memory, log, committed, self._first)
         if not position.offsets:
@@ -176,20 +196,21 @@ class FromKafkaOperator(WindowOperator):
             position, number = position_of_group(ledger.pipeline, of_group)
             last_number = max(last_number, number)
         beginning = {} if position.offsets else starts(self.kafka, self.starting_offsets, log, self.group_id, of_group)
+        log = compared(self.kafka, log, position.offsets, position.epochs, position.topic_ids)
         followed, log = self._follow(log, position, beginning, topics)
         planned = plan_ranges(
             log,
             position,
             topics,
             starts=beginning,
-            stops=resolve_stop(self.kafka, parse_stop(self.ending_offsets), log),
+            stops=resolve_stop(self.kafka, parse_stop(self.ending_offsets), log, position.offsets),
             data_loss=self.data_loss,
             max_records=max_records(self.max_records),
         )
         self._compare_group(committed, position)
         window = Window(
             pipeline=ledger.pipeline,
-            number=last_number + 1,
+            number=max(last_number, ledger.memory.last_used) + 1,
             ranges=planned.ranges,
             run=run.id,
             planned_at=utc_now(),
@@ -199,11 +220,33 @@ class FromKafkaOperator(WindowOperator):
             held_back=planned.held_back,
             follows=followed,
             moved=position.moved,
+            epochs=epochs_of(log, planned.ranges),
         )
-        if followed is not None and window.span < followed.records:
+        if followed is not None and followed.records is not None and window.span < followed.records:
             # Fewer offsets than records: that will not get better by reading.
             self.check_followed(window, window.span)
         return window
+
+    def _refuse_behind(self, ledger: Ledger, of_group: Mapping[TopicPartition, CommittedOffset | None], log: Log) -> None:
+        """Make sure that the ledger knows every window that the group knows: both change in one transaction.
+
+        :raises LedgerBehind: it does not.
+        """
+        from airflow_kafka_spark.hooks.bounds import windows_of
+
+        newest, known = max(windows_of(ledger.pipeline, of_group).values(), default=0), ledger.memory.last_number
+        if newest <= known or ledger.memory.position.moved:
+            return
+        there = self.record_of_sink(ledger.pipeline)
+        to = f"committed:{self.group_id}"
+        if there is not None and there.number >= newest:
+            # What the sink has taken after the group's window is not moved again.
+            refuse_foreign(there, log.cluster_id, log.topic_ids)
+            ends: dict[str, dict[str, int]] = {}
+            for r in there.ranges:
+                ends.setdefault(r.topic, {})[str(r.partition)] = r.end
+            to = json.dumps(ends)
+        raise LedgerBehind(ledger.pipeline, self.group_id, newest, known, self.ledger_topic, to)
 
     def _follow(
         self, log: Log, position: Position, starts: dict[TopicPartition, int], topics: Sequence[str]
@@ -212,19 +255,24 @@ class FromKafkaOperator(WindowOperator):
         if not self.follows:
             return None, log
         from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
-        from airflow_kafka_spark.windows.follow import follow, log_up_to
+        from airflow_kafka_spark.windows.follow import beginnings, follow, log_up_to, reached_of
 
         ledgers = LedgerTopic(self.kafka, self.ledger_topic)
         ledgers.ensure()
-        followed, ends = follow(ledgers.look(self.follows).memory, position.followed.get(self.follows, 0), topics)
+        upstream = ledgers.look(self.follows).memory
+        recreated = {t for t in topics if is_recreated(t, log, position)}
+        begins = beginnings(log, position, starts, expects_all=self.data_loss == "fail")
+        followed, ends = follow(upstream, reached_of(upstream, position), topics, begins, recreated)
         self.log.info(
-            "Following pipeline %s: windows %d to %d, %s records",
+            "Following pipeline %s: windows %d to %d, %s",
             followed.pipeline,
             followed.first,
             followed.last,
-            f"{followed.records:,}",
+            "of records that are not compared: this window begins where none of its windows does, or where the ledger holds none"
+            if followed.records is None
+            else f"{followed.records:,} records",
         )
-        return followed, log_up_to(ends, log, position, starts)
+        return followed, log_up_to(ends, log, position, starts, recreated)
 
     def check_followed(self, window: Window, read: int) -> None:
         """Published = read, where another pipeline is followed.
@@ -232,7 +280,7 @@ class FromKafkaOperator(WindowOperator):
         :raises FollowedMismatch: it is not, and ``on_mismatch`` is ``fail``.
         """
         followed = window.follows
-        if followed is None or followed.records == read:
+        if followed is None or followed.records is None or followed.records == read:
             return
         if window.moved:
             self.log.info("Window %s begins where it was put by hand: its records are not compared", window)
@@ -243,15 +291,25 @@ class FromKafkaOperator(WindowOperator):
         self.log.warning("%s", error)
 
     def position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
-        """A pipeline the ledger has never heard of: new, or its ledger is lost. Then the sink remembers its last window."""
-        last = self.sink.last_applied(pipeline)
+        """Where a pipeline goes on that the ledger knows nothing of: after the last window that its sink remembers, if that is of
+        this cluster and these topics. A topic that was created anew passes with ``data_loss="skip"``, and begins at its first
+        record.
+
+        :return: the position and the number of that window; empty, and 0, for a pipeline that is new to the sink, too.
+        :raises ForeignOffsets: the sink's record holds offsets of another cluster, or of another topic of the same name.
+        """
+        last = self.record_of_sink(pipeline)
         if last is None:
             return Position(), 0
+        refuse_foreign(last, log.cluster_id, {} if self.data_loss == "skip" else log.topic_ids)
         self.log.warning(
             "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d", pipeline, last.number
         )
-        # The sink does not know topic ids: what it remembers is compared with the offsets of the log alone.
-        return Position({r.topic_partition: r.end for r in last.ranges}), last.number
+        return Position({r.topic_partition: r.end for r in last.ranges}, last.topic_ids, last.cluster_id), last.number
+
+    def record_of_sink(self, pipeline: str) -> Applied | None:
+        """The last window that the sink remembers of a pipeline; None where it remembers none."""
+        return self.sink.last_applied(pipeline)
 
     def _compare_group(self, committed: Mapping[TopicPartition, int], position: Position) -> None:
         """The group's offsets are a mirror: say so when somebody has moved them."""
@@ -268,7 +326,15 @@ class FromKafkaOperator(WindowOperator):
             )
 
     def check(self, window: Window) -> None:
-        check_readable(window, self.log_of(window), self.data_loss)
+        check_readable(window, self.compared_log(window), self.data_loss)
+
+    def compared_log(self, window: Window) -> Log:
+        """The same as :meth:`log_of`, and whether it still is the log that the window was planned with."""
+        from airflow_kafka_spark.hooks.log_epochs import compared
+
+        # An empty range says where the pipeline stands: nothing of it is read.
+        ends = {r.topic_partition: r.end for r in window.ranges if r.span}
+        return compared(self.kafka, self.log_of(window), ends, window.epochs, window.topic_ids)
 
     def log_of(self, window: Window) -> Log:
         """What Kafka holds of the window's topics now."""

@@ -10,17 +10,22 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsOpen, Problem
+from airflow_kafka_spark.hooks.log_epochs import compared
+from airflow_kafka_spark.operators.bounds import refuse_owned
 from airflow_kafka_spark.sinks.base import Sink
-from airflow_kafka_spark.windows.boundaries import interval_ranges
-from airflow_kafka_spark.windows.interval import Interval, contiguous
+from airflow_kafka_spark.windows.boundaries import Boundary, interval_ranges, known_epochs
+from airflow_kafka_spark.windows.continuity import refuse_foreign
+from airflow_kafka_spark.windows.instants import instant_ms
+from airflow_kafka_spark.windows.interval import Interval, contiguous, taken_up_at
+from airflow_kafka_spark.windows.memory import Memory, known_topic_ids
 from airflow_kafka_spark.windows.model import State, TopicPartition, Window
-from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
+from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, epochs_of, refuse_recreated
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.boundaries import Boundaries
     from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.operators.run import Run
-    from airflow_kafka_spark.windows.memory import Memory
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +79,8 @@ class IntervalPlan:
 
         :raises IntervalOverlaps: it shares instants with another one of the pipeline.
         :raises IntervalNotOver: it ends later than ``grace`` (at least a minute) from now.
+        :raises TopicRecreated: the pipeline has read another topic of this name, and ``data_loss`` is ``fail``.
+        :raises ForeignOffsets: the sink has taken this interval from another cluster, or from another topic of this name.
         """
         from airflow_kafka_spark.hooks.boundaries import Boundaries
         from airflow_kafka_spark.hooks.ledger import utc_now
@@ -82,20 +89,31 @@ class IntervalPlan:
         ledger.refuse_overlaps()
         if interval.end_ms / 1000 > time.time() + max(self.grace, 60):
             raise IntervalNotOver(ledger.family_name, interval)
-        boundaries = Boundaries(self.kafka, ledger.topic, run.id).decide(
-            self.topics, bounds, self._log, grace=self.grace, pause=self.pause
-        )
+        # An attempt that died may have left a transaction over the group open: whose group it is does not depend on that.
+        of_group = self.kafka.committed(self.group_id, self._log().partitions, stable=False)
+        refuse_owned(ledger, self.group_id, of_group)
+        deciding = Boundaries(self.kafka, ledger.topic, run.id)
+        boundaries = deciding.decide(self.topics, bounds, self._log, grace=self.grace, pause=self.pause)
+        # Waiting for the end of the interval may have taken long: who was planned meanwhile counts, too.
+        ledger.look()
+        ledger.refuse_overlaps()
         current = self._log()
+        refuse_recreated(known_topic_ids(ledger.family), current.topic_ids, self.topics, self.data_loss)
         there = self.sink.last_applied(ledger.pipeline)
         if there is not None:
+            refuse_foreign(there, current.cluster_id, current.topic_ids)
             # The ledger has forgotten this interval and the sink has not: it is what it was.
             log.warning("The ledger knows nothing of interval %s, but the sink does: its offsets are the sink's", interval)
+            ledger.sink_has_it = True
             planned = Ranges(there.ranges, (), 0)
         else:
-            starts, ends = ({topic: boundaries[topic][bound] for topic in self.topics} for bound in bounds)
-            # What progress windows of this pipeline have moved is not moved again.
-            moved = ledger.family.position
-            planned = interval_ranges(self.topics, starts, ends, current, moved, self.data_loss)
+            ends = {topic: boundaries[topic][bounds[1]] for topic in self.topics}
+            starts = {topic: self._start(ledger, topic, boundaries[topic][bounds[0]], current, deciding) for topic in self.topics}
+            # What progress windows of this pipeline have moved, or are about to move, is not moved again.
+            moved = ledger.family.claimed_position
+            current = self._compared(current, starts, ends)
+            others = [state for state in ledger.family.intervals.spans if state.interval != interval]
+            planned = interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
         return Window(
             pipeline=ledger.pipeline,
             number=1,
@@ -107,7 +125,28 @@ class IntervalPlan:
             gaps=planned.gaps,
             interval=bounds,
             replay=there.replay if there else 0,
+            epochs=epochs_of(current, planned.ranges),
         )
+
+    def _start(self, ledger: IntervalLedger, topic: str, usual: Boundary, current: Log, deciding: Boundaries) -> Boundary:
+        """Where the interval begins in a topic: at its start, unless the topic has joined the pipeline later."""
+        interval, topic_id = ledger.interval, current.topic_ids.get(topic, "")
+        begin = taken_up_at(topic, topic_id, interval, ledger.family.intervals.spans)
+        if begin is None:
+            log.info("Topic %s is new to pipeline %s: it begins at its first record", topic, ledger.family_name)
+            return Boundary(topic, topic_id, interval.start_ms, current.lows(topic))
+        if begin == interval.start:
+            return usual
+        log.info("Intervals since %s were planned without topic %s: it begins there", begin, topic)
+        instant = instant_ms(begin)
+        return deciding.decide([topic], [instant], self._log, grace=self.grace, pause=self.pause)[topic][instant]
+
+    def _compared(self, current: Log, *boundaries: Mapping[str, Boundary]) -> Log:
+        """Return the log with the partitions that were cut off below a boundary since that was decided."""
+        for by_topic in boundaries:
+            offsets, epochs = known_epochs(by_topic.values())
+            current = compared(self.kafka, current, offsets, epochs, {t: b.topic_id for t, b in by_topic.items()})
+        return current
 
     def _log(self) -> Log:
         from airflow_kafka_spark.sources.kafka import read_log
@@ -118,28 +157,32 @@ class IntervalPlan:
         """Let the group follow what is complete."""
         return ledger.follow(self.group_id, self._where, self.first)
 
-    def _where(self) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
-        partitions = self._log().partitions
-        committed = self.kafka.committed(self.group_id, partitions)
-        return {tp: c.offset for tp, c in committed.items() if c}, {tp: p.low for tp, p in partitions.items()}
+    def _where(self) -> tuple[Mapping[TopicPartition, int], Log]:
+        log = self._log()
+        committed = self.kafka.committed(self.group_id, log.partitions)
+        return {tp: c.offset for tp, c in committed.items() if c}, log
 
 
 def after_intervals(memory: Memory, current: Log, committed: Mapping[TopicPartition, int], first: datetime | None) -> Position:
     """Where a progress window begins in a pipeline that has moved intervals: where they end, if they leave no hole.
 
+    Ranges of a topic that was created anew since do not count. The position keeps the old id, so that planning refuses the topic.
+
     :raises IntervalsOpen: they do, or one of them is not complete.
     """
     position = memory.position
     known = {tp: position.offsets.get(tp, committed.get(tp, p.low)) for tp, p in current.partitions.items()}
-    reached = contiguous(memory.intervals.values(), known, first)
-    for name in sorted(memory.intervals):
-        state = memory.intervals[name]
-        beyond = any(r.end > reached.get(r.topic_partition, 0) for r in state.ranges if r.span)
-        if beyond or (state.state is State.PLANNED and any(r.span for r in state.ranges)):
+    reached = contiguous(memory.intervals.spans, known, first, current.topic_ids)
+    for state in sorted(memory.intervals.spans, key=lambda state: state.interval):
+        ranges = state.ranges_of(current.topic_ids)
+        beyond = any(r.end > reached.get(r.topic_partition, 0) for r in ranges if r.span)
+        if beyond or (state.state is State.PLANNED and any(r.span for r in ranges)):
             raise IntervalsOpen(memory.pipeline, state.interval, state.state.value)
+    read = known_topic_ids(memory)
+    ids = {t: found if found in read.get(t, (found,)) else read[t][-1] for t, found in current.topic_ids.items()}
     return Position(
         {**position.offsets, **reached},
-        {**current.topic_ids, **position.topic_ids},
+        {**position.topic_ids, **ids},
         position.cluster_id or current.cluster_id,
         position.source,
         position.followed,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.errors import LedgerBehind, Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.ddl import backticked
@@ -26,8 +26,8 @@ from airflow_kafka_spark.operators.transforming import TransformingOperator, tar
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.windows.instants import now_ms
-from airflow_kafka_spark.windows.model import OUTPUT, Applied, Split, TopicPartition, Window, merge_landed
-from airflow_kafka_spark.windows.plan import Log, Position, check_readable, whole_splits
+from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
+from airflow_kafka_spark.windows.plan import check_readable, whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_relayed
 
 if TYPE_CHECKING:
@@ -241,9 +241,9 @@ class KafkaToKafkaOperator(TransformingOperator):
         self.sink.ensure_topic(self.kafka)
         return replace(super().plan(ledger, run), target=target(self.kafka, self.sink))
 
-    def position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
+    def record_of_sink(self, pipeline: str) -> Applied | None:
         """A topic remembers no window; the group's committed offsets do, since they moved with the records."""
-        return Position(), 0
+        return None
 
     def check(self, window: Window) -> None:
         """As for every window that is read from Kafka, but for partitions that are published: their records may be gone by now.
@@ -252,7 +252,8 @@ class KafkaToKafkaOperator(TransformingOperator):
         assert window.target is not None
         committed = self.kafka.committed(self.group_id, window.ends, stable=False)
         left = tuple(r for r in window.ranges if not (there := committed[r.topic_partition]) or there.offset < r.end)
-        check_readable(replace(window, ranges=left), self.log_of(window), self.data_loss)
+        unpublished = replace(window, ranges=left)
+        check_readable(unpublished, self.compared_log(unpublished), self.data_loss)
         check_target(self.kafka, self.sink, window.target)
 
     def splits(self, window: Window) -> tuple[Split, ...]:
@@ -266,9 +267,12 @@ class KafkaToKafkaOperator(TransformingOperator):
 
     def move(self, window: Window, ledger: Ledger) -> Report:
         splits = {split.index: split for split in self.splits(window)}
-        markers = publish_splits(
-            ledger, window, list(splits), lambda left: self._relay(window, ledger, tuple(splits[index] for index in left))
-        )
+
+        def publish(left: tuple[int, ...]) -> None:
+            self._refuse_unmarked(window, ledger, [splits[index].range for index in left])
+            self._relay(window, ledger, tuple(splits[index] for index in left))
+
+        markers = publish_splits(ledger, window, list(splits), publish)
         self.check(window)
         ranges = {index: split.range for index, split in splits.items()}
         dead = merge_landed(part for marker in markers for part in marker.dead_letters)
@@ -277,6 +281,22 @@ class KafkaToKafkaOperator(TransformingOperator):
             self.errors.accept(window, [marker.result for marker in markers if marker.result])
         self.check_followed(window, report.records_read)
         return report
+
+    def _refuse_unmarked(self, window: Window, ledger: Ledger, left: Sequence[OffsetRange]) -> None:
+        """Make sure that what the ledger does not know to be published is not: its marker and the group's offset are written in
+        one transaction.
+
+        :raises LedgerBehind: the group says that it is.
+        """
+        from airflow_kafka_spark.hooks.bounds import windows_of
+
+        committed = self.kafka.committed(self.group_id, [r.topic_partition for r in left])
+        named = windows_of(ledger.pipeline, committed)
+        for r in left:
+            tp, there = r.topic_partition, committed[r.topic_partition]
+            if there and there.offset >= r.end and named.get(tp, 0) >= window.number:
+                to, known = f"committed:{self.group_id}", ledger.memory.last_number
+                raise LedgerBehind(ledger.pipeline, self.group_id, named[tp], known, self.ledger_topic, to)
 
     def _relay(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
         from airflow_kafka_spark.road.relay import RelayJob

@@ -29,6 +29,8 @@ from airflow_kafka_spark.operators.tolerance import refuse_forgotten
 from airflow_kafka_spark.operators.transforming import TransformingOperator
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.sources.kafka import compacted_topics
+from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import TASK_PUT, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report, sum_up
@@ -169,6 +171,15 @@ class KafkaToSinkOperator(TransformingOperator):
             ]
         return []
 
+    # --- 3. plan ---
+
+    def destinations(self) -> Endpoint:
+        """Its own sink's, and those of the sinks that a ``Filter(to=...)`` names, in their order."""
+        made = super().destinations()
+        for number, capture in enumerate(self._captures, 1):
+            made |= capture.sink.destination().under(f"filter {number}")
+        return made
+
     # --- 4. move, 5. commit ---
 
     def move(self, window: Window, ledger: Ledger) -> Report:
@@ -186,7 +197,8 @@ class KafkaToSinkOperator(TransformingOperator):
         hook, tolerated = self.kafka if letters else None, tolerance is not None
         with ExitStack() as opened:
             writer = opened.enter_context(self.sink.begin(window, splits, shape))
-            others = Capturing(opened, known, known.routed(window.replay) if known else {})
+            sent_before = known.routed(window.replay) if known else {}
+            others = Capturing(opened, known, sent_before, partial(compacted_topics, self.kafka))
             for capture in self._captures:
                 others.begin(*self._part(capture, window))
             others.run(lambda part, out, left_out: self._capture(part, window, out, left_out, tolerance))
@@ -198,6 +210,7 @@ class KafkaToSinkOperator(TransformingOperator):
                 with self.running(road(put_off)) as job:
                     results = replaced(results, job.run(writer.split_writer()))
             faults.reached("job.done")
+            results, removed = self._as_committed(splits, results)
             if not tolerated:
                 self.check_results(window, results)
             self.check_counts(window, results)
@@ -219,11 +232,42 @@ class KafkaToSinkOperator(TransformingOperator):
             applied = writer.commit(results)
         ranges = {split.index: split.range for split in splits}
         landed: dict[str, Any] = {"dead_letters": sent.landed, "routed": sent.routes} if sent else {}
-        landed["captured"] = others.decided
+        landed |= {"captured": others.decided, "records_removed": removed}
         report = sum_up(window, results, applied, ranges, flushed=now_ms(), upstream=self.upstream(), **landed)
         refused = sum(account.rejected for account in elsewhere)
         rejected, routed = report.records_rejected + refused, report.records_routed - refused
         return replace(report, records_rejected=rejected, records_routed=routed)
+
+    def _as_committed(self, splits: Sequence[Split], results: list[SplitResult]) -> tuple[list[SplitResult], int]:
+        """Count splits that an earlier attempt has committed by themselves as that attempt did: their topic may hold fewer of
+        their records by now, since it is compacted, or since retention has deleted some and ``data_loss`` is ``skip``.
+
+        Nothing else is corrected. A split that was committed had no bad and no routed records, and as many rows as were read: one
+        that has such records now, or more rows than before, is decoded or transformed differently, which
+        :meth:`check_counts` refuses.
+
+        :return: the results, and how many records were removed since they were committed.
+        """
+        if not self.sink.guarantee.by_split:
+            return results, 0
+        ranges, removed = {split.index: split.range for split in splits}, {}
+        for result in results:
+            count = int(result.token.get("rows", 0)) - result.handed_over
+            is_shorter = 0 < count <= ranges[result.index].span - result.records
+            if is_shorter and not (result.rejected or result.routed):
+                removed[result.index] = count
+        kept = {result.index for result in results if result.gaps}
+        compacted = compacted_topics(self.kafka, {ranges[index].topic for index in removed.keys() - kept})
+        removed = {i: count for i, count in removed.items() if i in kept or ranges[i].topic in compacted}
+        if removed:
+            self.log.warning(
+                "%s records of %d splits that an earlier attempt has committed are no longer in their topic: the splits stay as "
+                "they are, and count as they did then",
+                f"{sum(removed.values()):,}",
+                len(removed),
+            )
+        made = [replace(r, records=r.records + removed[r.index], gaps=()) if r.index in removed else r for r in results]
+        return made, sum(removed.values())
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         known = ledger.memory.dead.get(window.number)
@@ -366,6 +410,10 @@ class KafkaToSinkOperator(TransformingOperator):
     def other_sinks(self) -> tuple[Sink, ...]:
         """The sinks that transforms send records to, beside the operator's own."""
         return tuple(capture.sink for capture in self._captures)
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        return (self.sink, *self.other_sinks)
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
         """Renders the templates of other sinks, too."""

@@ -17,14 +17,14 @@ def values(report: Mapping[str, Any]) -> dict[str, float]:
         name: report[name]
         for name in ("records_read", "records_written", "records_deleted", "records_ignored", "records_rejected", "bytes", "rate")
     }
-    found |= {name: report[name] for name in ("records_filtered", "records_routed") if name in report}
+    found |= {name: report[name] for name in ("records_filtered", "records_routed", "records_removed") if name in report}
     found["attempts"] = report["attempts"]
     found |= {f"{step}_seconds": seconds for step, seconds in report["timings"].items()}
     found |= {f"latency_{name}_seconds": seconds for name, seconds in (report.get("latency") or {}).items()}
     consumption = report.get("consumption") or {}
     if "over" in consumption:
         found |= {"over_consumption": consumption["over"], "under_consumption": consumption["under"]}
-    if (follows := report.get("follows")) is not None:
+    if (follows := report.get("follows")) is not None and follows["records"] is not None:
         missing = follows["records"] - report["records_read"]
         found |= {"over_consumption": max(-missing, 0), "under_consumption": max(missing, 0)}
     return found

@@ -17,9 +17,9 @@ from airflow_kafka_spark.windows.plan import DataLossPolicy
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
 
-Action = Literal["show", "plan", "reset", "windows", "forget", "pause", "resume", "skip", "replay"]
+Action = Literal["show", "plan", "reset", "windows", "forget", "pause", "resume", "skip", "rename", "rebind", "replay"]
 ACTIONS = get_args(Action)
-CHANGES = ("reset", "forget", "pause", "resume", "skip", "replay")
+CHANGES = ("reset", "forget", "pause", "resume", "skip", "rename", "rebind", "replay")
 
 
 class PipelineOffsetsOperator(BaseOperator):
@@ -30,10 +30,12 @@ class PipelineOffsetsOperator(BaseOperator):
     change is a record in the ledger with who and why. No Spark is started.
 
     :param action: ``show`` (default), ``plan``, ``windows``, ``reset``, ``forget``, ``pause``, ``resume``, ``skip`` (gives up the
-        open window, or else what waits) or ``replay`` (asks for a complete window to be moved once more, when its task is
+        open window, or else what waits), ``rename`` (lets it go on under another name), ``rebind`` (lets the next run go
+        elsewhere, or be another task's) or ``replay`` (asks for a complete window to be moved once more, when its task is
         cleared).
     :param pipeline: the pipeline's name, by default ``<dag_id>.<task_id>``.
     :param to: of ``reset``, where to: ``"earliest"``, ``"latest"``, a time, an offset per partition, ``"committed:<group>"``.
+    :param new_name: of ``rename``.
     :param shift_by: of ``reset``, in place of ``to``: so many offsets on, or back if negative; no further than the log.
     :param only: of ``reset``: topics (``orders``) or partitions (``orders:0,2``); empty (default) is all that it reads.
     :param why: of every change: what for.
@@ -42,7 +44,8 @@ class PipelineOffsetsOperator(BaseOperator):
     :param discard_open: of ``reset`` and ``forget``: give up an open window, whose records a sink may have taken already.
     :param delete_group: of ``forget``: delete its group with the offsets it has committed.
     :param dry_run: of every change: say what would happen, and change nothing.
-    :param not_running: of ``skip``: nobody is at work on the open window; without that it is not given up.
+    :param not_running: of ``skip`` and ``rebind``: nobody is at work on the open window; without that it is not given up, or sent
+        elsewhere.
     :param window: of ``replay``: the window's number; or ``interval``, the data interval's name.
     :param topics: of ``plan``: what it subscribes to; empty (default) is what it has read.
     :param starting_offsets: of ``plan``: as the pipeline's operator has it; so are ``ending_offsets``, ``max_records`` and
@@ -69,6 +72,7 @@ class PipelineOffsetsOperator(BaseOperator):
         "max_records",
         "window",
         "interval",
+        "new_name",
         "ledger_topic",
     )
     ui_color = "#f3e8ff"
@@ -98,6 +102,7 @@ class PipelineOffsetsOperator(BaseOperator):
         not_running: bool = False,
         window: int | str | None = None,
         interval: str | None = None,
+        new_name: str = "",
         kafka_conn_id: str = "kafka_default",
         ledger_topic: str = "airflow-windows",
         **kwargs: Any,
@@ -124,6 +129,7 @@ class PipelineOffsetsOperator(BaseOperator):
         self.not_running = not_running
         self.window = window
         self.interval = interval
+        self.new_name = new_name
         self.kafka_conn_id = kafka_conn_id
         self.ledger_topic = ledger_topic
 
@@ -195,6 +201,17 @@ class PipelineOffsetsOperator(BaseOperator):
         group = self.group_id or None
         return self._warned(skip(self.kafka, self.pipeline, group_id=group, running=running, **self._asked(run)))
 
+    def _rename(self, run: Run) -> Any:
+        from airflow_kafka_spark.hooks.pipeline_rename import rename
+
+        return self._warned(rename(self.kafka, self.pipeline, self.new_name, group_id=self.group_id or None, **self._asked(run)))
+
+    def _rebind(self, run: Run) -> Any:
+        from airflow_kafka_spark.hooks.pipeline_rebind import rebind
+
+        running = False if self.not_running else None
+        return self._warned(rebind(self.kafka, self.pipeline, running=running, **self._asked(run)))
+
     def _replay(self, run: Run) -> Any:
         from airflow_kafka_spark.hooks.pipeline_replay import replay
 
@@ -232,6 +249,8 @@ class PipelineOffsetsOperator(BaseOperator):
             problems.append(Problem("window", "give either `window` or `interval`"))
         elif self.action == "replay":
             problems += _tried("window", lambda: _whole(self.window))
+        if self.action == "rename" and not str(self.new_name or "").strip():
+            problems.append(Problem("new_name", "it is not said what the pipeline is called from now on", "Give it"))
         if self.action == "plan":
             problems += _tried("starting_offsets", lambda: parse_start(self.starting_offsets))
             problems += _tried("ending_offsets", lambda: parse_stop(self.ending_offsets))

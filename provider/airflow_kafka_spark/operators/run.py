@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from airflow_kafka_spark.windows.tries import Tries
+
 
 @dataclass(frozen=True)
 class Run:
@@ -17,7 +19,7 @@ class Run:
     :param task_id: the task.
     :param map_index: index of a mapped task, -1 without mapping.
     :param interval: start and end of the DAG run's data interval, as far as it has one.
-    :param max_tries: how many tries Airflow allows the task: a retry leaves that as it is, clearing the task raises it.
+    :param tries: Airflow's counters of the task, by which a retry of it is told from a clear.
     """
 
     dag_id: str
@@ -25,14 +27,16 @@ class Run:
     task_id: str
     map_index: int = -1
     interval: tuple[datetime | None, datetime | None] = (None, None)
-    max_tries: int = 0
+    tries: Tries = Tries()
 
     @classmethod
     def of(cls, context: Mapping[str, Any]) -> Run:
         ti, dag_run = context["ti"], context.get("dag_run")
         interval = (getattr(dag_run, "data_interval_start", None), getattr(dag_run, "data_interval_end", None))
-        map_index, max_tries = getattr(ti, "map_index", -1), getattr(ti, "max_tries", 0) or 0
-        return cls(ti.dag_id, ti.run_id, ti.task_id, map_index, interval, max_tries)
+        number, allowed = (getattr(ti, name, None) or 0 for name in ("try_number", "max_tries"))
+        clears = getattr(dag_run, "clear_number", None)
+        tries = Tries(number, allowed, -1 if clears is None else clears)
+        return cls(ti.dag_id, ti.run_id, ti.task_id, getattr(ti, "map_index", -1), interval, tries)
 
     @property
     def id(self) -> str:

@@ -24,9 +24,10 @@ from airflow_kafka_spark.operators.publishing import (
 from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.operators.tolerance import SHOWN
 from airflow_kafka_spark.operators.tolerant import TolerantOperator
-from airflow_kafka_spark.operators.transforming import route_problems, routes_of, target_problems
+from airflow_kafka_spark.operators.transforming import route_problems, routed_to, routes_of, target_problems
 from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
+from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import TRANSFORMATION, Applied, SourcePlan, Target, TopicPartition, Window, first_bad
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
@@ -211,6 +212,13 @@ class SourceToKafkaOperator(TolerantOperator):
 
     # --- 3. plan ---
 
+    def destinations(self) -> Endpoint:
+        """Its topic, the one that bad rows go to, and those that transforms send records to."""
+        return super().destinations() | routed_to(routes_of(self.transforms))
+
+    def origin(self) -> Endpoint:
+        return self.source.origin()
+
     def plan(self, ledger: Ledger, run: Run) -> Window:
         from airflow_kafka_spark.hooks.ledger import utc_now
 
@@ -223,7 +231,7 @@ class SourceToKafkaOperator(TolerantOperator):
         self._check_transforms(frozen.splits[:1])
         return Window(
             pipeline=ledger.pipeline,
-            number=ledger.memory.last_number + 1,
+            number=ledger.memory.last_used + 1,
             ranges=(),
             run=run.id,
             planned_at=utc_now(),

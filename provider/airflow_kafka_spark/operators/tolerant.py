@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from airflow_kafka_spark.operators.base import WindowOperator
 from airflow_kafka_spark.operators.tolerance import ErrorOptions
+from airflow_kafka_spark.windows.binding import Endpoint
 
 
 class TolerantOperator(WindowOperator):
@@ -37,6 +38,10 @@ class TolerantOperator(WindowOperator):
         self.errors_deadletterqueue_context_headers_enable = errors_deadletterqueue_context_headers_enable
         self.errors_skip = errors_skip
         self.max_errors = max_errors
+
+    def destinations(self) -> Endpoint:
+        """Its sink's, and the topic that bad records go to."""
+        return super().destinations() | Endpoint(details={"dead_letters": self.errors.topic or ""})
 
     @property
     def errors(self) -> ErrorOptions:

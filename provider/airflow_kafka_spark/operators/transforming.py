@@ -9,6 +9,7 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.operators.decoding import DecodingOperator
 from airflow_kafka_spark.operators.tolerance import ErrorOptions, topic_problems
 from airflow_kafka_spark.operators.tolerant import TolerantOperator
+from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, TRANSFORMATION, VALUE_CONVERTER
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ def routes_of(transforms: Sequence[TransformLike]) -> dict[str, str]:
     from airflow_kafka_spark.transforms.chaining import routes
 
     return routes(transforms)
+
+
+def routed_to(routes: Mapping[str, str]) -> Endpoint:
+    """The topics of :func:`routes_of`, as part of where a window goes."""
+    return Endpoint(details={"routes": ", ".join(sorted(set(routes.values())))})
 
 
 def route_problems(
@@ -72,6 +78,10 @@ class TransformingOperator(TolerantOperator, DecodingOperator):
         """
         problems = self.errors.problems() or self.errors.server_problems(self.kafka, self.taken(self.errors.topic))
         return [*problems, *route_problems(self.kafka, self.routes(), self.errors, self.taken)]
+
+    def destinations(self) -> Endpoint:
+        """Its sink's, the topic that bad records go to, and those that transforms send records to."""
+        return super().destinations() | routed_to(self.routes())
 
     def routes(self) -> dict[str, str]:
         """The topics that transforms send records to, by the argument that names each."""

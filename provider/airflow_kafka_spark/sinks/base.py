@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import Applied, BadRecord, Split, SplitResult, Window
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ class WindowWriter(ABC):
 
         :param results: one result per split of the window, in the order of their indexes, none rejected.
         :raises WindowConflict: the sink's last window of this pipeline is not the one this window follows.
+        :raises ForeignOffsets: it is of another cluster.
         """
 
     @abstractmethod
@@ -182,6 +184,15 @@ class Sink(ABC):
         """What identifies the target as an Airflow asset. Looks nothing up: it is asked for at DAG parse."""
         return self.uri
 
+    def destination(self) -> Endpoint:
+        """Where its rows, and its own record of windows, land: what tells whether an open window still goes where it was planned
+        to go. Without credentials. May look up the connection, and ask the server.
+
+        :raises ConnectionInvalid: the connection cannot be used.
+        :raises SinkUnavailable: the server cannot be reached.
+        """
+        return Endpoint({"sink": self.uri})
+
     @abstractmethod
     def validate(self, shape: Shape) -> list[Problem]:
         """Everything that would keep a window of this shape from being written: missing table, types that do not fit, no right to
@@ -189,7 +200,8 @@ class Sink(ABC):
         what a user can cause."""
 
     def replay_problems(self) -> list[Problem]:
-        """Why this sink, with these options, cannot replace the rows of a window it has taken, as a replay does."""
+        """Why this sink, with these options and where it is, cannot replace the rows of a window it has taken, as a replay does.
+        Asked before a replay is planned, and before one that is open is taken up again. Leaves everything as it is."""
         return [Problem("on_rerun", "this sink cannot replace what it has taken", 'Set `on_rerun="skip"`')]
 
     def unordered_problems(self) -> list[Problem]:
@@ -198,11 +210,16 @@ class Sink(ABC):
 
     @abstractmethod
     def last_applied(self, pipeline: str) -> Applied | None:
-        """The newest window of this pipeline the sink remembers: where a pipeline goes on when its ledger is lost."""
+        """The newest window of this pipeline the sink remembers, with the ids of its cluster and topics: where a pipeline goes on
+        when its ledger is lost, if these are still the same."""
 
     @abstractmethod
     def applied(self, window: Window) -> Applied | None:
-        """The sink's record of exactly this window, or None; of a replay, once that has been taken."""
+        """The sink's record of exactly this window, or None; of a replay, once that has been taken.
+
+        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
+        :raises WindowConflict: a window of this number is there, but of other offsets.
+        """
 
     @abstractmethod
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:

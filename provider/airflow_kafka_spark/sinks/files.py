@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,21 +13,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, Problem, SinkUnavailable, WindowConflict
+from airflow_kafka_spark.errors import Fenced, Problem, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.files_evolve import together
 from airflow_kafka_spark.sinks.files_layout import (
     PUBLISH,
     RECORD,
     TASKS,
+    AttemptLock,
     Record,
     Staging,
     exchange,
     flush,
     make_below,
+    why_not_exchanged,
 )
 from airflow_kafka_spark.sinks.files_table import FilesTable
-from airflow_kafka_spark.windows.continuity import continues, without_recreated
+from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.continuity import refuse_gap
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
 if TYPE_CHECKING:
@@ -72,6 +76,10 @@ class FilesSink(FilesTable, Sink):
         """The same."""
         return self.uri
 
+    def destination(self) -> Endpoint:
+        """The directory, and the column that names each window's own within it."""
+        return Endpoint({"path": self.uri}, {"window_column": self.window_column})
+
     def validate(self, shape: Shape) -> list[Problem]:
         """Options, types, place and rights, all at once. Writes nothing: a right to write is looked up, not tried."""
         from airflow_kafka_spark.sinks.files_check import problems
@@ -89,14 +97,24 @@ class FilesSink(FilesTable, Sink):
     def applied(self, window: Window) -> Applied | None:
         """What the window's directory says.
 
+        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
         record = self.record(window)
         return record.applied if record and record.applied.replay >= window.replay else None
 
     def replay_problems(self) -> list[Problem]:
-        """None: a window's directory is exchanged for another one."""
-        return []
+        """A window's directory is exchanged for another one in one step: a file system that cannot do that is refused. It is
+        tried out beside the table, and nothing is left there."""
+        try:
+            reason = why_not_exchanged(self.directory)
+        except ValueError:
+            return []  # validate() refuses the path
+        if reason is None:
+            return []
+        found = f"{self.directory} is on a file system on which a window cannot be replaced in one step: {reason}"
+        action = 'Leave `on_rerun` at "skip", or move the table to a local file system of Linux (ext4, xfs, btrfs, tmpfs)'
+        return [Problem("on_rerun", found, action)]
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> FilesWindowWriter:
         """Takes the directories of earlier attempts away, by a rename first: one that still lives then finds nothing of its
@@ -104,6 +122,7 @@ class FilesSink(FilesTable, Sink):
         staging = Staging.beside(self.directory)
         try:
             staging.sweep(window)
+            staging.sweep_abandoned()
             attempt = staging.create(window)
         except OSError as error:
             raise SinkUnavailable(self.uri, f"beginning window {window}", str(error)) from error
@@ -124,6 +143,10 @@ class FilesWindowWriter(WindowWriter):
         self.shape = shape
         self.staging = staging
         self.attempt = attempt
+        self._lock: AttemptLock | None = None
+        # A file system without locks has nothing swept away that is another pipeline's.
+        with suppress(OSError):
+            self._lock = AttemptLock(attempt)
 
     def split_writer(self) -> SplitWriter:
         from airflow_kafka_spark.sinks.files_worker import FilesSplitWriter, Target
@@ -164,15 +187,13 @@ class FilesWindowWriter(WindowWriter):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.staging.discard(self.attempt)
+        if self._lock is not None:
+            self._lock.release()
 
     def _refuse_conflict(self) -> None:
         newest = self.sink.newest_record(self.window.pipeline)
-        if newest is None or self.window.replay:
-            return
-        previous = without_recreated(newest.applied, newest.topic_ids, self.window)
-        if reasons := continues(previous, self.window):
-            expected = f"a window that follows number {previous.number}, the newest in {self.sink.directory}"
-            raise WindowConflict(str(self.window), "; ".join(reasons), expected)
+        if newest is not None and not self.window.replay:
+            refuse_gap(newest.applied, self.window, str(self.sink.directory))
 
     def _gather(self, results: Sequence[SplitResult]) -> Record:
         """Move the files of all splits and the record into one directory, and make it durable."""
@@ -195,11 +216,19 @@ class FilesWindowWriter(WindowWriter):
 
     def _record(self, rows: int, files: Sequence[Mapping[str, Any]]) -> Record:
         window = self.window
-        facts = {"run": window.run, "cluster_id": window.cluster_id, "committed_at": datetime.now(timezone.utc).isoformat()}
-        applied = Applied(window.pipeline, window.number, window.ranges, rows, replay=window.replay)
+        facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
+        applied = Applied(
+            window.pipeline,
+            window.number,
+            window.ranges,
+            rows,
+            replay=window.replay,
+            cluster_id=window.cluster_id,
+            topic_ids=window.topic_ids,
+        )
         latest = self.sink.latest_record(window.pipeline)
         columns = together(latest.columns if latest else {}, self.shape.schema)
-        return Record(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), window.topic_ids, facts, columns)
+        return Record(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), facts, columns)
 
     def _publish(self) -> None:
         self.sink.directory.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@
     <parent>/.<name>.airflow-staging/<pipeline>-<number>-<attempt>/       an attempt, out of every reader's sight
         tasks/<task>/...                                                  what one task attempt wrote
         publish/...                                                       the window, complete; renamed into <path> in one step
+        lock                                                              locked for as long as the attempt's driver lives
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
+import itertools
 import json
 import logging
 import os
 import re
 import shutil
+import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +44,12 @@ LONGEST_NAME = 255
 
 TASKS = "tasks"
 PUBLISH = "publish"
+LOCK = "lock"
+
+ABANDONED_DAYS = 7.0
+"""So old is an attempt, at least, that another pipeline's attempt removes."""
+SWEPT_AT_ONCE = 20
+"""Abandoned attempts that one attempt removes at most."""
 
 # What Spark escapes (ExternalCatalogUtils.escapePathName), and NUL, which no file system takes.
 _ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
@@ -114,6 +125,25 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
+def why_not_exchanged(directory: Path) -> str | None:
+    """Return why directories beside this one cannot change places in one step, or None where they can.
+
+    Tried out with two empty directories, hidden from readers and gone again when this returns: no flag of a file system says it.
+
+    :param directory: need not exist; then its file system is that of the nearest parent that does.
+    """
+    place = next((parent for parent in directory.parents if parent.is_dir()), directory.parent)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".airflow-exchange-", dir=place) as probe:
+            one, other = Path(probe, "one"), Path(probe, "other")
+            one.mkdir()
+            other.mkdir()
+            exchange(one, other)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def make_below(base: Path, names: Sequence[str]) -> Path:
     """Make nested directories in ``base``, never ``base`` itself: when a newer attempt took it away, this one has to notice.
 
@@ -138,7 +168,6 @@ class Record:
     :param files: path below the window's directory, rows and bytes of each file.
     :param format: the files' format.
     :param partition_by: their partition columns.
-    :param topic_ids: each topic's id: offsets of another topic of that name mean other records.
     :param facts: who wrote it and when, for people.
     :param columns: names and types of all columns that the pipeline's windows have had; empty where that is not known.
     """
@@ -147,7 +176,6 @@ class Record:
     files: tuple[Mapping[str, Any], ...] = ()
     format: str = ""
     partition_by: tuple[str, ...] = ()
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -163,7 +191,8 @@ class Record:
                 "replay": applied.replay,
                 "format": self.format,
                 "partition_by": list(self.partition_by),
-                "topic_ids": dict(self.topic_ids),
+                "cluster_id": applied.cluster_id,
+                "topic_ids": dict(applied.topic_ids),
                 **self.facts,
                 "columns": dict(self.columns),
                 "files": [dict(f) for f in self.files],
@@ -184,11 +213,12 @@ class Record:
                     tuple(OffsetRange(*r) for r in found["ranges"]),
                     found["rows"],
                     replay=found.get("replay", 0),
+                    cluster_id=found.get("cluster_id") or "",
+                    topic_ids=found.get("topic_ids") or {},
                 ),
                 tuple(found["files"]),
                 found["format"],
                 tuple(found["partition_by"]),
-                found["topic_ids"],
                 columns=found.get("columns", {}),
             )
         except (KeyError, TypeError) as error:
@@ -196,6 +226,36 @@ class Record:
 
 
 # --- staging --------------------------------------------------------------------------------------------------------
+
+
+class AttemptLock:
+    """Who holds it works on an attempt: the attempt's driver from its beginning to its end, or whoever clears it away.
+
+    The lock goes with the process that holds it, however that ends (``flock(2)``, on NFS too).
+
+    :param attempt: its directory.
+    :raises OSError: another process holds the lock, the directory is gone, or the file system has no locks.
+    """
+
+    def __init__(self, attempt: Path) -> None:
+        self._fd = os.open(attempt / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> AttemptLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """May be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 @dataclass(frozen=True)
@@ -239,6 +299,22 @@ class Staging:
         """Remove what is left of attempts at this window, and at those before it."""
         for attempt in list(self.attempts(window.pipeline, window.number)):
             self.discard(attempt)
+
+    def sweep_abandoned(self) -> None:
+        """Remove up to :data:`SWEPT_AT_ONCE` attempts of pipelines that nobody runs any more, which nobody else sweeps away.
+
+        Guarantee: nothing that a live attempt needs is removed. Only attempts count that began more than :data:`ABANDONED_DAYS`
+        days ago, and whose lock nobody holds: an attempt holds it for as long as it lives, on whatever machine. Where the file
+        system has no locks, nothing is removed. Never raises.
+        """
+        named = re.compile(r".+-\d{10,}-[0-9a-f]{32}(?:\.removed)?", re.DOTALL)
+        oldest = time.time() - ABANDONED_DAYS * 86400
+        with contextlib.suppress(OSError), os.scandir(self.root) as entries:
+            old = (e for e in entries if named.fullmatch(e.name) and e.stat(follow_symlinks=False).st_mtime < oldest)
+            for entry in list(itertools.islice(old, SWEPT_AT_ONCE)):
+                with contextlib.suppress(OSError), AttemptLock(Path(entry.path)):
+                    log.info("Removing %s: it was abandoned", entry.path)
+                    self.discard(Path(entry.path))
 
     def discard(self, attempt: Path) -> None:
         """Remove an attempt. Never raises: what stays is litter, and the next attempt tries again."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.files_layout import RECORD, Record, escape, flush, pipeline_slug, window_directory
-from airflow_kafka_spark.windows.continuity import same_ranges
+from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.interval import family_of
 from airflow_kafka_spark.windows.model import Window
 
@@ -84,12 +84,12 @@ class FilesTable:
     def record(self, window: Window) -> Record | None:
         """The whole record of a window, None when it is not published.
 
+        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
         record = self._read_record(self.window_path(window), window.pipeline)
-        if record and not same_ranges(record.applied.ranges, window.ranges):
-            there = ", ".join(map(str, record.applied.ranges))
-            raise WindowConflict(str(window), f"{self.window_path(window)} holds {there}", ", ".join(map(str, window.ranges)))
+        if record:
+            refuse_other(record.applied, window, str(self.window_path(window)))
         return record
 
     def newest_record(self, pipeline: str) -> Record | None:

@@ -10,6 +10,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.formats.base import Format, Kind, StructEncoder, spark_column
 from airflow_kafka_spark.formats.ddl import columns_of
 from airflow_kafka_spark.sinks.base import Guarantee
+from airflow_kafka_spark.windows.binding import Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -81,6 +82,10 @@ class KafkaSink:
     def uri(self) -> str:
         """``kafka://conn_id/topic``."""
         return f"kafka://{self.conn_id}/{self.topic or '*'}"
+
+    def destination(self) -> Endpoint:
+        """The topic. Its cluster is the ledger's."""
+        return Endpoint({"topic": self.topic} if self.topic else {"topic_column": str(self.topic_column)})
 
     # --- validate ---
 

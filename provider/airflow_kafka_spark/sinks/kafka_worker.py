@@ -30,16 +30,18 @@ from airflow_kafka_spark.errors import (
     SparkJobFailed,
     TransactionTimedOut,
 )
+from airflow_kafka_spark.hooks.held_up import Holder, end_held
 from airflow_kafka_spark.hooks.kafka_client import ClientEvents
 from airflow_kafka_spark.hooks.kafka_transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
 from airflow_kafka_spark.hooks.ledger_topic import PROMPT, LedgerPlace, read_to
 from airflow_kafka_spark.sinks.dead_letters_worker import Envelope, from_bytes
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting, Rows
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming, Rejected
+from airflow_kafka_spark.sinks.kafka_look_worker import look
 from airflow_kafka_spark.sinks.kafka_refused_worker import refused
 from airflow_kafka_spark.sinks.kafka_send_worker import Sender
 from airflow_kafka_spark.windows.codec import encode_error, marker_to_json, result_to_json
-from airflow_kafka_spark.windows.memory import Memory, marker_key, marker_record, remember, window_key
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_key, marker_record, window_key
 from airflow_kafka_spark.windows.model import Landed, Marker, SplitResult, TopicPartition
 
 PRODUCER: Mapping[str, Any] = {
@@ -171,7 +173,14 @@ class Publisher:
             window_key(self.ledger.pipeline, self.ledger.number),
             marker_key(self.ledger.pipeline, self.ledger.number, split),
         )
-        return remember(self.ledger.pipeline, read_to(config, tp, self.ledger.offset, high, mine))
+
+        def read(start: int) -> Iterator[LedgerRecord]:
+            return read_to(config, tp, start, high, mine, on_held=self._end)
+
+        return look(self.ledger, split, read, high)
+
+    def _end(self, holder: Holder) -> str:
+        return end_held({**PRODUCER, **self.config}, self.ledger.topic, holder)
 
     def _write(self, producer: Producer, split: int, incoming: Incoming) -> Marker:
         producer.begin_transaction()

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.hooks.postgres import system_identifier
 from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.sinks.postgres_settings import PostgresSettings
+from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import Applied, Split, Window
 
 
@@ -55,6 +57,9 @@ class PostgresSink(PostgresSettings, Sink):
     :param merge: ``overlap`` (default) moves stages into the table as they become ready, while others load: faster, and the
         transaction is open as long as the load takes; ``after`` moves them at the end. ``upsert`` always does the latter.
     :param lock_timeout: seconds to wait for a lock somebody else holds; default 60.
+    :param keep_windows: rows of ``windows_table`` that are kept of a pipeline, at least 1, default 1000: the transaction that
+        applies a window removes older ones, at most 1000 at a time. Replays of windows whose row is gone need a table in which
+        every row has ``window_column``.
     """
 
     template_fields: ClassVar[Sequence[str]] = (
@@ -96,6 +101,18 @@ class PostgresSink(PostgresSettings, Sink):
         if "{{" in self.table or "{{" in self.conn_id:
             return f"x-postgres://{self.conn_id}/{self.table}"
         return f"x-postgres://{_path(self.conn_id, *self._name)}"
+
+    def destination(self) -> Endpoint:
+        """Server, database and table, with the schema that the server finds; the tables that remember windows and splits; and the
+        mode, where splits commit by themselves: some of a window may have committed with another one. ``atomic`` and
+        ``split_records`` are not part of it: an attempt compares them with the splits that are in the table already."""
+        server = self.server()
+        with server.session("asking where the table is of", self.table) as connection:
+            name, identity = resolve(connection, *parse_name(self.table)), system_identifier(connection)
+        place = {SERVER: f"{server.host}:{server.port}", "database": server.database, "table": f"{name.schema}.{name.table}"}
+        mode = self.mode if self.atomic == "split" else ""
+        details = {"windows_table": self.windows_table, "splits_table": self.splits_table, "mode": mode}
+        return Endpoint({**place, **({SERVER_ID: identity} if identity else {})}, details)
 
     @property
     def _name(self) -> tuple[str, str]:
@@ -143,12 +160,12 @@ class PostgresSink(PostgresSettings, Sink):
 
         with self.server().session("looking for the last window of", pipeline) as connection:
             windows = self._windows(connection)
-            last = record.last_recorded(connection, windows, pipeline) if record.exists(connection, windows) else None
-            return last.applied if last else None
+            return record.last_recorded(connection, windows, pipeline) if record.exists(connection, windows) else None
 
     def applied(self, window: Window) -> Applied | None:
         """The window's row of ``airflow_windows``.
 
+        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         :raises SinkUnavailable: the server cannot be reached.
         """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from airflow_kafka_spark.errors import SinkRejected
+from airflow_kafka_spark.errors import SinkRejected, WindowConflict
 from airflow_kafka_spark.hooks.postgres import APPLICATION, rows, run
 from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
 from airflow_kafka_spark.sinks import postgres_evolve as evolution
@@ -27,8 +29,14 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.postgres_settings import PostgresSettings
     from airflow_kafka_spark.sinks.postgres_worker import Load
 
+log = logging.getLogger(__name__)
+
 OFFSET, TOMBSTONE = "__airflow_offset", "__airflow_tombstone"
 KEEP_SPLITS = "Set back what decides the size of splits until this window is complete"
+STAGES = "airflow_stage_"
+"""What the names of all stages begin with."""
+ABANDONED_DAYS = 7.0
+"""So old are the tables of an attempt, at least, that another pipeline's attempt removes."""
 _POLL = 0.02
 _DROPPED_AT_ONCE = 50
 
@@ -43,6 +51,7 @@ class Attempt:
     :param merge: how they get into the target.
     :param direct: whether COPY may write the target itself.
     :param tolerates: whether rows that the target refuses are left out, and told.
+    :param keep_windows: rows of the sink's record that are kept of the pipeline.
     """
 
     server: Server
@@ -58,6 +67,7 @@ class Attempt:
     merge: Merge
     direct: bool
     tolerates: bool = False
+    keep_windows: int = 1000
 
     @property
     def application_name(self) -> str:
@@ -71,6 +81,11 @@ class Attempt:
     @property
     def registry(self) -> Name:
         return Name(self.stage_schema, f"{self.prefix}_r")
+
+    @property
+    def owner(self) -> int:
+        """The token, as the splits table holds it."""
+        return int(self.token, 16)
 
     @property
     def lock(self) -> int:
@@ -109,7 +124,7 @@ def application_name(key: str) -> str:
 
 
 def stage_prefix(key: str) -> str:
-    return f"airflow_stage_{key}_"
+    return f"{STAGES}{key}_"
 
 
 def prepare(sink: PostgresSettings, window: Window, splits: Sequence[Split], shape: Shape) -> Attempt:
@@ -127,23 +142,29 @@ def prepare(sink: PostgresSettings, window: Window, splits: Sequence[Split], sha
         key = pipeline_key(windows, window.pipeline)
         stage_schema = sink.stage_schema or name.schema
         _clear(connection, key, stage_schema, server.lock_timeout)
+        clear_abandoned(connection, stage_schema)
         _create_missing(connection, sink, name, windows, markers, shape)
         if sink.auto_evolve:
             # Before anything is staged, and never undone: a killed attempt leaves columns that the next one finds.
             evolution.evolve(connection, sink, name, shape)
+        token = uuid4().hex[:8]
         if recorded(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
-            _compare_markers(connection, sink, markers, window, splits, tolerates=shape.tolerates)
+            # In this order: from here on no task of an earlier attempt can add a marker to those that are compared.
+            _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
+            if not window.replay:
+                _refuse_open_markers(connection, windows, markers, window, splits)
+                _compare_markers(connection, sink, markers, window, splits, tolerates=shape.tolerates)
         target = read_table(connection, name)
         if target is None:
             raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")
         columns, merge, direct = _plan(sink, target, shape, window)
         attempt = Attempt(
-            server, window, tuple(splits), name, windows, markers, stage_schema, key, uuid4().hex[:8], columns, merge, direct,
-            tolerates=shape.tolerates,
+            server, window, tuple(splits), name, windows, markers, stage_schema, key, token, columns, merge, direct,
+            tolerates=shape.tolerates, keep_windows=sink.keep_windows,
         )  # fmt: skip
         if sink.atomic == "window":
-            run(connection, sql.create_registry(attempt.registry))
+            create_registry(connection, attempt.registry)
         return attempt
 
 
@@ -174,6 +195,31 @@ def _clear(connection: psycopg.Connection, key: str, schema: str, patience: floa
                 raise
 
 
+def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
+    """Drop up to 50 tables of attempts whose pipeline nobody runs any more, so that nobody else clears them away.
+
+    Guarantee: nothing that a live attempt needs is dropped. Only tables of attempts count that began more than
+    :data:`ABANDONED_DAYS` days ago, and whose pipeline has no session here: an attempt has one for as long as it lives. Never
+    waits for anybody, and never fails an attempt.
+    """
+    from psycopg import Error
+
+    with suppress(Error), connection.transaction():
+        run(connection, sql.set_lock_timeout(0.1))
+        query = sql.abandoned_tables(schema, STAGES, APPLICATION, ABANDONED_DAYS, _DROPPED_AT_ONCE)
+        left = [Name(schema, row[0]) for row in rows(connection, query)]
+        if left:
+            log.info("Dropping %d tables of attempts that were abandoned in schema %s", len(left), schema)
+            run(connection, sql.drop(left))
+
+
+def create_registry(connection: psycopg.Connection, registry: Name) -> None:
+    """An attempt's list of stages, and when it began."""
+    with connection.transaction():
+        run(connection, sql.create_registry(registry))
+        run(connection, sql.stamp(registry, rows(connection, sql.now())[0][0]))
+
+
 def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> None:
     from psycopg import errors
 
@@ -190,6 +236,39 @@ def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> 
         if time.monotonic() > deadline:
             return
         time.sleep(_POLL)
+
+
+def _take_over(
+    connection: psycopg.Connection,
+    sink: PostgresSettings,
+    markers: Name,
+    window: Window,
+    key: str,
+    owner: int,
+    patience: float,
+) -> None:
+    """Make this attempt the only one whose tasks may commit splits of the pipeline by themselves; with ``atomic="window"`` none
+    may.
+
+    A task holds the owner's row from its look until it commits: so what it commits was allowed, and is there before this returns.
+    """
+    from psycopg import errors
+
+    if not exists(connection, markers):
+        return
+    statement = sql.own(markers, window.pipeline, owner) if sink.atomic == "split" else sql.disown(markers, window.pipeline)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            with connection.transaction():
+                run(connection, sql.set_lock_timeout(min(patience, 1.0)))
+                run(connection, statement)
+            return
+        except errors.LockNotAvailable:
+            # A task of an earlier attempt has begun since its sessions were ended.
+            if time.monotonic() > deadline:
+                raise
+            _end_sessions(connection, key, deadline)
 
 
 def drop_tables(connection: psycopg.Connection, attempt: Attempt) -> None:
@@ -262,6 +341,23 @@ def _plan(sink: PostgresSettings, target: Table, shape: Shape, window: Window) -
         and all(target.columns[n].type == sql.OFFSET_TYPES[sql.OFFSET_COLUMNS.index(n)] for n in filled)
     )
     return columns, merge, direct
+
+
+def _refuse_open_markers(
+    connection: psycopg.Connection, windows: Name, markers: Name, window: Window, splits: Sequence[Split]
+) -> None:
+    """Splits of another window that nobody has closed may be in the table already, as of a second ledger that counts otherwise.
+
+    :raises WindowConflict: some hold offsets of this one, and nobody has moved the pipeline back.
+    """
+    if window.moved or not exists(connection, markers):
+        return
+    for number, *place in rows(connection, sql.open_markers(markers, windows, window.pipeline, window.number)):
+        there = sql.Marker(*place)
+        for r in (split.range for split in splits):
+            if there[:2] == r.topic_partition and there.start < r.end and r.start < there.end:
+                found = f"{there.text} is in the table already, a split of window #{number}, which is not complete"
+                raise WindowConflict(str(window), found, "offsets that no other window has taken")
 
 
 def _compare_markers(

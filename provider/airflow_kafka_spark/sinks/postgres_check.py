@@ -71,6 +71,8 @@ def _option_problems(sink: PostgresSettings) -> Iterator[Problem]:
             yield Problem(f"sink.{name}", f"{value!r} cannot be a name; expected 1 to {NAME_BYTES} bytes without NUL")
     if not sink.lock_timeout > 0:
         yield Problem("sink.lock_timeout", f"it is {sink.lock_timeout!r}; expected seconds, more than 0")
+    if not (isinstance(sink.keep_windows, int) and sink.keep_windows >= 1):
+        yield Problem("sink.keep_windows", f"it is {sink.keep_windows!r}; expected a whole number, at least 1")
     yield from _mode_problems(sink)
 
 

@@ -29,6 +29,7 @@ class PostgresSettings:
     stage_schema: str | None = None
     merge: Literal["overlap", "after"] = "overlap"
     lock_timeout: float = 60.0
+    keep_windows: int = 1000
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", (self.key,) if isinstance(self.key, str) else tuple(self.key))

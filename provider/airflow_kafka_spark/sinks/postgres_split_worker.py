@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.errors import SinkRejected
+from airflow_kafka_spark.errors import Fenced, SinkRejected
 from airflow_kafka_spark.hooks.postgres_names import Name, quote
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.base import Rows
@@ -44,6 +44,8 @@ class SplitAtomicWriter(CopyWriter):
     :param splits: the markers.
     :param merge: how rows get from a temporary table into the target.
     :param direct: whether COPY may write the target itself.
+    :param owner: the attempt that these tasks belong to, as the splits table names it: once another one owns the pipeline's
+        splits, none of them commits anything.
     :param tolerates: whether the split is put off, and the window goes on, where the target refuses some of its rows.
     """
 
@@ -51,6 +53,7 @@ class SplitAtomicWriter(CopyWriter):
     splits: Name
     merge: Merge
     direct: bool
+    owner: int
     tolerates: bool = False
     _claimed: bool = field(default=False, init=False, repr=False)
 
@@ -59,24 +62,40 @@ class SplitAtomicWriter(CopyWriter):
         return self._claim(session) if self._claimed else None
 
     def _claim(self, session: Session) -> Mapping[str, Any] | None:
-        """With the lock held: write the marker, or tell what is there."""
+        """With the lock held: write the marker, or tell what is there.
+
+        :raises Fenced: another attempt owns the pipeline's splits.
+        :raises SinkRejected: another split is there that has some of the same offsets.
+        """
+        # First: the row stays locked until this transaction ends. Whoever takes the window over waits for that, and then sees the
+        # marker; or was faster, and then this sees that.
+        owners = session.rows(sql.owner_of(self.splits, self.load.pipeline))
         if (there := self._known(session)) is not None:
             return there
         # Its markers go when the next window is applied: a task that comes later still must not find the way free.
         if session.rows(sql.applied_since(self.windows, self.load.pipeline, self.load.number)):
             return {}
+        if [owner for (owner,) in owners] != [self.owner]:
+            raise Fenced(self.load.pipeline, f"writing {self.split.range} of window {self.load.number}")
+        self._refuse_overlap(session)
         session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))
         return None
 
     def _known(self, session: Session) -> Mapping[str, Any] | None:
-        found = (sql.Marker(*row) for row in session.rows(sql.markers(self.splits, self.load.pipeline, self.load.number)))
-        there = next((marker for marker in found if marker[:3] == self._marker[:3]), None)
-        if there is None:
-            return None
-        if there.end != self.split.range.end:
-            detail = f"an earlier attempt wrote {there.text} as one split, this one has {self.split.range}"
-            raise SinkRejected(self.load.target, self.load.window, detail, "Keep the splits of a window until it is complete")
-        return _token(there)
+        there = next((marker for marker in self._markers(session) if marker[:4] == self._marker[:4]), None)
+        return None if there is None else _token(there)
+
+    def _refuse_overlap(self, session: Session) -> None:
+        mine = self._marker
+        for there in self._markers(session):
+            shares = there.start == mine.start or (there.start < mine.end and mine.start < there.end)
+            if there[:2] == mine[:2] and shares:
+                detail = f"an earlier attempt wrote {there.text} as one split, this one has {self.split.range}"
+                raise SinkRejected(self.load.target, self.load.window, detail, "Keep the splits of a window until it is complete")
+
+    def _markers(self, session: Session) -> list[sql.Marker]:
+        found = session.rows(sql.markers(self.splits, self.load.pipeline, self.load.number))
+        return [sql.Marker(*row) for row in found]
 
     def _start(self, session: Session) -> Stream:
         if self._copies:

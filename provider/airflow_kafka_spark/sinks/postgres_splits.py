@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
 
+from airflow_kafka_spark.errors import Fenced, KafkaSparkError
 from airflow_kafka_spark.hooks.postgres import rows, run
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.base import SplitWriter
-from airflow_kafka_spark.sinks.postgres_attempt import Attempt
+from airflow_kafka_spark.sinks.postgres_attempt import Attempt, create_registry
 from airflow_kafka_spark.sinks.postgres_transaction import Transaction
 from airflow_kafka_spark.sinks.postgres_writer import DriverWriter
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult
@@ -25,7 +28,8 @@ class SplitsWindowWriter(DriverWriter):
     """One attempt at a window whose splits commit one by one.
 
     Guarantee: a split is put into the target by a transaction of its own, with a marker that says so; or by the one that closes
-    the window, and then a marker has kept all tasks off it since before it was read for that. Never by both.
+    the window, and then a marker has kept all tasks off it since before it was read for that. Never by both. Only tasks of the
+    attempt that owns the pipeline's splits commit: one that is overtaken, of whatever splits, commits nothing any more.
     """
 
     def __init__(self, attempt: Attempt) -> None:
@@ -38,7 +42,7 @@ class SplitsWindowWriter(DriverWriter):
             return self.stage_writer()
         attempt = self.attempt
         return SplitAtomicWriter(
-            attempt.load(), attempt.windows, attempt.markers, attempt.merge, attempt.direct, attempt.tolerates
+            attempt.load(), attempt.windows, attempt.markers, attempt.merge, attempt.direct, attempt.owner, attempt.tolerates
         )
 
     def put_off(self, results: Sequence[SplitResult]) -> Sequence[Split]:
@@ -56,7 +60,8 @@ class SplitsWindowWriter(DriverWriter):
         attempt = self.attempt = self.attempt.staged()
         self.transaction, self.stages = Transaction(attempt), True
         with attempt.server.session("staging splits of", str(attempt.window)) as connection:
-            run(connection, sql.create_registry(attempt.registry))
+            create_registry(connection, attempt.registry)
+        self.stay()
         return tuple(split for split in attempt.splits if split.index in indexes)
 
     def _found(self) -> Mapping[int, int]:
@@ -74,6 +79,31 @@ class SplitsWindowWriter(DriverWriter):
         window = self.attempt.window
         found = rows(self.transaction.session, sql.markers(self.attempt.markers, window.pipeline, window.number))
         return [marker for marker in (sql.Marker(*row) for row in found) if not marker.put_off]
+
+    def _begin(self) -> bool:
+        """See :meth:`DriverWriter._begin`.
+
+        :raises Fenced: another attempt owns the pipeline's splits, and has not applied the window yet.
+        """
+        if not super()._begin():
+            return False
+        window = self.attempt.window
+        owners = rows(self.transaction.session, sql.owner_of(self.attempt.markers, window.pipeline))
+        if [owner for (owner,) in owners] != [self.attempt.owner]:
+            # Whoever owns them now need not wait for this one's locks.
+            self.transaction.close()
+            raise Fenced(window.pipeline, f"committing window {window.number}")
+        return True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)
+        if self.committed:
+            return
+        attempt, window = self.attempt, self.attempt.window
+        # Its tasks commit nothing from here on. Where that cannot be said now, the next attempt at the window says it.
+        with suppress(KafkaSparkError), attempt.server.session("leaving", str(window)) as connection:
+            run(connection, "SET lock_timeout = '2s'")
+            run(connection, sql.disown(attempt.markers, window.pipeline, attempt.owner))
 
     def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
         applied, window = super()._apply(results), self.attempt.window

@@ -114,14 +114,14 @@ def add_replay(windows: Name) -> str:
 
 
 def claim_window(windows: Name, facts: Mapping[str, Any], target: str) -> str:
-    """Insert the window's row; for a replay, take that of the time before. No row comes back when it is there already; waits for
-    whoever is about to insert it."""
+    """Insert the window's row; for a replay, take that of the time before. Returns whether the row is new; no row comes back when
+    it is there already. Waits for whoever is about to insert it."""
     return (
         f"INSERT INTO {windows} AS w (pipeline, number, ranges, target, run, cluster_id, topic_ids, replay) VALUES ("
         f"{literal(facts['pipeline'])}, {literal(facts['number'])}, {jsonb(facts['ranges'])}, {literal(target)}, "
         f"{literal(facts['run'])}, {literal(facts['cluster_id'])}, {jsonb(facts['topic_ids'])}, {literal(facts['replay'])}) "
         "ON CONFLICT (pipeline, number) DO UPDATE SET target = excluded.target, run = excluded.run, replay = excluded.replay "
-        "WHERE w.replay < excluded.replay RETURNING 1"
+        "WHERE w.replay < excluded.replay RETURNING (xmax = 0)"
     )
 
 
@@ -131,6 +131,17 @@ def count_window(windows: Name, pipeline: str, number: int, written: int, delete
         f"UPDATE {windows} SET written = {literal(written)}, deleted = {literal(deleted)}, applied_at = clock_timestamp() "
         f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
     )
+
+
+DROPPED_WINDOWS = 1000
+"""Old rows of the windows table that one transaction removes at most."""
+
+
+def drop_old_windows(windows: Name, pipeline: str, number: int, keep: int) -> str:
+    """The oldest rows of a pipeline, of windows before the ``keep`` last ones."""
+    mine = f"pipeline = {literal(pipeline)}"
+    old = f"SELECT number FROM {windows} WHERE {mine} AND number <= {literal(number - keep)}"
+    return f"DELETE FROM {windows} WHERE {mine} AND number IN ({old} ORDER BY number LIMIT {DROPPED_WINDOWS})"
 
 
 def window_row(windows: Name, pipeline: str, number: int) -> str:
@@ -145,7 +156,8 @@ def last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
 
 def _select_windows(windows: Name) -> str:
     # Through JSON: the table may be of before there were replays, and is only read here.
-    return f"SELECT number, ranges, written, deleted, topic_ids, (to_jsonb(w)->>'replay')::integer FROM {windows} AS w"
+    replay = "(to_jsonb(w)->>'replay')::integer"
+    return f"SELECT number, ranges, written, deleted, topic_ids, {replay}, cluster_id FROM {windows} AS w"
 
 
 def delete_window(target: Name, column: str, window: str) -> str:
@@ -166,6 +178,10 @@ def create_splits(splits: Name) -> str:
         "start_offset))"
     )
 
+
+OWNER = "number = 0"
+"""What tells the owner's row of the splits table from markers, of which windows are numbered from 1: its ``end_offset`` names the
+attempt whose tasks may commit splits of the pipeline's windows."""
 
 PUT_OFF = -1
 """Instead of a number of rows: the target refuses some of the split's. No task may commit it any more."""
@@ -212,8 +228,42 @@ def markers(splits: Name, pipeline: str, number: int) -> str:
     )
 
 
+def open_markers(splits: Name, windows: Name, pipeline: str, number: int) -> str:
+    """Number, and marker, of splits of the pipeline's other windows that are newer than the last one applied: of windows that
+    nobody has closed."""
+    last = f"SELECT max(number) FROM {windows} WHERE pipeline = {literal(pipeline)}"
+    return (
+        f"SELECT number, topic, partition, start_offset, end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} "
+        f"AND number <> {literal(number)} AND number > COALESCE(({last}), 0) AND rows <> {PUT_OFF}"
+    )
+
+
+def own(splits: Name, pipeline: str, owner: int) -> str:
+    """Make an attempt the one whose tasks may commit splits of a pipeline. Waits for tasks of the one before that are about to
+    commit theirs."""
+    values = ", ".join(literal(value) for value in (pipeline, 0, "", 0, 0, owner))
+    return (
+        f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values}) "
+        "ON CONFLICT (pipeline, number, topic, partition, start_offset) DO UPDATE SET end_offset = excluded.end_offset"
+    )
+
+
+def disown(splits: Name, pipeline: str, owner: int | None = None) -> str:
+    """Let no task commit splits of a pipeline. Waits for those that are about to commit theirs.
+
+    :param owner: only if this attempt is the owner.
+    """
+    mine = "" if owner is None else f" AND end_offset = {literal(owner)}"
+    return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND {OWNER}{mine}"
+
+
+def owner_of(splits: Name, pipeline: str) -> str:
+    """The attempt whose tasks may commit splits: it stays the owner until the transaction that asks has ended."""
+    return f"SELECT end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} AND {OWNER} FOR SHARE"
+
+
 def drop_old_markers(splits: Name, pipeline: str, number: int) -> str:
-    """Those of earlier windows, and of splits of this one that were put off."""
+    """Those of earlier windows, and of splits of this one that were put off; and the owner's row."""
     old = f"number < {literal(number)} OR rows = {PUT_OFF}"
     return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND ({old})"
 
@@ -237,6 +287,39 @@ def create_registry(registry: Name) -> str:
     return (
         f"CREATE UNLOGGED TABLE {registry} (split integer PRIMARY KEY, stage text, rows bigint NOT NULL, "
         "tombstones bigint NOT NULL) WITH (autovacuum_enabled = off)"
+    )
+
+
+def now() -> str:
+    """Seconds since the epoch, by the server's clock."""
+    return "SELECT extract(epoch FROM clock_timestamp())::bigint"
+
+
+def stamp(registry: Name, began: int) -> str:
+    """Note on an attempt's registry when the attempt began, in seconds since the epoch."""
+    return f"COMMENT ON TABLE {registry} IS {literal(str(began))}"
+
+
+def abandoned_tables(schema: str, prefix: str, application: str, days: float, most: int) -> str:
+    """Tables of attempts that nobody works on any more: their registry says that they began more than so many days ago, and no
+    session of their pipeline is there. In the order of their names, in which an attempt's registry comes last.
+
+    :param prefix: what the names of all stages begin with; the pipeline's key of 12 digits follows.
+    :param application: what the names of sessions begin with; a blank and the key follow.
+    """
+    key = f"substr(c.relname, {len(prefix) + 1}, 12)"
+    attempt = f"substring(c.relname FROM {literal('^' + prefix + '[0-9a-f]{12}_[0-9a-f]+_[0-9a-f]{8}_')})"
+    began = "substring(pg_catalog.obj_description(oid, 'pg_class') FROM '^[0-9]{1,12}$')::bigint"
+    return (
+        f"WITH stages AS (SELECT c.relname, c.oid, {key} AS key, {attempt} AS attempt FROM pg_catalog.pg_class c "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        f"WHERE n.nspname = {literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {literal(prefix)}) "
+        "AND pg_has_role(c.relowner, 'USAGE')), "
+        "old AS (SELECT attempt FROM stages WHERE relname = attempt || 'r' "
+        f"AND {began} < extract(epoch FROM clock_timestamp()) - {days * 86400:.0f}) "
+        "SELECT relname FROM stages s WHERE s.attempt IN (SELECT attempt FROM old) "
+        "AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_stat_activity a WHERE a.datname = current_database() "
+        f"AND a.application_name = {literal(application + ' ')} || s.key) ORDER BY relname LIMIT {most:d}"
     )
 
 
@@ -264,11 +347,11 @@ def create_temporary(columns: Iterable[tuple[str, str]], name: str) -> str:
 
 
 def tables_like(schema: str, prefix: str) -> str:
-    """Tables whose names begin so, as far as this role may drop them."""
+    """Tables whose names begin so, as far as this role may drop them; an attempt's registry comes after its stages."""
     return (
         "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
         f"WHERE n.nspname = {literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {literal(prefix)}) "
-        "AND pg_has_role(c.relowner, 'USAGE')"
+        "AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.relname"
     )
 
 

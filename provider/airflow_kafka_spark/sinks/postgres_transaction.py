@@ -48,7 +48,8 @@ class Transaction:
         self.session.autocommit = False
         # Windows of a pipeline one after the other, whatever their numbers: the comparison below then holds until the commit.
         run(self.session, sql.lock(attempt.lock))
-        if not record.claim(self.session, attempt.windows, attempt.window, str(attempt.target)):
+        is_new = record.claim(self.session, attempt.windows, attempt.window, str(attempt.target))
+        if is_new is None:
             self.session.rollback()
             return False
         record.refuse_conflict(self.session, attempt.windows, attempt.window)
@@ -57,22 +58,24 @@ class Transaction:
             run(self.session, "SET CONSTRAINTS ALL IMMEDIATE")
             self.sieve = Sieve(attempt, self.session)
         if attempt.window.replay and attempt.merge.window and not attempt.merge.key:
-            self._remove(*attempt.merge.window)
+            self._remove(*attempt.merge.window, is_known=not is_new)
         return True
 
-    def _remove(self, column: str, name: str) -> None:
+    def _remove(self, column: str, name: str, *, is_known: bool) -> None:
         """Delete what the window wrote the time before, so that it can be written again in the same transaction.
 
+        :param is_known: whether the window's row tells how much that was; it may be too old to be remembered.
         :raises SinkRejected: some of it cannot be told from other rows.
         """
         attempt = self.attempt
         removed = run(self.session, sql.delete_window(attempt.target, column, name))
         before = record.written_before(self.session, attempt.windows, attempt.window)
-        if removed < before and rows(self.session, sql.unmarked(attempt.target, column))[0][0]:
+        wrote = f"it wrote {before} rows" if is_known else "its row in the sink's record is gone; it wrote rows"
+        if (removed < before or not is_known) and rows(self.session, sql.unmarked(attempt.target, column))[0][0]:
             raise SinkRejected(
                 str(attempt.target),
                 str(attempt.window),
-                f"it wrote {before} rows, of which {removed} have its name in `{column}`, and there are rows with none",
+                f"{wrote}, of which {removed} have its name in `{column}`, and there are rows with none",
                 f"Fill `{column}` in the rows that were written before the sink did, or delete the window's rows by hand",
             )
         log.info("Removed %s rows of window %s: they are written again", f"{removed:,}", attempt.window)

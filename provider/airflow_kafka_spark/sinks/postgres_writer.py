@@ -47,6 +47,7 @@ class DriverWriter(WindowWriter):
         self.stages = stages
         self.committed = False
         self._gathered: tuple[int, int] | None = None
+        self._presence: psycopg.Connection | None = None
 
     @abstractmethod
     def _found(self) -> Mapping[int, int]:
@@ -152,7 +153,7 @@ class DriverWriter(WindowWriter):
             return None
         if self.stages:
             transaction.drop_stages()
-        return record.count(transaction.session, attempt.windows, attempt.window, *gathered)
+        return record.count(transaction.session, attempt.windows, attempt.window, *gathered, keep=attempt.keep_windows)
 
     # --- errors ---
 
@@ -184,7 +185,23 @@ class DriverWriter(WindowWriter):
     def __enter__(self) -> Self:
         return self
 
+    def stay(self) -> None:
+        """Show that the attempt lives, by a session of its name for as long as it does: its stages are then nobody's litter
+        (:func:`~airflow_kafka_spark.sinks.postgres_attempt.clear_abandoned`).
+
+        :raises SinkUnavailable: the server cannot be reached.
+        """
+        import psycopg
+
+        try:
+            self._presence = self.attempt.server.connect(self.attempt.application_name)
+        except psycopg.Error as error:
+            raise self._explain(error) from self.attempt.server.cause(error)
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._presence is not None:
+            with suppress(Exception):
+                self._presence.close()
         self.transaction.close()
         if self.committed or not self.stages:
             return
@@ -224,7 +241,10 @@ class StagedWindowWriter(DriverWriter):
 
     def __enter__(self) -> Self:
         if self.overlap:
+            # Its transaction is a session that is there for as long as the attempt can succeed.
             self.overlap.start()
+        else:
+            self.stay()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected
 from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.windows.binding import Endpoint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,6 +73,16 @@ class RowSource(ABC):
     def asset_uri(self) -> str:
         """What identifies the source as an Airflow asset. Looks nothing up: it is asked for at DAG parse."""
         return self.uri
+
+    def origin(self) -> Endpoint:
+        """What its rows are read from: what tells whether an open window is still read where it was frozen. Without credentials.
+        May look up the connection, and ask the server.
+
+        :raises ConnectionInvalid: the connection cannot be used.
+        :raises SourceUnavailable: the server cannot be reached.
+        :raises SourceRejected: what is to be read is not there.
+        """
+        return Endpoint({"source": self.uri})
 
     @property
     def packages(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from airflow_kafka_spark.sources.files_memory import MOST, Listing, Memory, TooM
 from airflow_kafka_spark.sources.files_options import lowered, reader_options
 from airflow_kafka_spark.sources.files_settings import FilesSettings
 from airflow_kafka_spark.sources.files_store import LocalStore, Selection, Store, store_of
+from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,6 +111,12 @@ class FilesSource(FilesSettings, RowSource):
         from airflow_kafka_spark.sources.files_check import problems
 
         return problems(self)
+
+    def origin(self) -> Endpoint:
+        """The directory, and which object store it is of: two may have buckets of one name. Which of its files a window holds is
+        frozen with it."""
+        server = self._store.server
+        return Endpoint({"path": self.uri, **({SERVER: server} if server else {})})
 
     def columns(self) -> tuple[str, ...] | None:
         """Those of ``schema``, else those of the newest file's footer; None as long as there is no file."""

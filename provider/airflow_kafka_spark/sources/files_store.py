@@ -70,6 +70,11 @@ class Store(ABC):
     def root(self) -> str:
         """The directory as Spark names it, not encoded."""
 
+    @property
+    def server(self) -> str:
+        """Which server it is of, without credentials; empty for a mounted file system, and where only the scheme decides."""
+        return ""
+
     @abstractmethod
     def files(self, selection: Selection) -> Iterator[File]:
         """Its files.
@@ -179,6 +184,15 @@ class ObjectStore(Store):
     @property
     def uri(self) -> str:
         return self._under(lambda scheme: scheme)
+
+    @property
+    def server(self) -> str:
+        """The address, or the account, that its client was made for."""
+        fs, _ = self._place
+        of_client = getattr(fs, "client_kwargs", None) or {}
+        named = (getattr(fs, "endpoint_url", None), of_client.get("endpoint_url"), getattr(fs, "account_name", None))
+        address = str(next(filter(None, named), ""))
+        return re.sub(r"^[a-z]+://", "", address).rpartition("@")[2].rstrip("/")
 
     @property
     def root(self) -> str:

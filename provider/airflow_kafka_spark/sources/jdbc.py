@@ -11,6 +11,7 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres_names import parse_name
 from airflow_kafka_spark.sources.base import Frozen, RowSource
 from airflow_kafka_spark.sources.jdbc_settings import JdbcSettings
+from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,6 +117,19 @@ class JdbcSource(JdbcSettings, RowSource):
             return (None, self.name) if self.query is not None else parse_name(self.name)
         except ValueError:
             return None, self.name
+
+    def origin(self) -> Endpoint:
+        """Server, database and table; the query, the mode and the cursor."""
+        from airflow_kafka_spark.sources.jdbc_window import find
+
+        database = self.database()
+        server, _, name = database.uri.rpartition("/")
+        with database.session("asking where the table is") as session:
+            identity = session.identity()
+            table = find(self, session).name if self.query is None else "a query"
+        place = {SERVER: server, "database": name, "table": table, **({SERVER_ID: identity} if identity else {})}
+        query = {"query": self.name} if self.query is not None else {}
+        return Endpoint(place, {**query, "mode": self.effective_mode, "cursor": ", ".join(self.cursor_columns)})
 
     @property
     def packages(self) -> tuple[str, ...]:

@@ -154,6 +154,10 @@ class Session(ABC):
     def restarted(self, relation: Relation, column: Column, value: str) -> str:
         """Why values after ``value`` will not come, as far as the catalog tells; empty where it does not."""
 
+    def identity(self) -> str:
+        """What the server calls itself, the same by whatever address it is reached; empty where it does not say."""
+        return ""
+
     def unread_by_tasks(self) -> str:
         """Why tasks cannot read this server by themselves, as a clause; empty where they can."""
         return "it is no PostgreSQL"

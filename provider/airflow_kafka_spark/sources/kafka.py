@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors import KafkaRefused, Problem
 from airflow_kafka_spark.windows.model import TOPIC_NAME
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,5 +84,18 @@ def read_log(hook: KafkaHook, topics: Sequence[str]) -> Log:
     return Log(
         cluster_id=hook.cluster_id(),
         topic_ids={name: topic.topic_id for name, topic in described.items()},
-        partitions={tp: PartitionLog(o.low, o.lso, o.high) for tp, o in offsets.items()},
+        partitions={tp: PartitionLog(o.low, o.lso, o.high, o.epoch) for tp, o in offsets.items()},
     )
+
+
+def compacted_topics(hook: KafkaHook, topics: Collection[str]) -> frozenset[str]:
+    """Return those topics whose records Kafka may remove from the middle of their log (``cleanup.policy``). A topic whose
+    settings the connection's user may not see is none of them; a warning says so."""
+    if not topics:
+        return frozenset()
+    try:
+        settings = hook.topic_config(sorted(topics))
+    except KafkaRefused as error:
+        log.warning("Whether topics are compacted is not known (the right DESCRIBE_CONFIGS on them is missing): %s", error.found)
+        return frozenset()
+    return frozenset(topic for topic, found in settings.items() if "compact" in found.get("cleanup.policy", ""))

@@ -187,7 +187,7 @@ class EmbeddedKafka(Embedded):
 
         def is_gone() -> bool:
             # A broker that does not answer says nothing.
-            metadata = self._metadata()
+            metadata = self._metadata()  # of all topics: a broker may create one that is asked for by name
             return metadata is not None and name not in metadata.topics
 
         if not processes.wait_until(is_gone, _TOPIC_SECONDS):
@@ -329,20 +329,18 @@ class EmbeddedKafka(Embedded):
             self._admin_client = AdminClient(settings)
         return self._admin_client
 
-    def _metadata(self) -> Any:
+    def _metadata(self, topic: str | None = None) -> Any:
+        """:param topic: the only one that is asked for: a broker that has run hundreds of tests has thousands of partitions."""
         from confluent_kafka import KafkaException
 
         try:
-            return self._admin().list_topics(timeout=2)
+            return self._admin().list_topics(topic, timeout=2)
         except KafkaException:
             return None
 
-    def _topics(self) -> dict[str, Any]:
-        metadata = self._metadata()
-        return {} if metadata is None else metadata.topics
-
     def _led(self, name: str, partitions: int) -> bool:
-        topic = self._topics().get(name)
+        metadata = self._metadata(name)
+        topic = metadata.topics.get(name) if metadata is not None else None
         if topic is None or len(topic.partitions) < partitions or any(p.leader < 0 for p in topic.partitions.values()):
             return False
         return self._served(name, topic.partitions)

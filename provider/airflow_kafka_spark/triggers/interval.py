@@ -8,9 +8,11 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.hooks.first_records import TOLERANCE_SECONDS
 from airflow_kafka_spark.sources.kafka import Subscription
 from airflow_kafka_spark.triggers import casting
 from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight
+from airflow_kafka_spark.windows.instants import now_ms
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
@@ -43,9 +45,11 @@ class IntervalWatch:
         partitions = [tp for topic in hook.describe_topics(self.topics).values() for tp in topic.topic_partitions]
         left = [tp for tp in partitions if tp not in self._passed]
         end_ms = round(self.end.timestamp() * 1000)
-        for tp, offset in (hook.offsets_for_times(left, end_ms) if left else {}).items():
-            if offset is not None:
-                self._passed[tp] = offset
+        # A record from the future says nothing of when it was written: such a partition is idle once grace is over.
+        latest = max(now_ms(), end_ms) + round(TOLERANCE_SECONDS * 1000)
+        for tp, there in (hook.records_for_times(left, end_ms) if left else {}).items():
+            if there is not None and there.timestamp <= latest:
+                self._passed[tp] = there.offset
         waiting = [tp for tp in left if tp not in self._passed]
         idle: list[TopicPartition] = []
         if over and waiting:

@@ -212,7 +212,7 @@ def _point(told: Told) -> dict[str, Any]:
 def _upstream(report: Mapping[str, Any]) -> int | None:
     """What those who wrote the records say that they were; None where nobody counted."""
     follows, consumption = report.get("follows") or {}, report.get("consumption") or {}
-    if "records" in follows:
+    if follows.get("records") is not None:
         return int(follows["records"])
     buckets = [bucket[2] for bucket in consumption.get("buckets") or () if len(bucket) > 2]
     return sum(buckets) if buckets else None

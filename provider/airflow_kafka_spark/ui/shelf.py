@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from airflow_kafka_spark.windows.interval import family_of
-from airflow_kafka_spark.windows.memory import CONTROL, PAUSE_VERSION, VERSION, LedgerRecord, Memory, NewerVersion, remember
+from airflow_kafka_spark.windows.memory import (
+    ARCHIVE,
+    CONTROL,
+    PAUSE_VERSION,
+    VERSION,
+    LedgerRecord,
+    Memory,
+    NewerVersion,
+    remember,
+)
 
 KEEP = 200
 """Windows of a pipeline that are kept whole; older ones are counted."""
@@ -26,6 +35,7 @@ REMARKS = 20
 
 _PLANNED = re.compile(rb'"state"\s*:\s*"PLANNED"')
 _COMPLETE = re.compile(rb'"state"\s*:\s*"COMPLETE"')
+_COUNT = re.compile(rb'"count"\s*:\s*(\d{1,9})')
 _STATE_BYTES = 80
 """The state comes first in a window's record, behind the version."""
 
@@ -57,6 +67,7 @@ class Shelf:
     _intervals: dict[str, Kept] = field(default_factory=dict)
     _complete: set[str] = field(default_factory=set)
     _known: set[str] = field(default_factory=set)
+    _archived: dict[str, int] = field(default_factory=dict)
     _lanes: dict[str, dict[tuple[Any, ...], Kept]] = field(default_factory=dict)
     _cache: dict[Any, tuple[int, Any]] = field(default_factory=dict)
 
@@ -73,6 +84,8 @@ class Shelf:
             self._put_window(key[1], kept)
         elif kind == "interval":
             self._put_interval(key[1], kept)
+        elif kind == ARCHIVE:
+            self._put_archive(key[1], kept)
         else:
             _put(self._others, key, kept, KEEP_OTHERS)
 
@@ -94,6 +107,14 @@ class Shelf:
         (self._complete.add if complete else self._complete.discard)(name)
         _put(self._intervals, name, kept, KEEP)
 
+    def _put_archive(self, name: str, kept: Kept | None) -> None:
+        """Count the old intervals of an archive: nobody looks at them one by one here."""
+        count = _COUNT.search(kept.value, 0, _STATE_BYTES) if kept is not None else None
+        if count is None:
+            self._archived.pop(name, None)
+        else:
+            self._archived[name] = int(count[1])
+
     def _put_lane(self, lane: str, key: tuple[Any, ...], kept: Kept | None) -> None:
         records = self._lanes.setdefault(lane, {})
         _put(records, key, kept, KEEP)
@@ -108,17 +129,18 @@ class Shelf:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._windows or self._live or self._others or self._known or self._lanes)
+        return not (self._windows or self._live or self._others or self._known or self._archived or self._lanes)
 
     @property
     def intervals(self) -> tuple[int, int]:
         """How many data intervals it knows, and how many of them are complete."""
-        return len(self._known), len(self._complete)
+        archived = sum(self._archived.values())
+        return len(self._known) + archived, len(self._complete) + archived
 
     @property
     def windows_total(self) -> int:
         """How many windows the ledger holds, those that are not kept here included."""
-        return self._live.bit_count() + len(self._known)
+        return self._live.bit_count() + len(self._known) + sum(self._archived.values())
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -281,4 +303,4 @@ def _is_key(rest: list[Any]) -> bool:
         return False
     if kind == "window":
         return len(numbers) == 1 and isinstance(numbers[0], int) and 0 <= numbers[0] < MOST_NUMBER
-    return kind != "interval" or (len(numbers) == 1 and isinstance(numbers[0], str))
+    return kind not in ("interval", ARCHIVE) or (len(numbers) == 1 and isinstance(numbers[0], str))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.model import Landed, Published, TopicPartition
 
-Action = Literal["reset", "forget", "skip", "pause", "resume", "replay"]
+Action = Literal["reset", "forget", "skip", "pause", "resume", "replay", "rebind", "rename"]
 
 _SERIALIZED = ("number", "action", "who", "why", "at")
 _OF_REPLAYS = ("window", "name", "replay")
+_ABOUT_A_WINDOW = ("replay", "rebind", "rename", "forget")
 
 
 @dataclass(frozen=True)
@@ -21,15 +22,19 @@ class Change:
     :param number: from 1, within its pipeline.
     :param action: ``reset``: its position was moved; ``skip``: it was moved on, past an open window or past what waited;
         ``forget``: the ledger forgot it; ``pause`` and ``resume``: whether it may move windows; ``replay``: a window is to be
-        moved once more.
+        moved once more; ``rebind``: it may go elsewhere, or be moved by somebody else; ``rename``: it has another name.
     :param who: who asked for it.
     :param why: what for.
     :param at: UTC instant, ISO 8601.
     :param before: where the pipeline stood, per partition; a partition it had not read is missing.
     :param after: where it stands now, in the partitions that were moved.
     :param discarded: numbers of the open windows that were given up.
-    :param window: of ``replay``: the window's number; 0 elsewhere.
-    :param name: of ``replay``: the data interval's name; empty for a window of progress.
+    :param landed: where records lie that the open windows had published before they were given up; None where that is not known.
+    :param published: of ``forget``: what the pipeline had published in all.
+    :param window: of ``replay``: the window's number; of ``rebind``: that of an open window which may go elsewhere, too; of
+        ``forget``: that of the last window, whose number is not used again; else 0.
+    :param name: of ``replay``: the data interval's name, empty for a window of progress; of ``rename``: its other
+        name.
     :param replay: of ``replay``: how often the window had been replayed before.
     :param offset: where it lies in the ledger partition; -1 when not read from there. Not part of what is compared.
     """
@@ -45,15 +50,21 @@ class Change:
     window: int = 0
     name: str = ""
     replay: int = 0
+    landed: tuple[Landed, ...] | None = None
+    published: Mapping[TopicPartition, Published] = field(default_factory=dict)
     offset: int = field(default=-1, compare=False)
 
 
 def change_to_json(change: Change) -> dict[str, Any]:
-    """``before`` and ``after`` are ``[[topic, partition, offset], ...]``. What only a replay has is left out elsewhere: older
-    releases know nothing of it."""
+    """``before`` and ``after`` are ``[[topic, partition, offset], ...]``. What only some changes have is left out of others:
+    older releases know nothing of it."""
     offsets = {name: [[*tp, offset] for tp, offset in sorted(getattr(change, name).items())] for name in ("before", "after")}
-    asked = {name: getattr(change, name) for name in _OF_REPLAYS} if change.action == "replay" else {}
-    return {**{n: getattr(change, n) for n in _SERIALIZED}, **offsets, "discarded": list(change.discarded), **asked}
+    asked = {name: getattr(change, name) for name in _OF_REPLAYS} if change.action in _ABOUT_A_WINDOW else {}
+    told = {
+        **({"landed": landed_to_json(change.landed)} if change.landed is not None else {}),
+        **({"published": published_to_json(change.published)} if change.published else {}),
+    }
+    return {**{n: getattr(change, n) for n in _SERIALIZED}, **offsets, "discarded": list(change.discarded), **asked, **told}
 
 
 def change_from_json(value: Mapping[str, Any], offset: int = -1) -> Change:
@@ -61,4 +72,27 @@ def change_from_json(value: Mapping[str, Any], offset: int = -1) -> Change:
     offsets = {name: {TopicPartition(t, p): offset for t, p, offset in value[name]} for name in ("before", "after")}
     known = {f.name for f in fields(Change)}
     facts = {name: fact for name, fact in value.items() if name in known}
-    return Change(**{**facts, **offsets, "discarded": tuple(value["discarded"]), "offset": offset})
+    told = {
+        "discarded": tuple(value["discarded"]),
+        "landed": landed_from_json(value["landed"]) if "landed" in value else None,
+        "published": published_from_json(value.get("published", ())),
+    }
+    return Change(**{**facts, **offsets, **told, "offset": offset})
+
+
+def landed_to_json(parts: Iterable[Landed]) -> list[list[Any]]:
+    """``[[topic, partition, first, last, records], ...]``"""
+    return [[p.topic, p.partition, p.first, p.last, p.records] for p in parts]
+
+
+def landed_from_json(value: Iterable[Sequence[Any]]) -> tuple[Landed, ...]:
+    return tuple(Landed(*part) for part in value)
+
+
+def published_to_json(published: Mapping[TopicPartition, Published]) -> list[list[Any]]:
+    """``[[topic, partition, end, records], ...]``"""
+    return [[*tp, found.end, found.records] for tp, found in sorted(published.items())]
+
+
+def published_from_json(value: Iterable[Sequence[Any]]) -> dict[TopicPartition, Published]:
+    return {TopicPartition(topic, partition): Published(end, records) for topic, partition, end, records in value}

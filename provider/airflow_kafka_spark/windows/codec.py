@@ -5,26 +5,45 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.windows.binding import binding_from_json, binding_to_json
+from airflow_kafka_spark.windows.changes import landed_from_json, landed_to_json, published_from_json, published_to_json
+from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.latency import Times
 from airflow_kafka_spark.windows.model import (
     BadRecord,
     Followed,
     Gap,
-    Landed,
     Marker,
     OffsetRange,
+    Reached,
     SourcePlan,
     SplitResult,
+    State,
     Target,
     TopicPartition,
     Window,
 )
 from airflow_kafka_spark.windows.plan import Position
+from airflow_kafka_spark.windows.tries import tries_from_json, tries_to_json
+
+
+def packed(values: Sequence[Any]) -> str:
+    """Return many JSON values as one compressed text, for a record that most readers do not take apart."""
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+    return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
+
+
+def unpacked(text: str) -> list[Any]:
+    """Return the values that :func:`packed` was given."""
+    values: list[Any] = json.loads(zlib.decompress(base64.b64decode(text)))
+    return values
 
 
 def ranges_to_json(ranges: Sequence[OffsetRange]) -> list[list[Any]]:
@@ -53,6 +72,8 @@ def window_to_json(window: Window) -> dict[str, Any]:
         **({"interval": list(window.interval)} if window.interval else {}),
         **({"replay": window.replay} if window.replay else {}),
         **({"moved": window.moved} if window.moved else {}),
+        **({"binding": binding_to_json(window.binding)} if window.binding else {}),
+        **_epochs_to_json([r.topic_partition for r in window.ranges], window.epochs),
     }
 
 
@@ -73,6 +94,42 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
         interval=tuple(value["interval"]) if value.get("interval") else None,
         replay=value.get("replay", 0),
         moved=value.get("moved", 0),
+        binding=binding_from_json(value["binding"]) if value.get("binding") else None,
+        epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["ranges"]], value),
+    )
+
+
+def interval_to_json(state: IntervalState) -> dict[str, Any]:
+    return {
+        "interval": [state.interval.start_ms, state.interval.end_ms],
+        "state": state.state.value,
+        "ranges": ranges_to_json(state.ranges),
+        "run": state.run,
+        "replay": state.replay,
+        "topic_ids": dict(state.topic_ids),
+        "forgotten": state.forgotten,
+        "first": state.offset,
+        **({"gaps": [[g.topic, g.partition, g.start, g.end] for g in state.gaps]} if state.gaps else {}),
+        **({"tries": tries_to_json(state.tries)} if state.tries else {}),
+    }
+
+
+def interval_from_json(value: Mapping[str, Any], offset: int = -1, leading: timedelta | None = None) -> IntervalState:
+    """:param offset: where its record lies, if the value does not say where its first one lay.
+    :param leading: see :class:`~airflow_kafka_spark.windows.interval.IntervalState`.
+    """
+    return IntervalState(
+        interval=Interval.of_ms(*value["interval"]),
+        state=State(value["state"]),
+        ranges=ranges_from_json(value["ranges"]),
+        run=value["run"],
+        replay=value["replay"],
+        topic_ids=value["topic_ids"],
+        forgotten=value["forgotten"],
+        offset=value["first"] if value["first"] >= 0 else offset,
+        gaps=tuple(Gap(*item) for item in value.get("gaps", ())),
+        leading=leading,
+        tries=tries_from_json(value.get("tries", {})),
     )
 
 
@@ -99,7 +156,7 @@ def _source_from_json(value: Mapping[str, Any]) -> SourcePlan:
 def marker_to_json(marker: Marker) -> dict[str, Any]:
     """``landed`` is ``[[topic, partition, first, last, records], ...]``."""
     places = {"landed": marker.landed, "dead_letters": marker.dead_letters, "routed": marker.routed}
-    told = {name: [[p.topic, p.partition, p.first, p.last, p.records] for p in parts] for name, parts in places.items()}
+    told = {name: landed_to_json(parts) for name, parts in places.items()}
     more = {
         **({"result": result_to_json(marker.result)} if marker.result else {}),
         **{name: parts for name, parts in told.items() if parts or name == "landed"},
@@ -109,7 +166,7 @@ def marker_to_json(marker: Marker) -> dict[str, Any]:
 
 def marker_from_json(value: Mapping[str, Any]) -> Marker:
     result = result_from_json(value["result"]) if value.get("result") else None
-    places = {name: tuple(Landed(*part) for part in value.get(name, ())) for name in ("landed", "dead_letters", "routed")}
+    places = {name: landed_from_json(value.get(name, ())) for name in ("landed", "dead_letters", "routed")}
     return Marker(value["window"], value["split"], bytes=value.get("bytes", 0), result=result, **places)
 
 
@@ -161,8 +218,10 @@ def position_to_json(position: Position) -> dict[str, Any]:
         "topic_ids": dict(position.topic_ids),
         "cluster_id": position.cluster_id,
         **({"source": dict(position.source)} if position.source is not None else {}),
-        **({"followed": dict(position.followed)} if position.followed else {}),
+        **({"followed": _followed_to_json(position.followed)} if position.followed else {}),
+        **({"published": published_to_json(position.published)} if position.published is not None else {}),
         **({"moved": position.moved} if position.moved else {}),
+        **_epochs_to_json(sorted(position.offsets), position.epochs),
     }
 
 
@@ -172,9 +231,32 @@ def position_from_json(value: Mapping[str, Any]) -> Position:
         topic_ids=value.get("topic_ids", {}),
         cluster_id=value.get("cluster_id", ""),
         source=value.get("source"),
-        followed=value.get("followed", {}),
+        followed=_followed_from_json(value.get("followed", {})),
         moved=value.get("moved", 0),
+        published=published_from_json(value["published"]) if "published" in value else None,
+        epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["offsets"]], value),
     )
+
+
+def _followed_to_json(followed: Mapping[str, Reached]) -> dict[str, Any]:
+    """``{pipeline: [number, {topic: records}]}``"""
+    return {pipeline: [reached.number, dict(reached.totals)] for pipeline, reached in followed.items()}
+
+
+def _followed_from_json(value: Mapping[str, Any]) -> dict[str, Reached]:
+    """Older records hold numbers alone."""
+    return {name: Reached(*found) if isinstance(found, list) else Reached(found) for name, found in value.items()}
+
+
+def _epochs_to_json(partitions: Sequence[TopicPartition], epochs: Mapping[TopicPartition, int]) -> dict[str, list[int]]:
+    """``{"epochs": [3, -1, ...]}``, in the order of these partitions, -1 where it is not known; empty if none is known."""
+    known = [epochs.get(tp, -1) for tp in partitions]
+    return {"epochs": known} if any(epoch >= 0 for epoch in known) else {}
+
+
+def _epochs_from_json(partitions: Sequence[TopicPartition], value: Mapping[str, Any]) -> dict[TopicPartition, int]:
+    found = value.get("epochs") or [-1] * len(partitions)
+    return {tp: epoch for tp, epoch in zip(partitions, found, strict=True) if epoch >= 0}
 
 
 def encode_error(error: KafkaSparkError) -> str:

@@ -58,7 +58,7 @@ def completed(memory: Memory, wanted: Wanted) -> Completed | None:
         if entry.state is State.COMPLETE and entry.report is not None and _is_wanted(entry, wanted):
             return Completed(entry.window.id, entry.window.run, entry.report)
     if wanted.run and wanted.after is None and wanted.since is None:
-        for name, state in sorted(memory.intervals.items(), reverse=True):
+        for name, state in memory.intervals.newest_first:
             if state.state is State.COMPLETE and same_run(state.run, wanted.run):
                 return Completed(name, state.run, {})
     return None

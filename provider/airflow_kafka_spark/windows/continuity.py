@@ -1,10 +1,15 @@
-"""Whether a window follows the one that a sink took last: the compare of a sink's compare-and-set."""
+"""What a sink's record of windows says of a window: the compare of a sink's compare-and-set.
+
+Offsets are compared only where they mean the same records: those of another cluster, or of a topic that was deleted and created
+again, are refused (:func:`refuse_foreign`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from airflow_kafka_spark.errors import ForeignOffsets, WindowConflict
 from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, TopicPartition, Window
 
 
@@ -38,12 +43,57 @@ def continues(previous: Applied, window: Window) -> list[str]:
     return found
 
 
-def without_recreated(previous: Applied, topic_ids: Mapping[str, str], window: Window) -> Applied:
-    """``previous`` without the topics that were deleted and created again since: their offsets mean other records now.
+def refuse_gap(previous: Applied, window: Window, place: str) -> None:
+    """Compare a window with the one that its sink took last.
 
-    :param topic_ids: the ids of the topics when ``previous`` was applied, as far as they are known.
+    Topics that were created anew in between are not compared: to go on with such a topic was decided when the window was
+    planned. To go on with another cluster is decided by moving the pipeline, which the window's plan says.
+
+    :param previous: the last window in the sink's record, but for this one.
+    :param place: names the record in messages.
+    :raises ForeignOffsets: it is of another cluster, and nobody has moved the pipeline since.
+    :raises WindowConflict: the window does not continue it.
     """
-    kept = tuple(r for r in previous.ranges if not _differ(topic_ids.get(r.topic), window.topic_ids.get(r.topic)))
+    if not window.moved and _differ(previous.cluster_id, window.cluster_id):
+        refuse_foreign(previous, window.cluster_id, window.topic_ids)
+    if reasons := continues(without_recreated(previous, window), window):
+        expected = f"a window that follows #{previous.number}, the newest in {place}"
+        raise WindowConflict(str(window), "; ".join(reasons), expected)
+
+
+def refuse_other(applied: Applied, window: Window, place: str) -> None:
+    """Compare a window with the sink's record of the same pipeline and number: whether it is of this very window.
+
+    :param place: names the record in messages.
+    :raises ForeignOffsets: it is of another cluster, or of another topic of the same name.
+    :raises WindowConflict: it is of other offsets.
+    """
+    refuse_foreign(applied, window.cluster_id, window.topic_ids)
+    if not same_ranges(applied.ranges, window.ranges):
+        there = ", ".join(map(str, applied.ranges))
+        raise WindowConflict(str(window), f"{place} has {there} under this number", ", ".join(map(str, window.ranges)))
+
+
+def refuse_foreign(applied: Applied, cluster_id: str, topic_ids: Mapping[str, str]) -> None:
+    """Make sure that the offsets in a sink's record mean the records that these ids stand for. Ids that either side does not
+    know are not compared.
+
+    :param cluster_id: the cluster that is read.
+    :param topic_ids: the ids of its topics.
+    :raises ForeignOffsets: they do not.
+    """
+    topics = {
+        topic: (applied.topic_ids[topic], topic_ids[topic])
+        for topic in sorted(applied.topic_ids.keys() & topic_ids.keys())
+        if _differ(applied.topic_ids[topic], topic_ids[topic])
+    }
+    if topics or _differ(applied.cluster_id, cluster_id):
+        raise ForeignOffsets(applied.pipeline, applied.number, applied.cluster_id, cluster_id, topics)
+
+
+def without_recreated(previous: Applied, window: Window) -> Applied:
+    """``previous`` without the topics that were deleted and created again since: their offsets mean other records now."""
+    kept = tuple(r for r in previous.ranges if not _differ(previous.topic_ids.get(r.topic), window.topic_ids.get(r.topic)))
     return replace(previous, ranges=kept)
 
 

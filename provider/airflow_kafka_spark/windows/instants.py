@@ -25,7 +25,10 @@ def instant_of(milliseconds: int) -> datetime:
 
 
 def iso(milliseconds: int) -> str:
-    """An instant as a person reads it, in UTC."""
-    return (
-        instant_of(milliseconds).isoformat(timespec="milliseconds" if milliseconds % 1000 else "seconds").replace("+00:00", "Z")
-    )
+    """An instant as a person reads it, in UTC; one beyond the year 9999 in milliseconds, as microseconds are when somebody has
+    taken them for milliseconds."""
+    try:
+        instant = instant_of(milliseconds)
+    except OverflowError:
+        return f"{milliseconds} ms since 1970"
+    return instant.isoformat(timespec="milliseconds" if milliseconds % 1000 else "seconds").replace("+00:00", "Z")

@@ -8,14 +8,17 @@ intervals, of which the consumer group follows the contiguous prefix.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from airflow_kafka_spark.windows.instants import instant_ms, instant_of, iso
-from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
+from airflow_kafka_spark.windows.tries import Tries
 
-_LANE = re.compile(r"^(?P<family>.+)\.(?P<interval>\d{8}T\d{6}(?:\.\d{3})?Z-\d{8}T\d{6}(?:\.\d{3})?Z)$", re.DOTALL)
+_INSTANT = r"\d{8}T\d{6}(?:\.\d{3})?Z"
+_NAME = re.compile(rf"^({_INSTANT})-({_INSTANT})$")
+_LANE = re.compile(rf"^(?P<family>.+)\.(?P<interval>{_INSTANT}-{_INSTANT})$", re.DOTALL)
 
 
 @dataclass(frozen=True, order=True)
@@ -45,6 +48,18 @@ class Interval:
     def of_ms(cls, start: int, end: int) -> Interval:
         """From milliseconds since the epoch."""
         return cls(instant_of(start), instant_of(end))
+
+    @classmethod
+    def named(cls, name: str) -> Interval | None:
+        """Return the interval that has this :attr:`name`; None for any other text."""
+        found = _NAME.match(name)
+        if found is None:
+            return None
+        try:
+            start, end = (datetime.fromisoformat(_extended(instant)) for instant in found.groups())
+            return cls(start, end)
+        except ValueError:
+            return None
 
     @property
     def start_ms(self) -> int:
@@ -83,6 +98,9 @@ class IntervalState:
     :param topic_ids: the ids of the topics.
     :param forgotten: whether its window is no longer remembered in detail.
     :param offset: where it was first written down in the ledger partition: of two that overlap, the earlier one counts.
+    :param gaps: offsets that were deleted before they were read, and that it has passed over.
+    :param leading: of several intervals as one, the length of the first.
+    :param tries: Airflow's counters, see :class:`~airflow_kafka_spark.windows.memory.Entry`.
     """
 
     interval: Interval
@@ -93,6 +111,26 @@ class IntervalState:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     forgotten: bool = False
     offset: int = -1
+    gaps: tuple[Gap, ...] = ()
+    leading: timedelta | None = None
+    tries: Mapping[str, Tries] = field(default_factory=dict)
+
+    def has(self, topic: str, topic_id: str) -> bool:
+        """Whether it has a topic: the one with this id, as far as ids are known."""
+        known = self.topic_ids.get(topic, "")
+        return any(r.topic == topic for r in self.ranges) and not (known and topic_id and known != topic_id)
+
+    def ranges_of(self, topic_ids: Mapping[str, str]) -> tuple[OffsetRange, ...]:
+        """Its ranges without those of topics that were deleted and created again since.
+
+        :param topic_ids: the ids that the topics have now; a topic that is missing is not compared.
+        """
+        return tuple(r for r in self.ranges if self.counts(r.topic, topic_ids))
+
+    def counts(self, topic: str, topic_ids: Mapping[str, str]) -> bool:
+        """Whether its offsets of a topic are those of the topic of today, as far as ids are known."""
+        known, found = self.topic_ids.get(topic), topic_ids.get(topic)
+        return not (known and found and known != found)
 
 
 def family_of(name: str) -> tuple[str, str | None]:
@@ -109,8 +147,70 @@ def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[Inte
     )
 
 
+def taken_up_at(topic: str, topic_id: str, interval: Interval, known: Iterable[IntervalState]) -> datetime | None:
+    """Where an interval takes a topic up: at its own start, or at that of the intervals directly before it that were planned
+    without the topic, since nobody else will move what the topic has of these. None: no interval has it, and there are others:
+    the topic has joined the pipeline, and is taken up at its first record.
+
+    :param known: the pipeline's intervals, planned and complete.
+    """
+    others = [state for state in known if state.interval != interval]
+    without = {state.interval.end: state.interval for state in others if not state.has(topic, topic_id)}
+    if without and len(without) == len(others):
+        return None
+    begin = interval.start
+    while (before := without.get(begin)) is not None:
+        begin = before.start
+    return begin
+
+
+def what_others_leave(
+    ranges: Sequence[OffsetRange], topic_ids: Mapping[str, str], others: Iterable[IntervalState]
+) -> tuple[OffsetRange, ...]:
+    """The ranges of an interval without the offsets that other intervals of the pipeline have: one in which a topic was taken up
+    has those of all times before it.
+
+    :param topic_ids: the ids of the topics.
+    """
+    taken: dict[TopicPartition, list[OffsetRange]] = {}
+    for _, r in sharing_offsets(ranges, topic_ids, others):
+        taken.setdefault(r.topic_partition, []).append(r)
+    left = []
+    for r in ranges:
+        start, end, parts = r.start, r.end, sorted(taken.get(r.topic_partition, ()))
+        for other in parts:
+            if other.start <= start:
+                start = max(start, min(other.end, end))
+        for other in reversed(parts):
+            if other.end >= end:
+                end = max(start, min(other.start, end))
+        left.append(OffsetRange(r.topic, r.partition, start, end))
+    return tuple(left)
+
+
+def sharing_offsets(
+    ranges: Iterable[OffsetRange], topic_ids: Mapping[str, str], known: Iterable[IntervalState]
+) -> Iterator[tuple[IntervalState, OffsetRange]]:
+    """Intervals that have some of these offsets, with their range.
+
+    :param topic_ids: the ids of the topics that the ranges are of.
+    """
+    # Looked at for each range of each interval there ever was.
+    wanted = {(r.topic, r.partition): r for r in ranges if r.span}
+    for state in known:
+        for r in state.ranges:
+            mine = wanted.get((r.topic, r.partition))
+            if mine is None or r.start >= mine.end or mine.start >= r.end or not r.span:
+                continue
+            if state.has(r.topic, topic_ids.get(r.topic, "")):
+                yield state, r
+
+
 def contiguous(
-    known: Iterable[IntervalState], position: Mapping[TopicPartition, int], first: datetime | None = None
+    known: Iterable[IntervalState],
+    position: Mapping[TopicPartition, int],
+    first: datetime | None = None,
+    topic_ids: Mapping[str, str] | None = None,
 ) -> dict[TopicPartition, int]:
     """How far everything is complete, without a hole: what the consumer group may commit.
 
@@ -121,18 +221,33 @@ def contiguous(
     :param position: where the group stands, or the first record there is, for every partition.
     :param first: the instant at which the schedule begins: nobody will move what lies before the interval that contains it, or
         that follows it directly.
+    :param topic_ids: the ids that the topics have now: ranges of another topic of the same name do not count. None where that is
+        not known.
     :return: the offsets, never below ``position``.
     """
     reached = dict(position)
     complete = sorted((k for k in known if k.state is State.COMPLETE), key=lambda k: k.interval)
     for entry in complete:
-        starts = {r.topic_partition: r.start for r in entry.ranges}
-        length = entry.interval.end - entry.interval.start
+        ranges = entry.ranges_of(topic_ids or {})
+        starts = {r.topic_partition: r.start for r in ranges}
+        # What it has passed over, nobody will move: it is no hole.
+        gaps = [g for g in entry.gaps if entry.counts(g.topic, topic_ids or {})]
+        starts.update({TopicPartition(g.topic, g.partition): g.start for g in gaps})
+        length = entry.leading or entry.interval.end - entry.interval.start
         begins = first is not None and entry.interval.start - length < first <= entry.interval.end
-        if begins or all(start <= reached.get(tp, 0) for tp, start in starts.items()):
-            for r in entry.ranges:
-                reached[r.topic_partition] = max(reached.get(r.topic_partition, 0), r.end)
+        # An empty range is none: where it lies says nothing of what comes before.
+        spans = {r.topic_partition for r in ranges if r.span} | {TopicPartition(g.topic, g.partition) for g in gaps}
+        if begins or all(start <= reached.get(tp, 0) for tp, start in starts.items() if tp in spans):
+            for r in ranges:
+                if begins or r.topic_partition in spans:
+                    reached[r.topic_partition] = max(reached.get(r.topic_partition, 0), r.end)
     return reached
+
+
+def _extended(instant: str) -> str:
+    """Return a name's instant as ISO 8601 with dashes, colons and an offset, which Python 3.10 reads, too."""
+    fraction = instant[15:-1]
+    return f"{instant[:4]}-{instant[4:6]}-{instant[6:11]}:{instant[11:13]}:{instant[13:15]}{fraction}+00:00"
 
 
 def _basic(instant: datetime) -> str:

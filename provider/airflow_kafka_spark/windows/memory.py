@@ -9,6 +9,8 @@ Kinds of record, all keyed by pipeline so that compaction keeps the newest of ea
 ``["<pipeline>", "interval", "<name>"]``
     one of its data intervals: which offsets it stands for and whether it is complete; its window is in a lane of its own
     (:mod:`~airflow_kafka_spark.windows.interval`).
+``["<pipeline>", "intervals", "<name of all as one>"]``
+    many of its old intervals, which continue each other (:mod:`~airflow_kafka_spark.windows.interval_archive`).
 ``["<pipeline>", "split", <number>, <index>]``
     a split of the open window that is published: written in the transaction of its records, a tombstone once the window is
     complete.
@@ -19,30 +21,38 @@ Kinds of record, all keyed by pipeline so that compaction keeps the newest of ea
 ``["<pipeline>", "control", <number>]``
     what somebody wants of it while it may be at work: to pause, to resume, to replay a window. Written beside whoever is at work,
     so never under a key that they write.
+``["<pipeline>", "binding"]``
+    who moves its windows, and where they go and come from, as its newest window was planned
+    (:mod:`~airflow_kafka_spark.windows.binding`).
+``[null, "group", "<group>"]``
+    which pipeline has planned its first window for a consumer group: until that is complete, the group itself does not say so.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from airflow_kafka_spark.windows.binding import Binding, binding_from_json, binding_to_json
 from airflow_kafka_spark.windows.changes import Change, change_from_json, change_to_json
 from airflow_kafka_spark.windows.codec import (
+    interval_from_json,
+    interval_to_json,
     marker_from_json,
     marker_to_json,
     position_from_json,
     position_to_json,
-    ranges_from_json,
-    ranges_to_json,
     window_from_json,
     window_to_json,
 )
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_from_json, dead_letters_to_json
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
-from airflow_kafka_spark.windows.model import Marker, State, Window
-from airflow_kafka_spark.windows.plan import Position
+from airflow_kafka_spark.windows.interval_archive import IntervalArchive, Intervals, archive_from_json, archive_to_json
+from airflow_kafka_spark.windows.model import Landed, Marker, Published, State, TopicPartition, Window, add_landed
+from airflow_kafka_spark.windows.plan import Position, next_position
+from airflow_kafka_spark.windows.tries import Tries, tries_from_json, tries_to_json
 
 VERSION = 1
 """Of the records. A record of a newer version is refused, never guessed at."""
@@ -51,6 +61,9 @@ PAUSE_VERSION = 2
 
 
 CONTROL = "control"
+ARCHIVE = "intervals"
+BINDING = "binding"
+GROUP = "group"
 
 
 class NewerVersion(ValueError):
@@ -58,11 +71,15 @@ class NewerVersion(ValueError):
 
 
 class LedgerRecord(NamedTuple):
-    """A record of the ledger topic: ``value`` is None for a tombstone."""
+    """A record of the ledger topic: ``value`` is None for a tombstone, ``epoch`` the leader epoch in which it was written.
+
+    Offset and epoch are -1 where the record was not read from there.
+    """
 
     key: bytes
     value: bytes | None
     offset: int = -1
+    epoch: int = -1
 
 
 @dataclass(frozen=True)
@@ -73,14 +90,12 @@ class Attempt:
     :param token: unguessable; whose token is in the ledger owns the window.
     :param run: the run it belongs to.
     :param started_at: UTC instant, ISO 8601.
-    :param max_tries: how many tries Airflow allowed the task: a retry leaves that as it is, clearing the task raises it.
     """
 
     number: int
     token: str
     run: str
     started_at: str
-    max_tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,9 @@ class Entry:
 
     :param report: the report of a COMPLETE window, as JSON; while it is replayed, that of the time before.
     :param offset: where its newest record lies in the ledger partition; -1 when not read from there.
+    :param first: where its first one lay: of two that want the same offsets, the one that was planned first counts. -1 where
+        that is not known.
+    :param tries: Airflow's counters at the newest attempt of each run that has worked on the window, as far as they are kept.
     """
 
     window: Window
@@ -96,6 +114,8 @@ class Entry:
     attempt: Attempt
     report: Mapping[str, Any] | None = None
     offset: int = -1
+    first: int = field(default=-1, compare=False)
+    tries: Mapping[str, Tries] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,6 +131,7 @@ class Memory:
     :param changes: what was done to its offsets by hand, by number.
     :param controls: pauses, resumes and replays that were asked for, by number.
     :param dead: which records went to the dead letter topic, by window number.
+    :param binding: who moves it, and where it goes, as its newest window was planned; None where that is not known.
     :param seen: the offset of its newest record that was read from the ledger partition; -1 without one.
     """
 
@@ -120,16 +141,59 @@ class Memory:
     entries: Mapping[int, Entry] = field(default_factory=dict)
     exists: bool = False
     markers: Mapping[tuple[int, int], Marker] = field(default_factory=dict)
-    intervals: Mapping[str, IntervalState] = field(default_factory=dict)
+    intervals: Intervals = field(default_factory=Intervals)
     changes: Mapping[int, Change] = field(default_factory=dict)
     dead: Mapping[int, DeadLetters] = field(default_factory=dict)
     controls: Mapping[int, Change] = field(default_factory=dict)
+    binding: Binding | None = None
     seen: int = field(default=-1, compare=False)
 
     @property
     def is_blank(self) -> bool:
         """Whether the ledger knows nothing to go on from: it has never heard of the pipeline, or was told to forget it."""
         return not (self.position.offsets or self.position.source or self.last_number or self.entries)
+
+    @property
+    def forgotten(self) -> Change | None:
+        """The newest change by which the ledger was made to forget the pipeline; None without one."""
+        told = [c for c in self.changes.values() if c.action == "forget"]
+        return max(told, key=lambda c: c.number, default=None)
+
+    @property
+    def last_used(self) -> int:
+        """The highest number that a window has had which is complete, was given up or was forgotten: none of these numbers is
+        used again, so that whoever follows the pipeline knows new windows by their number."""
+        return max(self.last_number, self.forgotten.window if self.forgotten else 0)
+
+    @property
+    def published(self) -> Mapping[TopicPartition, Published] | None:
+        """What the pipeline has published in all, windows that were given up or forgotten included; None where it publishes
+        nothing, or that is not known."""
+        if self.position.published is not None:
+            return self.position.published
+        if self.forgotten is not None and self.forgotten.published:
+            return self.forgotten.published
+        done = [e for _, e in sorted(self.entries.items()) if e.state is State.COMPLETE and e.window.publishes]
+        found: dict[TopicPartition, Published] = {}
+        for entry in done:
+            found = add_landed(found, landed_of(entry))
+        return found if done or any(e.window.publishes for e in self.entries.values()) else None
+
+    @property
+    def landed(self) -> dict[int, tuple[Landed, ...]]:
+        """Where the records of windows lie, by number: of those that are complete, and of those that were given up."""
+        found = {number: landed_of(e) for number, e in self.entries.items() if e.state is State.COMPLETE}
+        for change in self.changes.values():
+            given_up = sorted(set(change.discarded) - found.keys())
+            if given_up and change.landed is not None:
+                found |= {number: () for number in given_up} | {given_up[-1]: change.landed}
+        return found
+
+    @property
+    def renamed_to(self) -> Change | None:
+        """Who has given the pipeline another name (``name``), under which it goes on; None while it has this one."""
+        last = max(self.changes.values(), key=lambda c: c.number, default=None)
+        return last if last is not None and last.action == "rename" and self.is_blank else None
 
     @property
     def open_entry(self) -> Entry | None:
@@ -150,7 +214,10 @@ class Memory:
         """Where a reader of the ledger partition has to begin to see every remembered window, and every control that counts."""
         offsets = [*(e.offset for e in self.entries.values()), *(d.offset for d in self.dead.values())]
         asked = [c for e in self.entries.values() if e.state is State.COMPLETE and (c := self.replay_asked(e.window))]
-        offsets += [c.offset for c in (self.pause, *asked) if c]
+        offsets += [c.offset for c in (self.pause, self.rebound_after(self.binding), *asked) if c]
+        # Whoever begins to read behind one would take the pipeline for one without intervals.
+        offsets += [state.offset for state in self.intervals.recent.values()]
+        offsets += [archive.offset for archive in self.intervals.archives]
         # Controls are written beside whoever is at work: what came after its last look may be one.
         known = [offset for offset in offsets if offset >= 0]
         return min(known if self.seen < 0 else [*known, self.seen]) if known else -1
@@ -173,6 +240,22 @@ class Memory:
         mine = (window.number, name, window.replay)
         return next((c for c in self.controls.values() if c.action == "replay" and (c.window, c.name, c.replay) == mine), None)
 
+    def rebound_after(self, binding: Binding | None, window: int | None = None) -> Change | None:
+        """The newest decision that the pipeline may go elsewhere, or be moved by somebody else, which is younger than a binding;
+        None without one.
+
+        :param window: number of an open window that is to go there; None asks for windows yet to be planned.
+        """
+        since = binding.decided if binding else 0
+        told = [c for c in self.controls.values() if c.action == "rebind" and c.number > since]
+        meant = [c for c in told if window is None or c.window == window]
+        return max(meant, key=lambda c: c.number, default=None)
+
+    @property
+    def decided(self) -> int:
+        """The number of the newest of these decisions, 0 without one."""
+        return max((c.number for c in self.controls.values() if c.action == "rebind"), default=0)
+
     @property
     def history(self) -> tuple[Change, ...]:
         """Whatever was done by hand, the last first."""
@@ -180,9 +263,32 @@ class Memory:
         return tuple(sorted(every, key=lambda c: (c.number, c.at), reverse=True))
 
     @property
+    def claimed_position(self) -> Position:
+        """Where the pipeline stands once its open window is complete: what that has is moved by nobody else."""
+        entry = self.open_entry
+        return self.position if entry is None or entry.window.replay else next_position(self.position, entry.window)
+
+    @property
     def next_change(self) -> int:
         """The number that the next change by hand gets."""
         return max((*self.changes, *self.controls), default=0) + 1
+
+
+def landed_of(entry: Entry) -> tuple[Landed, ...]:
+    """Where the records lie that a window has published, as its report says."""
+    return tuple(Landed(**part) for part in (entry.report or {}).get("published", ()))
+
+
+def known_topic_ids(memory: Memory) -> dict[str, tuple[str, ...]]:
+    """Per topic, all ids under which a pipeline has read it: that of its position, and those of its data intervals in the order
+    in which they were planned. An id never comes back, so a topic that has none of them was created since."""
+    in_order = sorted(memory.intervals.spans, key=lambda state: state.offset)
+    found: dict[str, dict[str, None]] = {}
+    for ids in (memory.position.topic_ids, *(state.topic_ids for state in in_order)):
+        for topic, topic_id in ids.items():
+            if topic_id:
+                found.setdefault(topic, {})[topic_id] = None
+    return {topic: tuple(ids) for topic, ids in found.items()}
 
 
 def position_record(pipeline: str, position: Position, last_number: int) -> LedgerRecord:
@@ -194,6 +300,19 @@ def position_key(pipeline: str) -> bytes:
     return _dump([pipeline, "position"])
 
 
+def binding_record(pipeline: str, binding: Binding) -> LedgerRecord:
+    return LedgerRecord(_dump([pipeline, BINDING]), _dump({"v": VERSION, "binding": binding_to_json(binding)}))
+
+
+def group_record(group_id: str, pipeline: str, by: str) -> LedgerRecord:
+    """:param by: the name under which it is written: the pipeline's, or that of one of its intervals."""
+    return LedgerRecord(group_key(group_id), _dump({"v": VERSION, "pipeline": pipeline, "by": by}))
+
+
+def group_key(group_id: str) -> bytes:
+    return _dump([None, GROUP, group_id])
+
+
 def window_record(entry: Entry) -> LedgerRecord:
     attempt = entry.attempt
     value = {
@@ -202,6 +321,8 @@ def window_record(entry: Entry) -> LedgerRecord:
         "window": window_to_json(entry.window),
         "attempt": dict(vars(attempt)),
         "report": entry.report,
+        **({"first": entry.first} if entry.first >= 0 else {}),
+        **({"tries": tries_to_json(entry.tries)} if entry.tries else {}),
     }
     return LedgerRecord(window_key(entry.window.pipeline, entry.window.number), _dump(value))
 
@@ -213,19 +334,12 @@ def marker_record(pipeline: str, marker: Marker) -> LedgerRecord:
 
 
 def interval_record(pipeline: str, state: IntervalState) -> LedgerRecord:
-    interval = state.interval
-    value = {
-        "v": VERSION,
-        "interval": [interval.start_ms, interval.end_ms],
-        "state": state.state.value,
-        "ranges": ranges_to_json(state.ranges),
-        "run": state.run,
-        "replay": state.replay,
-        "topic_ids": dict(state.topic_ids),
-        "forgotten": state.forgotten,
-        "first": state.offset,
-    }
-    return LedgerRecord(interval_key(pipeline, interval), _dump(value))
+    return LedgerRecord(interval_key(pipeline, state.interval), _dump({"v": VERSION, **interval_to_json(state)}))
+
+
+def archive_record(pipeline: str, archive: IntervalArchive) -> LedgerRecord:
+    key = _dump([pipeline, ARCHIVE, archive.span.interval.name])
+    return LedgerRecord(key, _dump({"v": VERSION, **archive_to_json(archive)}))
 
 
 def interval_key(pipeline: str, interval: Interval) -> bytes:
@@ -265,6 +379,11 @@ def marker_key(pipeline: str, number: int, split: int) -> bytes:
     return _dump([pipeline, "split", number, split])
 
 
+def split_prefix(pipeline: str, number: int) -> bytes:
+    """What the keys of a window's markers begin with."""
+    return _dump([pipeline, "split", number])[:-1] + b","
+
+
 def window_key(pipeline: str, number: int) -> bytes:
     return _dump([pipeline, "window", number])
 
@@ -291,6 +410,7 @@ def remember(pipeline: str, records: Iterable[LedgerRecord]) -> Memory:
         return [(key[1:], value, offset) for key, (value, offset) in newest.items() if key[0] == kind]
 
     position = next((value for _, value, _ in of("position")), None)
+    binding = next((value for _, value, _ in of(BINDING)), None)
     return Memory(
         pipeline,
         position=position_from_json(position["position"]) if position else Position(),
@@ -298,10 +418,14 @@ def remember(pipeline: str, records: Iterable[LedgerRecord]) -> Memory:
         entries={number: _entry(value, offset) for (number,), value, offset in of("window")},
         exists=exists,
         markers={split: marker_from_json(value["marker"]) for split, value, _ in of("split")},
-        intervals={name: _interval_state(value, offset) for (name,), value, offset in of("interval")},
+        intervals=Intervals(
+            {name: interval_from_json(value, offset) for (name,), value, offset in of("interval")},
+            [archive_from_json(value, offset) for _, value, offset in of(ARCHIVE)],
+        ),
         changes={number: change_from_json(value["change"], offset) for (number,), value, offset in of("change")},
         dead={number: dead_letters_from_json(number, value["dead"], offset) for (number,), value, offset in of("dead")},
         controls={number: change_from_json(value["change"], offset) for (number,), value, offset in of(CONTROL)},
+        binding=binding_from_json(binding["binding"]) if binding else None,
         seen=seen,
     )
 
@@ -318,22 +442,13 @@ def _entry(value: Mapping[str, Any], offset: int) -> Entry:
     return Entry(
         window=window_from_json(value["window"]),
         state=State(value["state"]),
-        attempt=Attempt(**value["attempt"]),
+        # A fact that this release does not know is passed over.
+        attempt=Attempt(**{f.name: value["attempt"][f.name] for f in fields(Attempt)}),
         report=value.get("report"),
         offset=offset,
-    )
-
-
-def _interval_state(value: Mapping[str, Any], offset: int) -> IntervalState:
-    return IntervalState(
-        interval=Interval.of_ms(*value["interval"]),
-        state=State(value["state"]),
-        ranges=ranges_from_json(value["ranges"]),
-        run=value["run"],
-        replay=value["replay"],
-        topic_ids=value["topic_ids"],
-        forgotten=value["forgotten"],
-        offset=value["first"] if value["first"] >= 0 else offset,
+        # The first attempt's first record does not know where it lies.
+        first=value.get("first", offset if value["attempt"]["number"] == 1 else -1),
+        tries=tries_from_json(value.get("tries", {})),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
+from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.latency import Times
 
 ArrowStream: TypeAlias = bytes
@@ -66,6 +67,14 @@ class OffsetRange:
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}[{self.start},{self.end})"
+
+
+def share_offsets(one: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> bool:
+    """Whether an offset of the same topic (by name) is in both."""
+    known: dict[TopicPartition, list[OffsetRange]] = {}
+    for r in one:
+        known.setdefault(r.topic_partition, []).append(r)
+    return any(max(r.start, k.start) < min(r.end, k.end) for r in other for k in known.get(r.topic_partition, ()))
 
 
 @dataclass(frozen=True)
@@ -124,12 +133,40 @@ class Followed:
     :param pipeline: the pipeline that published them.
     :param first: number of the first one.
     :param last: number of the last one; below ``first`` when there was nothing new.
-    :param records: what they published to the topics that are read.
+    :param records: what they published to the topics that are read; None where that is not known, because the window begins
+        where no window of that pipeline does: then it is not compared.
+    :param totals: per topic that is read, how many records that pipeline has published to it in all, up to ``last``.
     """
 
     pipeline: str
     first: int
     last: int
+    records: int | None
+    totals: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Up to where another pipeline was followed.
+
+    :param number: of its last window that was read.
+    :param totals: as in :class:`Followed`; empty where that is not known.
+    """
+
+    number: int
+    totals: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a pipeline has published to one partition, by all windows that are complete or were given up.
+
+    :param end: the offset behind the last record.
+    :param records: how many in all. Whoever follows the pipeline counts by the difference, so that windows which the ledger no
+        longer holds count as well.
+    """
+
+    end: int
     records: int
 
 
@@ -153,6 +190,9 @@ class Window:
     :param replay: how often it is moved again, its rows replacing those of the time before; 0 is the first time.
     :param moved: the number of the change (offset control) that put the pipeline where this window begins; 0 where it begins at
         the end of the one before.
+    :param binding: who planned it, where its rows go and where they come from; None where that is not known.
+    :param epochs: the leader epoch of each partition when its end was frozen: the log below the end was that leader's. A
+        partition that is missing is not known.
     """
 
     pipeline: str
@@ -170,6 +210,8 @@ class Window:
     interval: tuple[int, int] | None = None
     replay: int = 0
     moved: int = 0
+    binding: Binding | None = None
+    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -180,6 +222,11 @@ class Window:
     def is_empty(self) -> bool:
         """True when no offset lies in any range, and no row in any split: there is nothing to read or to flush."""
         return all(r.span == 0 for r in self.ranges) and not (self.source and self.source.splits)
+
+    @property
+    def publishes(self) -> bool:
+        """Return True if its records go to Kafka."""
+        return self.source is not None or self.target is not None
 
     @property
     def span(self) -> int:
@@ -232,6 +279,15 @@ def merge_landed(parts: Iterable[Landed]) -> tuple[Landed, ...]:
         Landed(*tp, min(p.first for p in found), max(p.last for p in found), sum(p.records for p in found))
         for tp, found in sorted(by_place.items())
     )
+
+
+def add_landed(known: Mapping[TopicPartition, Published], parts: Iterable[Landed]) -> dict[TopicPartition, Published]:
+    """Return what is published once these records are, too: those of a pipeline's next window."""
+    found = dict(known)
+    for part in merge_landed(parts):
+        before = found.get(part.topic_partition)
+        found[part.topic_partition] = Published(part.last + 1, part.records + (before.records if before else 0))
+    return found
 
 
 @dataclass(frozen=True)
@@ -349,6 +405,9 @@ class Applied:
     :param written: rows written (inserted or updated).
     :param deleted: rows deleted by tombstones.
     :param replay: which of its replays this was; 0 is the first time.
+    :param cluster_id: the Kafka cluster whose offsets these are; "" where the record does not say.
+    :param topic_ids: the id of each topic; a topic that is missing, or whose id is "", is not known. Offsets mean the same
+        records only where cluster and topic ids are the same (:func:`~airflow_kafka_spark.windows.continuity.refuse_foreign`).
     """
 
     pipeline: str
@@ -357,3 +416,5 @@ class Applied:
     written: int = 0
     deleted: int = 0
     replay: int = 0
+    cluster_id: str = ""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)

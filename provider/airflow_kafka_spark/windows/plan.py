@@ -14,11 +14,13 @@ from typing import Any, Literal
 from airflow_kafka_spark.errors import (
     ClusterChanged,
     DataLoss,
+    LogTruncated,
     OffsetsWentBack,
     PartitionsVanished,
+    PlanError,
     TopicRecreated,
 )
-from airflow_kafka_spark.windows.model import Gap, OffsetRange, Split, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, Published, Reached, Split, TopicPartition, Window
 
 DataLossPolicy = Literal["fail", "skip"]
 
@@ -30,11 +32,13 @@ class PartitionLog:
     :param low: the first offset still in the log.
     :param lso: last stable offset: where a read_committed reader has to stop.
     :param high: high watermark.
+    :param epoch: the leader epoch of the one who said so; -1 where it is not known.
     """
 
     low: int
     lso: int
     high: int
+    epoch: int = -1
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,18 @@ class Log:
     :param cluster_id: the cluster.
     :param topic_ids: the id of each subscribed topic that exists.
     :param partitions: every partition of these topics.
+    :param diverged: where a partition that was read further was cut off and has grown again: what lies at and behind this
+        offset are other records than those that were read. Partitions whose log is the one that was read are missing.
     """
 
     cluster_id: str
     topic_ids: Mapping[str, str]
     partitions: Mapping[TopicPartition, PartitionLog]
+    diverged: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    def lows(self, topic: str) -> dict[int, int]:
+        """Return the first offset that is left in each partition of a topic."""
+        return {tp.partition: there.low for tp, there in self.partitions.items() if tp.topic == topic}
 
 
 @dataclass(frozen=True)
@@ -59,16 +70,21 @@ class Position:
     :param topic_ids: the ids of their topics.
     :param cluster_id: the cluster these offsets belong to; empty when unknown.
     :param source: where its source of rows stands, in the source's own words (JSON); None without one.
-    :param followed: per pipeline that is followed, the number of its last window that was read.
+    :param followed: the pipeline that is followed, and up to where; empty where the last window, or a change by hand, has led
+        here without following one.
     :param moved: the number of the change by which somebody has put it here (offset control); 0 where its windows led here.
+    :param published: what it has published itself; None where it publishes nothing, or that is not known.
+    :param epochs: the leader epoch of each partition when its offset was reached; a partition that is missing is not known.
     """
 
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     cluster_id: str = ""
     source: Mapping[str, Any] | None = None
-    followed: Mapping[str, int] = field(default_factory=dict)
+    followed: Mapping[str, Reached] = field(default_factory=dict)
     moved: int = 0
+    published: Mapping[TopicPartition, Published] | None = None
+    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,7 +122,7 @@ def plan_ranges(
     """
     if position.cluster_id and position.cluster_id != log.cluster_id:
         raise ClusterChanged(position.cluster_id, log.cluster_id)
-    recreated = {t for t in topics if _is_recreated(t, log, position)}
+    recreated = {t for t in topics if is_recreated(t, log, position)}
     if recreated and data_loss == "fail":
         topic = min(recreated)
         raise TopicRecreated(topic, position.topic_ids[topic], log.topic_ids[topic])
@@ -124,11 +140,12 @@ def plan_ranges(
             start = (starts or {}).get(tp, partition.low)
         else:
             start = partition.low
-        if start < partition.low:
+        cut = log.diverged.get(tp) if remembered is not None else None
+        if lost := _lost(tp, start, partition, cut):
             if data_loss == "fail":
-                raise DataLoss(*tp, start, partition.low)
-            gaps.append(Gap(*tp, start, partition.low))
-            start = partition.low
+                raise _loss(lost, start, partition, position.epochs.get(tp, -1))
+            gaps.append(lost)
+            start = lost.end
         if partition.lso < start:
             raise OffsetsWentBack(*tp, start, partition.lso)
         stop = (stops or {}).get(tp, partition.high)
@@ -137,7 +154,48 @@ def plan_ranges(
     return Ranges(tuple(cap(ranges, max_records)), tuple(gaps), held_back)
 
 
-def _is_recreated(topic: str, log: Log, position: Position) -> bool:
+def _lost(tp: TopicPartition, start: int, partition: PartitionLog, cut: int | None) -> Gap | None:
+    """Offsets that are not read, though nobody has decided so: those that were deleted, or those below the start at which there
+    are other records now.
+
+    :param cut: where the log ends that was read up to the start; None where it is the log that there is.
+    """
+    if start < partition.low:
+        return Gap(*tp, start, partition.low)
+    return Gap(*tp, max(cut, partition.low), start) if cut is not None and max(cut, partition.low) < start else None
+
+
+def _loss(lost: Gap, start: int, partition: PartitionLog, epoch: int) -> PlanError:
+    if lost.start == start:
+        return DataLoss(lost.topic, lost.partition, start, lost.end)
+    return LogTruncated(lost.topic, lost.partition, start, epoch, lost.start, partition.epoch)
+
+
+def epochs_of(log: Log, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, int]:
+    """The leader epochs under which the log reaches to the ends of these ranges, as far as they are known."""
+    found = {r.topic_partition: log.partitions[r.topic_partition].epoch for r in ranges if r.topic_partition in log.partitions}
+    return {tp: epoch for tp, epoch in found.items() if epoch >= 0}
+
+
+def refuse_recreated(
+    known: Mapping[str, Sequence[str]], topic_ids: Mapping[str, str], topics: Iterable[str], data_loss: DataLossPolicy
+) -> None:
+    """Refuse topics that were created since the pipeline has read a topic of this name: what it had not read is lost.
+
+    :param known: per topic, every id under which the pipeline has read it, the last one last.
+    :param topic_ids: the ids that the topics have now.
+    :param topics: what is read.
+    :param data_loss: ``skip`` lets them pass.
+    :raises TopicRecreated: naming the first of them.
+    """
+    for topic in sorted(topics):
+        ids, found = known.get(topic), topic_ids.get(topic)
+        if ids and found and found not in ids and data_loss == "fail":
+            raise TopicRecreated(topic, ids[-1], found)
+
+
+def is_recreated(topic: str, log: Log, position: Position) -> bool:
+    """Return True if a topic was deleted and created again since the pipeline has read it."""
     known, found = position.topic_ids.get(topic), log.topic_ids.get(topic)
     return bool(known and found and known != found)
 
@@ -172,7 +230,7 @@ def cap(ranges: Sequence[OffsetRange], max_records: int | None) -> list[OffsetRa
 
 
 def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
-    """Whether a planned window can still be read: same cluster, same topics, nothing deleted, nothing gone back.
+    """Whether a planned window can still be read: same cluster, same topics, nothing deleted, nothing gone back or replaced.
 
     :raises PlanError: one of its subclasses. With ``data_loss="skip"`` deleted records and recreated topics pass: the reader
         records them as gaps.
@@ -194,6 +252,9 @@ def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
             raise DataLoss(r.topic, r.partition, r.start, partition.low)
         if partition.lso < r.end:
             raise OffsetsWentBack(r.topic, r.partition, r.end, partition.lso)
+        cut = log.diverged.get(r.topic_partition, r.end)
+        if cut < r.end and data_loss == "fail":
+            raise LogTruncated(r.topic, r.partition, r.end, window.epochs.get(r.topic_partition, -1), cut, partition.epoch)
 
 
 def lost_topics(window: Window, log: Log) -> tuple[str, ...]:
@@ -239,7 +300,17 @@ def next_position(position: Position, window: Window) -> Position:
         topic_ids={**position.topic_ids, **window.topic_ids},
         cluster_id=window.cluster_id or position.cluster_id,
         source=window.source.position if window.source else position.source,
-        followed={**position.followed, **({window.follows.pipeline: window.follows.last} if window.follows else {})},
+        followed=_followed_after(position, window),
         # An empty window never reaches a sink: the next one is still the first that the sink sees after the change.
         moved=position.moved if window.is_empty else 0,
+        published=position.published,
+        epochs={**{tp: epoch for tp, epoch in position.epochs.items() if tp in kept and tp not in window.ends}, **window.epochs},
     )
+
+
+def _followed_after(position: Position, window: Window) -> Mapping[str, Reached]:
+    """Up to where a pipeline is followed. A window that has read on without following leaves none: the next one that follows
+    has to ask where it begins."""
+    if window.follows is not None:
+        return {window.follows.pipeline: Reached(window.follows.last, window.follows.totals)}
+    return position.followed if window.is_empty else {}

@@ -9,7 +9,17 @@ from typing import Any
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
 from airflow_kafka_spark.windows.instants import iso
 from airflow_kafka_spark.windows.latency import Consumption, Latency, consumption, latency, total
-from airflow_kafka_spark.windows.model import Applied, Gap, Landed, Marker, OffsetRange, SplitResult, Window, merge_landed
+from airflow_kafka_spark.windows.model import (
+    Applied,
+    Followed,
+    Gap,
+    Landed,
+    Marker,
+    OffsetRange,
+    SplitResult,
+    Window,
+    merge_landed,
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,8 @@ class Report:
     :param records_routed: records that a transform sent to another topic, or another sink, instead of the sink.
     :param routed: where those lie that went to topics.
     :param captured: how many went to which other sink.
+    :param records_removed: of the records read, those of splits that an earlier attempt has committed, and which compaction or
+        retention has removed from the topic since.
     """
 
     window: Window
@@ -73,6 +85,7 @@ class Report:
     records_routed: int = 0
     routed: tuple[Landed, ...] = ()
     captured: tuple[Captured, ...] = ()
+    records_removed: int = 0
 
     @property
     def _is_published(self) -> bool:
@@ -112,6 +125,7 @@ class Report:
             "records_rejected": self.records_rejected,
             **({"records_filtered": self.records_filtered} if self.records_filtered else {}),
             **({"records_routed": self.records_routed} if self.records_routed else {}),
+            **({"records_removed": self.records_removed} if self.records_removed else {}),
             "bytes": self.bytes,
             "rate": round(self.rate, 1),
             "gaps": [{"topic": g.topic, "partition": g.partition, "start": g.start, "end": g.end} for g in self.gaps],
@@ -130,7 +144,7 @@ class Report:
             "completed_at": self.completed_at,
             **({"interval": list(map(iso, self.window.interval))} if self.window.interval else {}),
             **({"replay": self.window.replay} if self.window.replay else {}),
-            **({"follows": vars(self.window.follows)} if self.window.follows else {}),
+            **({"follows": _follows(self.window.follows)} if self.window.follows else {}),
             **({"source": self.source} if self.window.source else {}),
             **({"dead_letters": [vars(part) for part in self.dead_letters]} if self.dead_letters else {}),
             **({"routed": [vars(part) for part in self.routed]} if self.routed else {}),
@@ -152,6 +166,7 @@ class Report:
                 (self.records_rejected - sum(p.records for p in self.dead_letters), "rejected"),
                 (sum(p.records for p in self.dead_letters), "dead letters"),
                 (sum(g.end - g.start for g in self.gaps), "offsets lost to retention"),
+                (self.records_removed, "removed from the topic since they were committed"),
                 (self.window.held_back, "offsets held back by an open transaction"),
                 (self.window.replay, "times replayed"),
             )
@@ -165,6 +180,26 @@ class Report:
             f"{''.join(', ' + e for e in extra)}, {self.bytes / 1e6:,.1f} MB in {seconds:.1f} s ({self.rate:,.0f} records/s); "
             f"{describe_landed(self.published) if self._is_published else describe_ranges(self.window.ranges)}"
         )
+
+
+def _follows(followed: Followed) -> dict[str, Any]:
+    """``records`` is None where they are not compared."""
+    return {"pipeline": followed.pipeline, "first": followed.first, "last": followed.last, "records": followed.records}
+
+
+def widest(window: Window, group_id: str = "") -> Report:
+    """A report that takes as many bytes as the window's may, but for bad records and gaps that nobody knows of yet: to know
+    before anything is moved whether it can be written down."""
+    records = {str(r.topic_partition): r.span for r in window.ranges}
+    committed = {str(tp): end for tp, end in window.ends.items()}
+    topics = dict(window.source.partitions) if window.source else {}
+    if window.target:
+        topics[window.target.topic] = window.target.partitions
+    places = [(topic, partition) for topic, count in topics.items() for partition in range(count)]
+    # Numbers that nothing makes shorter.
+    numbers = [n * 2_654_435_761 % 10**10 for n in range(1, len(places) + 1)]
+    landed = tuple(Landed(*place, at, at, at % 10**6) for place, at in zip(places, numbers, strict=True))
+    return Report(window, records=records, committed=committed, group_id=group_id, gaps=window.gaps, published=landed)
 
 
 def describe(window: Window) -> str:

@@ -1,0 +1,240 @@
+"""A ledger of two years: fence, look, plan and close of a window in it, and the memory that takes.
+
+500 pipelines have moved 10,000 windows; three of them also 17,520 hourly intervals each, of a topic with 50 partitions. Needs
+neither Spark nor a database. Each window is moved by a process of its own, as a task is. ``unarchived-0`` finds all of its old
+intervals, and all boundaries of its topic, with a record of their own, and archives them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+PIPELINES, WINDOWS, INTERVALS, PARTITIONS = 500, 10_000, 17_520, 50
+OF_INTERVALS = 3
+LEDGER, TOPIC, OLD_TOPIC = "airflow-windows", "hourly", "unarchived"
+MORE = 20
+END = datetime(2026, 11, 1, tzinfo=timezone.utc)
+HOUR = timedelta(hours=1)
+
+
+def run() -> None:
+    """Print a table."""
+    from airflow_kafka_spark.testing import EmbeddedKafka
+
+    print(
+        f"\n## A ledger of two years\n\n{PIPELINES} pipelines, {WINDOWS:,} windows, {OF_INTERVALS} x {INTERVALS:,} intervals of "
+        f"{PARTITIONS} partitions\n\n| window of | peek, s | fence and look, s | decide, s | plan, s | close, s | all, s | "
+        "peak MB | of these libraries |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    )
+    with EmbeddedKafka() as kafka:
+        _fill(kafka)
+        for what in ("progress-7", "source-9", "interval-1", "interval-2", "unarchived-0", "unarchived-0", "progress-7"):
+            env = {**os.environ, "AIRFLOW_CONN_KAFKA_DEFAULT": kafka.connection_json()}
+            done = subprocess.run([sys.executable, "-m", "benchmarks.ledger", what], env=env, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(done.stderr)
+            print(done.stdout.splitlines()[-1], flush=True)
+
+
+def _hour(number: int) -> Any:
+    from airflow_kafka_spark.windows.interval import Interval
+
+    start = END - (INTERVALS - number) * HOUR
+    return Interval(start, start + HOUR)
+
+
+def _fill(kafka: Any) -> None:
+    """Write what two years leave: a record of each partition in each hour, and the ledger."""
+    from confluent_kafka import Producer
+
+    from airflow_kafka_spark.hooks.ledger_topic import CONFIG, murmur2
+    from airflow_kafka_spark.hooks.ledger_topic import PARTITIONS as LEDGER_PARTITIONS
+
+    kafka.create_topic(LEDGER, LEDGER_PARTITIONS, CONFIG)
+    for topic in (TOPIC, OLD_TOPIC):
+        kafka.create_topic(topic, PARTITIONS, {"retention.ms": "-1", "segment.bytes": str(1 << 20)})
+    kafka.create_topic("topic-7", PARTITIONS)
+    options = {"queue.buffering.max.messages": 2_000_000, "linger.ms": 50, "compression.type": "zstd"}
+    producer = Producer({**kafka.connection_extra(), **options})
+    for number in range(INTERVALS + MORE):
+        at = _hour(number).start_ms
+        for partition in range(PARTITIONS):
+            for topic in (TOPIC, OLD_TOPIC):
+                producer.produce(topic, b"x", partition=partition, timestamp=at)
+        producer.poll(0)
+    assert producer.flush(120) == 0
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+    os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
+    with KafkaHook() as hook:
+        topic_ids = {name: found.topic_id for name, found in hook.describe_topics([TOPIC, OLD_TOPIC]).items()}
+    for name, record in _records(topic_ids):
+        producer.produce(LEDGER, record.value, record.key, partition=murmur2(name.encode()) % LEDGER_PARTITIONS)
+        producer.poll(0)
+    assert producer.flush(120) == 0
+
+
+def _records(topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yield the ledger's records, each with the name that decides its partition."""
+    yield from _windows()
+    for index in range(OF_INTERVALS):
+        yield from _intervals(index, topic_ids)
+    for topic, topic_id in topic_ids.items():
+        yield from _boundaries(topic, topic_id)
+
+
+def _windows() -> Iterator[tuple[str, Any]]:
+    from airflow_kafka_spark.windows.memory import Attempt, Entry, position_record, window_record
+    from airflow_kafka_spark.windows.model import OffsetRange, State, Window
+    from airflow_kafka_spark.windows.plan import Position, next_position
+    from airflow_kafka_spark.windows.report import Report
+
+    for index in range(PIPELINES - OF_INTERVALS):
+        name, position = f"progress-{index}", Position()
+        for number in range(1, WINDOWS // (PIPELINES - OF_INTERVALS) + 2):
+            at = (END + number * HOUR).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            ranges = tuple(OffsetRange(f"topic-{index}", p, 40 * number - 40, 40 * number) for p in range(PARTITIONS))
+            window = Window(name, number, ranges, f"flow/scheduled__{at}/task_{index}", at)
+            position = next_position(position, window)
+            report = Report(window, records_read=120, records_written=120, timings={"total": 3.0}, completed_at=at, group_id=name)
+            yield name, window_record(Entry(window, State.COMPLETE, Attempt(1, "0" * 16, window.run, at), report.to_dict()))
+            yield name, position_record(name, position, number)
+
+
+def _intervals(index: int, topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    from airflow_kafka_spark.windows.interval import IntervalState
+    from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, archived
+    from airflow_kafka_spark.windows.memory import Attempt, Entry, archive_record, interval_record, window_record
+    from airflow_kafka_spark.windows.model import OffsetRange, State, Window
+    from airflow_kafka_spark.windows.report import Report
+
+    name, topic = (f"interval-{index}", TOPIC) if index else (f"unarchived-{index}", OLD_TOPIC)
+    ids, old = {topic: topic_ids[topic]}, []
+    for number in range(INTERVALS):
+        interval = _hour(number)
+        ranges = tuple(OffsetRange(topic, p, number, number + 1) for p in range(PARTITIONS))
+        run = f"flow/scheduled__{interval.start.isoformat()}/task_{index}"
+        is_old = number < INTERVALS - 100
+        state = IntervalState(interval, State.COMPLETE, ranges, run, topic_ids=ids, forgotten=is_old)
+        if index and is_old and number < INTERVALS - 100 - ARCHIVE_AFTER:
+            old.append(state)
+            for archive, _ in archived(old):
+                yield name, archive_record(name, archive)
+                old.clear()
+        else:
+            yield name, interval_record(name, state)
+        if not is_old:
+            lane = interval.lane(name)
+            bounds = (interval.start_ms, interval.end_ms)
+            window = Window(lane, 1, ranges, run, "", topic_ids=ids, interval=bounds)
+            report = Report(window, records_read=50, records_written=50, timings={"total": 3.0}, group_id=name)
+            yield name, window_record(Entry(window, State.COMPLETE, Attempt(1, "0" * 16, run, ""), report.to_dict()))
+    yield from ((name, interval_record(name, state)) for state in old)
+
+
+def _boundaries(topic: str, topic_id: str) -> Iterator[tuple[str, Any]]:
+    from airflow_kafka_spark.windows.boundaries import SINGLE, Boundary, BoundaryArchive, archive_to_record, boundary_to_record
+    from airflow_kafka_spark.windows.memory import LedgerRecord
+
+    part: list[Boundary] = []
+    for number in range(INTERVALS + 1):
+        instant = _hour(number).start_ms
+        boundary = Boundary(topic, topic_id, instant, dict.fromkeys(range(PARTITIONS), number), by="run", decided_at=instant)
+        if topic == OLD_TOPIC or number > INTERVALS - SINGLE:
+            yield f"boundaries of {topic}", LedgerRecord(*boundary_to_record(boundary, f"{number:016x}"))
+            continue
+        part.append(boundary)
+        if len(part) > SINGLE or number == INTERVALS - SINGLE:
+            yield f"boundaries of {topic}", LedgerRecord(*archive_to_record(BoundaryArchive.of(part), f"{number:016x}"))
+            part = []
+
+
+def _move(what: str) -> None:
+    """Move a window as an operator does, without its records, and print a line of the table."""
+    import confluent_kafka  # noqa: F401
+    import pyarrow  # noqa: F401
+
+    from airflow_kafka_spark.hooks.boundaries import Boundaries
+    from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
+    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.sources.kafka import read_log
+    from airflow_kafka_spark.windows.model import OffsetRange, Window
+
+    hook = KafkaHook()
+    hook.cluster_id()
+    libraries = _peak()
+    marks = [time.monotonic()]
+    kind, _, number = what.partition("-")
+    topic = TOPIC if kind == "interval" else OLD_TOPIC
+    if kind in ("interval", "unarchived"):
+        interval = _next(hook, what)
+        ledger: Ledger = IntervalLedger(hook, what, f"run-{interval}", interval, group_id=what)
+    else:
+        group, topics = (what, [f"topic-{number}"]) if kind == "progress" else (None, [])
+        what = f"progress-{number}"
+        ledger = Ledger(hook, what, f"run-{time.time()}", group_id=group, hint_topics=topics)
+    marks = [time.monotonic()]
+
+    def mark() -> None:
+        marks.append(time.monotonic())
+
+    ledger.peek()
+    mark()
+    with ledger:
+        mark()
+        if isinstance(ledger, IntervalLedger):
+            bounds = (interval.start_ms, interval.end_ms)
+            ledger.refuse_overlaps()
+            read = lambda: read_log(hook, [topic])  # noqa: E731
+            decided = Boundaries(hook, ledger.topic, "run").decide([topic], bounds, read, grace=0)[topic]
+            start, end = decided[bounds[0]].offsets, decided[bounds[1]].offsets
+            ranges = tuple(OffsetRange(topic, p, start[p], end[p]) for p in sorted(end))
+            assert all(r.span == 1 for r in ranges), ranges
+            window = Window(ledger.pipeline, 1, ranges, ledger.run, "", topic_ids=read().topic_ids, interval=bounds)
+            ledger.look()
+        else:
+            known = ledger.memory
+            assert known.last_number
+            starts = known.position.offsets
+            ranges = tuple(OffsetRange(*tp, offset, offset + 40) for tp, offset in sorted(starts.items()))
+            window = Window(ledger.pipeline, known.last_number + 1, ranges, ledger.run, "")
+        mark()
+        ledger.plan(window)
+        mark()
+        ledger.close({"completed_at": "2026-11-02T00:00:00.000Z"}, {})
+        if isinstance(ledger, IntervalLedger):
+            read = lambda: read_log(hook, [topic])  # noqa: E731
+            ledger.follow(what, lambda: ({}, read()), None)
+        mark()
+    peak = _peak()
+    steps = " | ".join(f"{later - earlier:.2f}" for earlier, later in zip(marks, marks[1:], strict=False))
+    print(f"| {what if kind != 'source' else 'no group'} | {steps} | {marks[-1] - marks[0]:.2f} | {peak:.0f} | {libraries:.0f} |")
+
+
+def _peak() -> float:
+    """Return the most memory that this process has held, in MB. What ``getrusage`` says includes the process that started it."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def _next(hook: Any, pipeline: str) -> Any:
+    """Return the first hour that a pipeline has not moved."""
+    from airflow_kafka_spark.hooks.pipeline_offsets import find
+
+    intervals = find(hook, pipeline).memory.intervals
+    return next(hour for hour in (_hour(INTERVALS + n) for n in range(MORE)) if hour.name not in intervals)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        _move(sys.argv[1])
+    else:
+        run()

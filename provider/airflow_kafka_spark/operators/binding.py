@@ -1,0 +1,117 @@
+"""Refuse a run that would move a pipeline's window from another task, to another destination or from another origin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from airflow.providers.common.compat.sdk import conf
+
+from airflow_kafka_spark.errors import DestinationChanged, PipelineRenamed, PipelineTaken, SourceChanged
+from airflow_kafka_spark.operators.links import SECTION
+from airflow_kafka_spark.operators.run import Run
+from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other_endpoint, other_place, other_writer
+from airflow_kafka_spark.windows.memory import Entry, Memory
+
+
+def deployment() -> str:
+    """Return the name of this Airflow deployment, which tells it from others that share a Kafka cluster.
+
+    It is ``[kafka_spark] deployment``, by default ``[api] base_url``; empty where neither is set. Workers have both settings, and
+    neither changes with a restart.
+    """
+    named = str(conf.get(SECTION, "deployment", fallback="") or "").strip()
+    return named or str(conf.get("api", "base_url", fallback="") or "").strip().rstrip("/")
+
+
+def writer_of(run: Run) -> Writer:
+    """Return the writer of the windows that a run plans."""
+    return Writer(run.dag_id, run.task_id, run.map_index, run.run_id, deployment())
+
+
+def refuse_other_writer(pipeline: str, whole: Memory, entry: Entry, run: Run) -> None:
+    """Refuse a complete window that names this run and was moved by another writer: a run of another deployment may have the same
+    name.
+
+    :param pipeline: the pipeline's name.
+    :param whole: what the ledger holds of the whole pipeline.
+    :param entry: the window.
+    :raises PipelineTaken: another writer has moved it.
+    """
+    known = entry.window.binding or whole.binding
+    if known is not None and whole.rebound_after(known) is None:
+        _refuse_writer(pipeline, f"window {entry.window}", known.writer, writer_of(run))
+
+
+def bound(pipeline: str, whole: Memory, found: Binding, *, is_free: bool) -> Binding:
+    """Return the binding of the pipeline's next window.
+
+    :param pipeline: the pipeline's name.
+    :param whole: what the ledger holds of the whole pipeline.
+    :param found: the binding of this run.
+    :param is_free: True if the destination is a template, so that each window may have another one.
+    :raises PipelineRenamed: the pipeline goes on under another name.
+    :raises BindingChanged: the pipeline has another binding, and nobody has decided that it may change.
+    """
+    if (renamed := whole.renamed_to) is not None:
+        raise PipelineRenamed(pipeline, renamed.name, renamed.who, renamed.at)
+    known, subject = whole.binding, f"pipeline `{pipeline}`"
+    kept = replace(found, destination=Endpoint() if is_free else found.destination, decided=whole.decided)
+    if known is None or whole.rebound_after(known) is not None:
+        return kept
+    _refuse_writer(pipeline, subject, known.writer, found.writer)
+    if not is_free and (other := other_place(known.destination, found.destination)):
+        raise DestinationChanged(pipeline, subject, "", other)
+    if other := other_place(known.origin, found.origin):
+        raise SourceChanged(pipeline, subject, "", other)
+    # A worker that does not know the name of its deployment belongs to the one that is known.
+    return replace(kept, writer=replace(kept.writer, deployment=kept.writer.deployment or known.writer.deployment))
+
+
+def refuse_elsewhere(pipeline: str, whole: Memory, entry: Entry, found: Binding) -> bool:
+    """Return True if an open window takes the binding of this run: its own is not known, or somebody has decided so.
+
+    :param pipeline: the pipeline's name.
+    :param whole: what the ledger holds of the whole pipeline.
+    :param entry: the window.
+    :param found: the binding of this run.
+    :raises BindingChanged: the window was planned with another binding, and nobody has decided that it may change.
+    """
+    window, known = entry.window, entry.window.binding
+    if known is None:
+        return True
+    if whole.rebound_after(known, window.number) is not None:
+        return True
+    if whole.rebound_after(known) is None:
+        _refuse_writer(pipeline, f"window {window}", known.writer, found.writer)
+    _refuse_ends(pipeline, entry, known, found)
+    return False
+
+
+def refuse_replay_elsewhere(pipeline: str, whole: Memory, done: Entry, found: Binding) -> None:
+    """Refuse to move a complete window once more with another binding: a replay replaces rows where they are.
+
+    :param pipeline: the pipeline's name.
+    :param whole: what the ledger holds of the whole pipeline.
+    :param done: the window.
+    :param found: the binding of this run.
+    :raises BindingChanged: the window was moved with another binding.
+    """
+    known = done.window.binding
+    if known is None:
+        return
+    if whole.rebound_after(known) is None:
+        _refuse_writer(pipeline, f"window {done.window}", known.writer, found.writer)
+    _refuse_ends(pipeline, done, known, found)
+
+
+def _refuse_writer(pipeline: str, subject: str, known: Writer, found: Writer) -> None:
+    if other := other_writer(known, found):
+        raise PipelineTaken(pipeline, subject, str(known), str(found), other)
+
+
+def _refuse_ends(pipeline: str, entry: Entry, known: Binding, found: Binding) -> None:
+    window = entry.window
+    if other := other_endpoint(known.destination, found.destination):
+        raise DestinationChanged(pipeline, f"window {window}", window.run, other)
+    if other := other_endpoint(known.origin, found.origin):
+        raise SourceChanged(pipeline, f"window {window}", window.run, other)

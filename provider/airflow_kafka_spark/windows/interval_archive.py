@@ -1,0 +1,228 @@
+"""Old data intervals of a pipeline, many in one record of the ledger.
+
+An hourly pipeline has 17,520 intervals after two years. All of them count: an interval must not overlap one that was moved, and
+nobody may move offsets that another one has. Intervals that continue each other, in time and in offsets, are one span for these
+questions. The ledger therefore keeps old ones in archives: a record with their span, which every reader takes apart, and with the
+intervals themselves, which only somebody takes apart who asks for one of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+
+from airflow_kafka_spark.windows.codec import interval_from_json, interval_to_json, packed, unpacked
+from airflow_kafka_spark.windows.interval import Interval, IntervalState
+from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition
+
+ARCHIVE_AFTER = 100
+"""Old intervals that have records of their own before they are archived together."""
+LEAST = 4
+"""Intervals of an archive, at least."""
+MOST_BYTES = 1_500_000
+"""Of an archive's intervals before they are compressed, at most. A broker takes records of a megabyte."""
+
+
+@dataclass(frozen=True)
+class IntervalArchive:
+    """Complete intervals that continue each other.
+
+    :param span: all of them as one interval.
+    :param count: how many they are.
+    :param packed: the intervals themselves, compressed.
+    :param offset: where the record lies in the ledger partition; -1 when it was not read from there.
+    """
+
+    span: IntervalState
+    count: int
+    packed: str = field(repr=False)
+    offset: int = field(default=-1, compare=False)
+
+    @classmethod
+    def of(cls, chain: Sequence[IntervalState]) -> IntervalArchive:
+        """Return the archive of intervals that continue each other, in ascending order."""
+        return cls(_span(chain), len(chain), packed([interval_to_json(state) for state in chain]))
+
+    @cached_property
+    def intervals(self) -> Mapping[str, IntervalState]:
+        """The intervals, by name, in ascending order."""
+        states = map(interval_from_json, unpacked(self.packed))
+        return {state.interval.name: state for state in states}
+
+    def may_hold(self, interval: Interval) -> bool:
+        """Return False if the interval lies outside of the archive's span, without taking the archive apart."""
+        return self.span.interval.start <= interval.start and interval.end <= self.span.interval.end
+
+
+class Intervals(Mapping[str, IntervalState]):
+    """All data intervals of a pipeline, by name: those with a record of their own, and those in archives.
+
+    A record of its own counts before an archive: an interval that was archived is moved once more under it.
+
+    :param recent: those with a record of their own.
+    :param archives: the others.
+    """
+
+    def __init__(self, recent: Mapping[str, IntervalState] | None = None, archives: Iterable[IntervalArchive] = ()) -> None:
+        self.recent: Mapping[str, IntervalState] = recent or {}
+        self.archives = tuple(sorted(archives, key=lambda archive: archive.span.interval))
+
+    def __getitem__(self, name: str) -> IntervalState:
+        if name in self.recent:
+            return self.recent[name]
+        interval = Interval.named(name)
+        for archive in self.archives:
+            if interval is not None and archive.may_hold(interval) and name in archive.intervals:
+                return archive.intervals[name]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names. This takes every archive apart."""
+        yield from self.recent
+        for archive in self.archives:
+            yield from (name for name in archive.intervals if name not in self.recent)
+
+    def __len__(self) -> int:
+        return len(self.recent) + sum(archive.count for archive in self.archives) - self._moved_again
+
+    def __bool__(self) -> bool:
+        return bool(self.recent or self.archives)
+
+    @property
+    def _moved_again(self) -> int:
+        """Intervals that have a record of their own and are in an archive, too."""
+        return sum(
+            1
+            for name, state in self.recent.items()
+            for archive in self.archives
+            if archive.may_hold(state.interval) and name in archive.intervals
+        )
+
+    @property
+    def complete(self) -> int:
+        """How many of them are complete, or were before they were moved once more."""
+        open_ones = sum(1 for state in self.recent.values() if state.state is not State.COMPLETE and not state.replay)
+        return len(self) - open_ones
+
+    @property
+    def spans(self) -> tuple[IntervalState, ...]:
+        """All of them, those of an archive as one. What is asked of them gets the same answers as of the intervals one by one,
+        and costs as much as there are recent ones and archives."""
+        return (*self.recent.values(), *(archive.span for archive in self.archives))
+
+    @property
+    def newest_first(self) -> Iterator[tuple[str, IntervalState]]:
+        """Iterate over names and intervals, the archives last, each of them taken apart when its turn comes."""
+        yield from sorted(self.recent.items(), reverse=True)
+        for archive in reversed(self.archives):
+            yield from (item for item in sorted(archive.intervals.items(), reverse=True) if item[0] not in self.recent)
+
+
+def archived(old: Iterable[IntervalState]) -> list[tuple[IntervalArchive, list[IntervalState]]]:
+    """Return the archives that can be made of old intervals, each with what it holds.
+
+    :param old: complete intervals with a record of their own.
+    :return: nothing where there are :data:`ARCHIVE_AFTER` of them or fewer. Intervals that continue no other are left out.
+    """
+    candidates = sorted(old, key=lambda state: state.interval)
+    if len(candidates) <= ARCHIVE_AFTER:
+        return []
+    made: list[tuple[IntervalArchive, list[IntervalState]]] = []
+    chain: list[IntervalState] = []
+    ends: dict[TopicPartition, int] = {}
+    size = 0
+
+    def close() -> None:
+        if len(chain) >= LEAST:
+            made.append((IntervalArchive.of(chain), list(chain)))
+        chain.clear()
+        ends.clear()
+
+    for state in candidates:
+        pieces = _pieces(state)
+        own = len(json.dumps(interval_to_json(state)))
+        if pieces is None or (chain and not (_continues(chain[-1], state, ends, pieces) and size + own <= MOST_BYTES)):
+            close()
+        if pieces is None:
+            continue
+        size = own if not chain else size + own
+        chain.append(state)
+        ends.update({tp: end for tp, (_, end) in pieces.items()})
+    close()
+    return made
+
+
+def _pieces(state: IntervalState) -> dict[TopicPartition, tuple[int, int]] | None:
+    """Return the offsets that an interval has moved or passed over, by partition; None where they lie in several pieces."""
+    found: dict[TopicPartition, tuple[int, int]] = {}
+    gaps = [OffsetRange(g.topic, g.partition, g.start, g.end) for g in state.gaps]
+    for r in sorted((*gaps, *state.ranges)):
+        tp = r.topic_partition
+        if not r.span:
+            continue
+        if tp in found and found[tp][1] != r.start:
+            return None
+        found[tp] = (found[tp][0] if tp in found else r.start, r.end)
+    return found
+
+
+def _continues(
+    before: IntervalState,
+    state: IntervalState,
+    ends: Mapping[TopicPartition, int],
+    pieces: Mapping[TopicPartition, tuple[int, int]],
+) -> bool:
+    """Return True if an interval goes on where a chain of them ends: at its end, with its topics, and at its offsets."""
+    return (
+        before.interval.end == state.interval.start
+        and dict(before.topic_ids) == dict(state.topic_ids)
+        and {r.topic for r in before.ranges} == {r.topic for r in state.ranges}
+        and all(ends.get(tp, start) == start for tp, (start, _) in pieces.items())
+    )
+
+
+def _span(chain: Sequence[IntervalState]) -> IntervalState:
+    """Return intervals that continue each other as one."""
+    starts: dict[TopicPartition, int] = {}
+    ends: dict[TopicPartition, int] = {}
+    empty: dict[TopicPartition, int] = {}
+    for state in chain:
+        for tp, (start, end) in (_pieces(state) or {}).items():
+            starts.setdefault(tp, start)
+            ends[tp] = end
+        empty.update({r.topic_partition: r.end for r in state.ranges})
+    ranges = [OffsetRange(*tp, starts.get(tp, end), ends.get(tp, end)) for tp, end in sorted(empty.items())]
+    first, last = chain[0].interval, chain[-1].interval
+    return IntervalState(
+        Interval(first.start, last.end),
+        State.COMPLETE,
+        tuple(ranges),
+        topic_ids=chain[-1].topic_ids,
+        forgotten=True,
+        offset=min(state.offset for state in chain),
+        leading=first.end - first.start,
+    )
+
+
+def archive_to_json(archive: IntervalArchive) -> dict[str, object]:
+    """Return an archive as JSON; ``span`` has the form of an interval's record."""
+    leading = archive.span.leading or timedelta()
+    return {
+        "count": archive.count,
+        "span": interval_to_json(archive.span),
+        "leading": round(leading / timedelta(milliseconds=1)),
+        "intervals": archive.packed,
+    }
+
+
+def archive_from_json(value: Mapping[str, object], offset: int) -> IntervalArchive:
+    """Return the archive that a record holds.
+
+    :param offset: where the record lies.
+    """
+    span, count, leading, intervals = (value[name] for name in ("span", "count", "leading", "intervals"))
+    assert isinstance(span, dict) and isinstance(count, int) and isinstance(leading, int) and isinstance(intervals, str)
+    return IntervalArchive(interval_from_json(span, leading=timedelta(milliseconds=leading)), count, intervals, offset)

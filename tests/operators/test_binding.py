@@ -1,0 +1,363 @@
+"""A window goes where it was planned to go, moved by the task that moves its pipeline, until somebody decides otherwise."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import (
+    BadRecords,
+    DestinationChanged,
+    KafkaSparkError,
+    PipelineTaken,
+    SinkRejected,
+    SourceChanged,
+)
+from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.pipeline_rebind import rebind
+from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
+from airflow_kafka_spark.sinks import FilesSink, PostgresSink
+from airflow_kafka_spark.sources import FilesSource
+from airflow_kafka_spark.transforms import Condition, Filter
+from airflow_kafka_spark.windows.binding import other_endpoint, other_place
+from tests.support.intervals import Intervals, facts
+from tests.support.oracle import same_multiset, wait_stable
+from tests.support.pipelines import COLUMNS, files_rows, row_of
+from tests.support.relay import relay
+from tests.support.runs import context
+from tests.support.shop import shop
+
+
+@pytest.fixture
+def dies(monkeypatch):
+    """A run that ends behind a point of its window's life, which stays open."""
+
+    def died(flow, run, point="sink.committed", **options):
+        monkeypatch.setenv(faults.FAULT, f"{point}:raise")
+        with pytest.raises(RuntimeError, match="fault injected"):
+            flow.run(run, **options)
+        monkeypatch.delenv(faults.FAULT)
+
+    return died
+
+
+@pytest.fixture
+def deployment(monkeypatch):
+    """In which Airflow deployment the next run is."""
+    return lambda name: monkeypatch.setenv("AIRFLOW__KAFKA_SPARK__DEPLOYMENT", name)
+
+
+def decide(flow, **options):
+    wait_stable(flow.kafka.connection_extra(), f"ledger-{flow.name}")
+    with KafkaHook() as hook:
+        return rebind(hook, flow.name, why="it moves", who="ann", ledger_topic=f"ledger-{flow.name}", **options)
+
+
+def orders(flow):
+    return [row_of(value) for *_, value in flow.events() if value is not None]
+
+
+# --- destinations ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_open_window_is_not_moved_into_another_directory_and_neither_is_the_next_one(files, tmp_path):
+    files.produce(30)
+    dead = files.victim("run1", fault="sink.committed")
+    assert dead.wait() != 0 and dead.fired
+    files.produce(20)
+    elsewhere = FilesSink(path=str(tmp_path / "elsewhere"))
+    with pytest.raises(DestinationChanged, match="was planned into path") as refused:
+        files.run("run2", sink=elsewhere)
+    assert refused.value.differences == (("path", f"file://{files.place}", f"file://{tmp_path}/elsewhere"),)
+    for said in ("run1", "rebind", "--not-running", "elsewhere"):
+        assert said in str(refused.value)
+    assert files.run("run1")["records_read"] == 30
+    with pytest.raises(DestinationChanged, match="has moved its windows into path"):
+        files.run("run2", sink=elsewhere)
+    assert not files_rows(elsewhere.path)
+    assert decide(files).changed and not decide(files).changed
+    assert files.run("run2", sink=elsewhere)["records_read"] == 20
+    same_multiset(orders(files), [*files.rows(), *files_rows(elsewhere.path)])
+    with pytest.raises(DestinationChanged):
+        files.run("run3")
+    assert files.run("run3", sink=elsewhere)["records_read"] == 0
+
+
+def test_with_a_template_each_window_has_its_own_directory_but_an_open_one_keeps_it(files, tmp_path, dies):
+    def run(day, run_id):
+        made = files.make(**{**files.arguments, "sink": FilesSink(path=f"{tmp_path}/{{{{ ds }}}}")})
+        made.render_template_fields({"ds": day})
+        return made.execute(context(run_id))
+
+    rows = lambda *days: [row for day in days for row in files_rows(str(tmp_path / day))]  # noqa: E731
+    files.produce(30)
+    assert run("01", "run1")["records_read"] == 30
+    files.produce(30)
+    dies(files, "run2", sink=FilesSink(path=str(tmp_path / "02")))
+    files.produce(30)
+    with pytest.raises(DestinationChanged):
+        run("03", "run3")
+    assert (run("02", "run2")["records_read"], run("03", "run3")["records_read"]) == (30, 30)
+    assert [len(rows(day)) for day in ("01", "02", "03")] == [30, 30, 30]
+    same_multiset(orders(files), rows("01", "02", "03"))
+
+
+def test_an_open_window_keeps_its_table_and_the_tables_that_remember_it_by_whatever_address(table, dies, monkeypatch):
+    other, aside = f"other_{table.place}", f"aside_{table.place}"
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'CREATE SCHEMA "{aside}"')
+        for name in (f'"{other}"', f'"{aside}"."{table.place}"'):
+            connection.execute(f"CREATE TABLE {name} ({COLUMNS})")
+    table.produce(30)
+    dies(table, "run1")
+    own = {"conn_id": "warehouse", "table": table.place}
+    for changed, fact in (
+        ({"table": other}, "table"),
+        ({"table": f"{aside}.{table.place}"}, "table"),
+        ({"windows_table": "elsewhere"}, "windows_table"),
+        ({"splits_table": "elsewhere"}, "splits_table"),
+    ):
+        with pytest.raises(DestinationChanged) as refused:
+            table.run("run2", sink=PostgresSink(**{**own, **changed}))
+        assert [what for what, *_ in refused.value.differences] == [fact]
+    uri = os.environ["AIRFLOW_CONN_WAREHOUSE"]
+    renamed = uri.replace("127.0.0.1", "localhost") if "127.0.0.1" in uri else uri.replace("localhost", "127.0.0.1")
+    assert renamed != uri
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", renamed)
+    report = table.run("run2", sink=PostgresSink(**own, lock_timeout=30))
+    assert report["window"] == "0000000002" and table.check() == 30
+    # Between windows, how a window is seen may change.
+    table.produce(10)
+    assert table.run("run3", sink=PostgresSink(**own, atomic="split"))["records_read"] == 10
+    assert table.check() == 40
+    ledger = b"".join(value or b"" for *_, value in committed_ledger(table))
+    assert b'"binding"' in ledger and b"password" not in ledger
+
+
+def committed_ledger(flow):
+    from tests.support.oracle import committed_records
+
+    return committed_records(flow.kafka.connection_extra(), f"ledger-{flow.name}")
+
+
+def test_how_a_window_is_seen_and_cut_may_change_while_it_is_open_and_no_split_of_it_is_in_the_table(table, dies):
+    """What the sink makes of it decides: it knows which splits are there."""
+
+    def sink(atomic):
+        return PostgresSink(conn_id="warehouse", table=table.place, atomic=atomic)
+
+    table.produce(30)
+    dies(table, "run1", point="planned", sink=sink("split"))
+    assert table.run("run1", sink=sink("window"))["attempts"] == 2
+    table.produce(30)
+    dies(table, "run2", point="sink.staged", sink=sink("window"), split_records=100)
+    report = table.run("run2", sink=sink("split"), split_records=4)
+    assert (report["attempts"], table.check()) == (2, 60)
+
+
+def test_splits_that_an_earlier_attempt_has_committed_stay_and_the_window_goes_on_as_it_began(table):
+    sink = PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
+    table.produce(60)
+    # Two tasks run at a time, so the third one begins when another one has committed.
+    refused = next(row_of(value)[0] for partition, _, _, value in table.events() if partition == 2)
+
+    def constrain(action):
+        with table.postgres.connect(autocommit=True) as connection:
+            connection.execute(f'ALTER TABLE "{table.place}" {action}')
+
+    constrain("ADD PRIMARY KEY (id)")
+    constrain(f"ADD CONSTRAINT sieve CHECK (id <> {refused})")
+    with pytest.raises(KafkaSparkError):
+        table.run("run1", sink=sink)
+    constrain("DROP CONSTRAINT sieve")
+    there = len(table.rows())
+    assert 0 < there < 60
+    with pytest.raises(SinkRejected, match='Keep `atomic="split"`'):
+        table.run("run1", sink=replace(sink, atomic="window"))
+    with pytest.raises(SinkRejected, match="none of this attempt's splits"):
+        table.run("run1", sink=sink, split_records=4)
+    with pytest.raises(DestinationChanged, match="mode"):
+        table.run("run1", sink=replace(sink, mode="upsert", key=["id"]))
+    assert len(table.rows()) == there
+    assert table.run("run1", sink=sink)["records_read"] == 60
+    assert table.check() == 60
+
+
+def test_an_open_window_keeps_the_topics_that_its_other_records_go_to(files, dies):
+    from tests.support.dead_letters import check_sorted_out, produce_mixed
+
+    def tolerant(topic):
+        return {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": topic}
+
+    dead = f"dead-{files.topic}"
+    bad = produce_mixed(files, 30, 10)
+    with pytest.raises(BadRecords):
+        files.run("run1")
+    dies(files, "run1", point="dead.committed", **tolerant(dead))
+    with pytest.raises(DestinationChanged, match="dead_letters"):
+        files.run("run1", **tolerant(f"other-{dead}"))
+    files.run("run1", **tolerant(dead))
+    assert check_sorted_out(files, dead) == (30, bad)
+    assert files.run("run2", **tolerant(f"other-{dead}"))["records_read"] == 0, "between windows it may change"
+
+
+ROUTES = [Filter(predicate=Condition("id > 1"), to="rare"), Filter(predicate=Condition("id > 2"), to="common")]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda **o: KafkaToSinkOperator(topics="t", group_id="g", value=Json(schema="id bigint"), sink=FilesSink(path="/l"), **o),
+        lambda **o: KafkaToKafkaOperator(topics="t", group_id="g", value=Json(schema="id bigint"), topic="copy", **o),
+        lambda **o: SourceToKafkaOperator(source=FilesSource(path="/in", format="text"), topic="copy", value=Json(), **o),
+    ],
+    ids=["to a sink", "between topics", "from a source"],
+)
+def test_side_topics_are_part_of_where_an_open_window_goes_and_of_no_later_one(made):
+    dead = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": "dead"}
+    found = [made(task_id="task", **options).destinations() for options in ({}, {**dead, "transforms": ROUTES})]
+    assert {w: v for w, v in found[1].details.items() if w in ("dead_letters", "routes")} == {
+        "dead_letters": "dead",
+        "routes": "common, rare",
+    }
+    assert not other_endpoint(*found) and not other_endpoint(*reversed(found)) and not other_place(*found)
+    other = made(task_id="task", **{**dead, "errors_deadletterqueue_topic_name": "x"}, transforms=ROUTES[:1]).destinations()
+    assert [d.what for d in other_endpoint(found[1], other)] == ["dead_letters", "routes"]
+
+
+def test_an_open_window_keeps_the_sinks_of_its_filters(table, tmp_path, dies):
+    def rare(place):
+        return [Filter(predicate=Condition("id % 10 = 0"), negate=True, to=FilesSink(path=str(tmp_path / place)))]
+
+    table.produce(100)
+    dies(table, "run1", transforms=rare("one"))
+    with pytest.raises(DestinationChanged, match="filter 1 path"):
+        table.run("run2", transforms=rare("two"))
+    with pytest.raises(DestinationChanged, match="filter 1 path"):
+        table.run("run2")
+    table.run("run1", transforms=rare("one"))
+    same_multiset(orders(table), [*table.rows(), *files_rows(str(tmp_path / "one"))])
+
+
+def test_an_open_window_goes_elsewhere_once_somebody_says_so(files, tmp_path, dies):
+    files.produce(30)
+    dies(files, "run1", point="sink.staged")
+    elsewhere = FilesSink(path=str(tmp_path / "elsewhere"))
+    done = decide(files, running=False)
+    assert done.changed and [o.number for o in done.open_windows] == [1]
+    assert files.run("run1", sink=elsewhere)["attempts"] == 2
+    same_multiset(orders(files), files_rows(elsewhere.path))
+    assert not files.rows()
+
+
+def test_what_is_published_goes_to_the_topic_it_was_planned_for(kafka, unique, tmp_path, dies):
+    with relay(kafka, unique, tmp_path) as made:
+        other = unique("other")
+        kafka.create_topic(other, 3)
+        made.send(30)
+        dies(made, "run1", point="close.begin")
+        for changed, kind in (({"topic": other}, DestinationChanged), ({"group_id": f"{made.name}-2"}, SourceChanged)):
+            with pytest.raises(kind):
+                made.run("run2", **changed)
+        made.run("run1")
+        with pytest.raises(DestinationChanged):
+            made.run("run2", topic=other)
+        assert not made.read(other)
+
+
+# --- sources --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_open_window_of_a_table_is_not_read_from_another_one(kafka, postgres, unique, tmp_path, dies):
+    with shop(kafka, postgres, unique, tmp_path) as sold:
+        sold.sell(30)
+        other = f"other_{sold.table}"
+        with sold.postgres.connect(autocommit=True) as connection:
+            connection.execute(f'CREATE TABLE "{other}" (LIKE "{sold.table}" INCLUDING ALL)')
+            connection.execute(f'INSERT INTO "{other}" SELECT id, \'foreign\', amount, placed_at FROM "{sold.table}"')
+        dies(sold, "run1", point="planned")
+        for changed in ({"table": other}, {"source": {"mode": "bulk", "cursor": None}}):
+            with pytest.raises(SourceChanged, match="was planned from"):
+                sold.run("run2", **changed)
+        assert sold.run("run2")["records_read"] == 0
+        assert sold.check() == 30
+        with pytest.raises(SourceChanged, match="has moved its windows from"):
+            sold.run("run3", table=other)
+
+
+# --- writers --------------------------------------------------------------------------------------------------------------
+
+
+def test_another_deployment_does_not_take_windows_whatever_its_runs_are_called(files, tmp_path, deployment):
+    mine, elsewhere = f"{tmp_path}/mine", FilesSink(path=f"{tmp_path}/theirs")
+    files.produce(30)
+    deployment("one")
+    files.run("run1", sink=FilesSink(path=mine))
+    deployment("two")
+    for run in ("run1", "run2"):
+        with pytest.raises(PipelineTaken, match="is moved by task `dag.task` of deployment `one`") as refused:
+            files.run(run, sink=elsewhere)
+        assert refused.value.differences == (("deployment", "one", "two"),)
+        assert "[kafka_spark] deployment = one" in str(refused.value)
+    # Not told its name, a worker is one of the same.
+    deployment("")
+    files.produce(10)
+    assert files.run("run2", sink=FilesSink(path=mine))["records_read"] == 10
+    deployment("two")
+    files.produce(10)
+    decide(files)
+    assert files.run("run3", sink=FilesSink(path=mine))["records_read"] == 10
+    deployment("one")
+    with pytest.raises(PipelineTaken):
+        files.run("run4", sink=FilesSink(path=mine))
+    same_multiset(orders(files), files_rows(mine))
+
+
+def test_another_task_of_the_same_pipeline_is_refused_mapped_or_not(files):
+    files.produce(30)
+    files.run("run1", facts={"map_index": 0})
+    files.produce(10)
+    with pytest.raises(PipelineTaken, match=r"`dag.other`"):
+        files.run("run1", facts={"task_id": "other"})
+    with pytest.raises(PipelineTaken, match="index 1"):
+        files.run("run1", facts={"map_index": 1})
+    # What a task is mapped over may change from run to run.
+    assert files.run("run2", facts={"map_index": 1})["records_read"] == 10
+    assert files.check() == 40
+
+
+# --- intervals and replays ------------------------------------------------------------------------------------------------
+
+
+def test_intervals_keep_their_place_and_their_task_planned_open_complete_and_replayed(files, tmp_path, dies, deployment):
+    deployment("one")
+    intervals = Intervals(files, table=False)
+    intervals.fill()
+    reports = [intervals.run(0)]
+    elsewhere = FilesSink(path=str(tmp_path / "elsewhere"))
+    with pytest.raises(DestinationChanged, match="has moved its windows"):
+        intervals.run(1, sink=elsewhere)
+    dies(files, "run-1", facts=facts(1))
+    with pytest.raises(DestinationChanged, match="was planned into"):
+        intervals.run(1, sink=elsewhere)
+    with pytest.raises(DestinationChanged, match="was planned into"):
+        intervals.run(0, cleared=1, sink=elsewhere)
+    deployment("two")
+    for number in (0, 1, 2):
+        with pytest.raises(PipelineTaken):
+            intervals.run(number)
+    deployment("one")
+    reports += [intervals.run(1), intervals.run(2)]
+    assert intervals.run(0, cleared=2)["replay"] == 1
+    assert not files_rows(elsewhere.path)
+    decide(files)
+    deployment("two")
+    reports.append(intervals.run(3))
+    deployment("one")
+    with pytest.raises(PipelineTaken):
+        intervals.run(4)
+    assert intervals.check(reports) > 10

@@ -1,0 +1,176 @@
+"""Which offsets a data interval has, beside other windows of its pipeline: each offset is moved once, whoever plans when."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from airflow_kafka_spark.errors import BeginningDeleted, IntervalOverlaps, IntervalsOpen
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.windows.model import TopicPartition
+from tests.support.dry import Dry
+from tests.support.intervals import BEGIN
+
+
+@pytest.fixture
+def dry(kafka, unique, tmp_path):
+    return Dry(kafka, unique, tmp_path)
+
+
+def ranges(report):
+    return [(r["topic"][-1], r["start"], r["end"]) for r in report["ranges"]]
+
+
+class TestATopicThatJoins:
+    def test_it_begins_at_its_first_record_in_its_first_interval_and_the_group_goes_on(self, dry):
+        dry.produce(0, 30, 70, 130, 190, 250, 310)
+        for number in range(3):
+            dry.run(number)
+        joined = dry.add_topic("b")
+        dry.produce(-100, 5, 65, 125, 200, 260, 310, topic=joined)
+        assert ranges(dry.run(3)) == [("a", 4, 5), ("b", 0, 5)]
+        dry.run(1, cleared=1)
+        assert ranges(dry.run(4)) == [("a", 5, 6), ("b", 5, 6)]
+        assert dry.offsets() == {f"{dry.topic}-0": [*range(6)], f"{joined}-0": [*range(6)]}
+        assert dry.committed(dry.topic, joined) == {f"{dry.topic}-0": 6, f"{joined}-0": 6}
+
+    def test_intervals_that_are_backfilled_later_leave_what_was_taken_up(self, dry):
+        dry.produce(0, 70, 130, 190, 250)
+        dry.run(3)
+        joined = dry.add_topic("b")
+        dry.produce(5, 65, 125, 185, 245, topic=joined)
+        # Backwards: hour 3 was planned without the topic, and hour 2 begins at its first record.
+        assert ranges(dry.run(2)) == [("a", 2, 3), ("b", 0, 3)]
+        assert ranges(dry.run(0)) == [("a", 0, 1), ("b", 1, 1)]
+        dry.run(1)
+        dry.produce(320, topic=joined)
+        dry.produce(320)
+        assert ranges(dry.run(4)) == [("a", 4, 5), ("b", 3, 5)]
+        assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2, 3, 4], f"{joined}-0": [0, 1, 2, 3, 4]}
+        assert dry.committed(dry.topic, joined) == {f"{dry.topic}-0": 5, f"{joined}-0": 5}
+
+    def test_two_intervals_that_take_it_up_at_the_same_moment_do_so_once(self, dry):
+        dry.produce(0, 70, 130, 190)
+        dry.run(0)
+        joined = dry.add_topic("b")
+        dry.produce(5, 65, 125, 185, topic=joined)
+        assert ranges(dry.run(1, between=dry.attempt(2))) == [("a", 1, 2), ("b", 2, 2)]
+        assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2], f"{joined}-0": [0, 1, 2]}
+
+
+class TestBesideProgress:
+    """Runs of the same pipeline without a data interval."""
+
+    def test_an_interval_leaves_what_an_open_progress_window_has(self, dry):
+        dry.produce(0, 10, 20, 70, 80, 90)
+        dry.killed(fault="close.begin")
+        assert dry.offsets() == {f"{dry.topic}-0": [*range(6)]}
+        assert dry.run(0)["records_read"] == 0
+        dry.run()
+        dry.produce(95, 190)
+        assert [dry.run(number)["records_read"] for number in (1, 2)] == [1, 0]
+        assert dry.offsets() == {f"{dry.topic}-0": [*range(7)]}
+
+    def test_an_interval_that_waited_for_its_end_leaves_what_was_moved_meanwhile(self, dry):
+        now = datetime.now(timezone.utc)
+        minutes = (now - BEGIN).total_seconds() / 60
+        dry.produce(*(minutes - before for before in (9, 8, 7, 6)))
+
+        def waiting():
+            dry.run()
+            # Now it is decided where the interval ends.
+            dry.produce(minutes + 0.01)
+
+        report = dry.run(interval=(now - timedelta(minutes=10), now), grace=600, waiting=waiting)
+        assert report["records_read"] == 0
+        assert dry.offsets() == {f"{dry.topic}-0": [*range(4)]}
+
+    @pytest.mark.parametrize("ending", ["complete", "killed"])
+    def test_an_interval_planned_at_the_same_moment_as_a_progress_window_that_came_first(self, dry, ending):
+        dry.produce(0, 10, 70, 130)
+        progress = dry.run if ending == "complete" else lambda: dry.killed(fault="close.begin")
+        assert ranges(dry.run(0, between=progress)) == [("a", 4, 4)]
+        dry.run()
+        assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2, 3]}
+
+    def test_a_progress_window_planned_at_the_same_moment_as_an_interval_that_came_first(self, dry):
+        dry.produce(0, 10, 70, 130)
+        assert ranges(dry.run(between=dry.attempt(0))) == [("a", 2, 4)]
+        assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2, 3]}
+
+    def test_a_progress_window_is_not_planned_past_an_interval_that_is_open(self, dry):
+        dry.produce(0, 10, 70, 130)
+        dry.run(0)
+        dry.killed(1, fault="planned")
+        with pytest.raises(IntervalsOpen):
+            dry.run()
+        dry.run(1)
+        dry.run()
+        assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2, 3]}
+
+    @pytest.mark.faults
+    def test_an_interval_whose_attempt_was_killed_before_it_gave_way_does_so_in_the_retry(self, dry):
+        dry.produce(0, 10, 70, 130)
+        dry.killed(0, fault="plan.written", between=dry.attempt())
+        assert ranges(dry.run(0)) == [("a", 4, 4)]
+        assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2, 3]}
+
+    @pytest.mark.faults
+    def test_a_progress_window_whose_attempt_was_killed_before_it_gave_way_does_so_in_the_retry(self, dry):
+        dry.produce(0, 10, 70, 130)
+        dry.killed(fault="plan.written", between=dry.attempt(0))
+        assert ranges(dry.run()) == [("a", 2, 4)]
+        assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2, 3]}
+
+    @pytest.mark.faults
+    def test_a_progress_window_that_came_first_and_was_killed_before_it_looked_keeps_its_offsets(self, dry):
+        dry.produce(0, 10, 70, 130)
+        dry.killed(fault="plan.written")
+        assert ranges(dry.run(0)) == [("a", 4, 4)]
+        assert ranges(dry.run()) == [("a", 0, 4)]
+        assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2, 3]}
+
+    def test_a_pipeline_that_goes_on_with_progress_windows_does_not_forget_its_intervals(self, dry):
+        dry.produce(0, 10, 70, 130, 190)
+        dry.run()
+        dry.produce(200, 260)
+        dry.run(3)
+        dry.run(4)
+        # Its group's offsets now carry a short cut into the ledger.
+        assert ranges(dry.run(window="progress", run_id="later")) == [("a", 7, 7)]
+        assert dry.offsets() == {f"{dry.topic}-0": [*range(7)]}
+
+
+class TestOverlaps:
+    @pytest.mark.faults
+    def test_an_interval_that_overlaps_and_whose_attempt_was_killed_before_it_withdrew_does_so_in_the_retry(self, dry):
+        dry.produce(0, 10, 70, 130)
+        dry.killed(0, length=2, fault="plan.written", between=dry.attempt(0))
+        with pytest.raises(IntervalOverlaps):
+            dry.run(0, length=2)
+        assert dry.run(1)["records_read"] == 1, "it was withdrawn"
+        assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2]}
+
+    def test_one_that_came_first_is_kept_by_its_retry_though_another_one_was_planned_since(self, dry):
+        dry.produce(0, 10, 70, 130)
+        dry.killed(0, length=2, fault="plan.written")
+        with pytest.raises(IntervalOverlaps):
+            dry.run(0)
+        assert dry.run(0, length=2)["records_read"] == 3
+        assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2]}
+
+
+def test_a_backfill_of_what_retention_has_removed_fails_or_tells_the_gap_and_the_group_passes_over_it(dry):
+    dry.produce(0, 10, 70, 80, 130, 190)
+    with KafkaHook("kafka_default") as hook:
+        hook.delete_records({TopicPartition(dry.topic, 0): 3})
+    for number in (0, 1):
+        with pytest.raises(BeginningDeleted):
+            dry.run(number)
+    report = dry.run(0, data_loss="skip")
+    assert (ranges(report), report["gaps"]) == ([("a", 3, 3)], [{"topic": dry.topic, "partition": 0, "start": 0, "end": 3}])
+    dry.run(1, data_loss="skip")
+    dry.run(2)
+    assert dry.offsets() == {f"{dry.topic}-0": [3, 4]}
+    assert dry.committed() == {f"{dry.topic}-0": 5}

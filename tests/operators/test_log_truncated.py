@@ -1,0 +1,186 @@
+"""A topic, or a ledger, that has lost its last records and has grown again: on a real broker, whose log files are cut."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark.errors import LedgerBehind, LogTruncated
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
+from airflow_kafka_spark.hooks.log_epochs import compared
+from airflow_kafka_spark.hooks.pipeline_changes import reset
+from airflow_kafka_spark.hooks.pipeline_offsets import find
+from airflow_kafka_spark.sources.kafka import read_log
+from airflow_kafka_spark.testing import EmbeddedKafka
+from airflow_kafka_spark.windows.instants import instant_ms, iso
+from airflow_kafka_spark.windows.model import TopicPartition
+from tests.support.intervals import BEGIN, Intervals
+from tests.support.oracle import wait_stable
+from tests.support.pipelines import order, pipeline, row_of
+from tests.support.relay import relay
+
+
+@pytest.fixture(scope="module")
+def lone():
+    """A broker that may be killed, and whose log files may be cut."""
+    with EmbeddedKafka() as kafka:
+        yield kafka
+
+
+def send(kafka: EmbeddedKafka, topic: str, numbers: range) -> None:
+    """Each order in a batch of its own, all in partition 0."""
+    producer = Producer({**kafka.connection_extra(), "linger.ms": 0})
+    for number in numbers:
+        producer.produce(topic, order(number), b"k", 0)
+        assert producer.flush(30) == 0
+
+
+def segment(kafka: EmbeddedKafka, topic: str) -> Path:
+    (found,) = Path(kafka.broker().data).glob(f"{topic}-0/*.log")
+    return found
+
+
+def settled_size(kafka: EmbeddedKafka, ledger: str, file: Path) -> int:
+    """Return the size of a log file with the markers of all its transactions, which a broker writes after it has answered."""
+    assert wait_stable(kafka.connection_extra(), ledger)
+    return file.stat().st_size
+
+
+def cut_off(kafka: EmbeddedKafka, file: Path, size: int) -> None:
+    """What an unclean leader election leaves: the log of a replica that was behind, under a new leader epoch."""
+    kafka.kill()
+    with file.open("r+b") as log:
+        log.truncate(size)
+    kafka.restart()
+
+
+def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_somebody_decides(lone, unique, tmp_path):
+    with pipeline("files", lone, None, unique, tmp_path) as flow:
+        place = TopicPartition(flow.topic, 0)
+        send(lone, flow.topic, range(10))
+        file = segment(lone, flow.topic)
+        size = file.stat().st_size
+        send(lone, flow.topic, range(10, 20))
+        flow.run("run1")
+
+        lone.restart()
+        send(lone, flow.topic, range(20, 24))
+        assert flow.run("run2")["records_read"] == 4, "an election that loses nothing"
+
+        cut_off(lone, file, size)
+        send(lone, flow.topic, range(100, 130))
+        with pytest.raises(LogTruncated) as refused:
+            flow.run("run3")
+        error = refused.value
+        assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 24, 10)
+        assert error.found_epoch > error.known_epoch >= 0
+        with KafkaHook() as hook:
+            known = find(hook, flow.name, f"ledger-{flow.name}").memory.position
+            assert known.epochs[place] == error.known_epoch
+            log = read_log(hook, [flow.topic])
+            assert compared(hook, log, {place: 10}, known.epochs, known.topic_ids).diverged == {}, "all that is left was read"
+
+        with KafkaHook() as hook:
+            at = {flow.topic: {"0": error.end}}
+            reset(hook, flow.name, at, why="read what is there now", ledger_topic=f"ledger-{flow.name}")
+        assert flow.run("run4")["records_read"] == 30
+        assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in (*range(24), *range(100, 130)))
+
+        send(lone, flow.topic, range(130, 140))
+        size = file.stat().st_size
+        flow.run("run5")
+        # And with data_loss="skip" it goes on where it stands.
+        send(lone, flow.topic, range(140, 142))
+        flow.run("run6")
+        cut_off(lone, file, size)
+        send(lone, flow.topic, range(200, 205))
+        report = flow.run("run7", data_loss="skip")
+        assert (report["records_read"], report["gaps"]) == (3, [{"topic": flow.topic, "partition": 0, "start": 50, "end": 52}])
+        assert flow.run("run8")["records_read"] == 0, "the gap was decided once"
+
+
+def test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused_until_somebody_decides(lone, unique, tmp_path):
+    with pipeline("files", lone, None, unique, tmp_path) as flow:
+        hours = Intervals(flow, table=False)
+        hours.produce(*range(5), partition=0)
+        file = segment(lone, flow.topic)
+        size = file.stat().st_size
+        hours.produce(*range(5, 20), 61, 62, 121, partition=0)
+        for partition in (1, 2):
+            hours.produce(300, partition=partition)
+        assert [hours.run(number)["records_read"] for number in (0, 1)] == [20, 2]
+        cut_off(lone, file, size)
+        hours.produce(*range(130, 160), partition=0)
+        with pytest.raises(LogTruncated) as refused:
+            hours.run(2)
+        error = refused.value
+        assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 22, 5)
+        assert error.interval == iso(instant_ms(BEGIN + timedelta(hours=2)))
+        report = hours.run(2, data_loss="skip")
+        assert (report["records_read"], report["gaps"]) == (13, [{"topic": flow.topic, "partition": 0, "start": 5, "end": 22}])
+        assert hours.run(3)["records_read"] == 0, "the gap was decided once"
+
+
+def batches(file: Path, size: int, count: int) -> int:
+    """Where the first batches behind a place in a log file end."""
+    content = file.read_bytes()
+    for _ in range(count):
+        size += 12 + int.from_bytes(content[size + 8 : size + 12], "big")
+    return size
+
+
+def test_a_ledger_that_has_lost_its_last_records_is_refused_and_the_command_that_is_named_goes_on(lone, unique, tmp_path):
+    with pipeline("files", lone, None, unique, tmp_path) as flow:
+        ledger = f"ledger-{flow.name}"
+        flow.produce(30)
+        flow.run("run1")
+        file = segment(lone, ledger)
+        size = settled_size(lone, ledger, file)
+        for run in ("run2", "run3"):
+            flow.produce(30)
+            flow.run(run)
+        with KafkaHook() as hook:
+            reader = LedgerTopic(hook, ledger)
+            reader.ensure()
+            assert reader.glance(flow.name).memory.last_number == 3
+            cut_off(lone, file, size)
+            assert reader.glance(flow.name).memory.last_number == 1, "what was read before the election counts no more"
+        flow.produce(30)
+        with pytest.raises(LedgerBehind) as refused:
+            flow.run("run4")
+        error = refused.value
+        assert (error.window, error.known, error.group_id) == (3, 1, flow.name)
+        with KafkaHook() as hook:
+            assert find(hook, flow.name, ledger).memory.open_entry is None, "nothing was planned"
+            reset(hook, flow.name, json.loads(error.to), why="the ledger's tail is lost", ledger_topic=ledger, group_id=flow.name)
+        report = flow.run("run4")
+        assert (report["window"], report["records_read"]) == ("0000000004", 30)
+        assert sorted(row[0] for row in flow.rows()) == list(range(120))
+        assert flow.run("run5")["records_read"] == 0
+
+
+def test_between_topics_what_is_published_is_not_published_again_where_the_ledger_has_lost_that_it_is(lone, unique, tmp_path):
+    with relay(lone, unique, tmp_path) as orders:
+        ledger = f"ledger-{orders.name}"
+        orders.send(90)
+        orders.run("run1")
+        file = segment(lone, ledger)
+        size = settled_size(lone, ledger, file)
+        orders.send(90)
+        orders.run("run2")
+        # Its plan and the marker of that transaction are left, and no split's marker.
+        cut_off(lone, file, batches(file, size, 2))
+        orders.send(20)
+        with pytest.raises(LedgerBehind) as refused:
+            orders.run("run2")
+        assert (refused.value.window, refused.value.known, refused.value.to) == (2, 1, f"committed:{orders.name}")
+        with KafkaHook() as hook:
+            options = {"ledger_topic": ledger, "group_id": orders.name, "discard_open": True}
+            reset(hook, orders.name, refused.value.to, why="the ledger's tail is lost", **options)
+        assert orders.run("run3")["records_read"] == 20
+        assert orders.check() == 200

@@ -1,0 +1,516 @@
+"""Pipelines for the soak program: one class per kind, with what its records are, and what its sink must hold."""
+
+from __future__ import annotations
+
+import os
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.pipeline_changes import reset
+from airflow_kafka_spark.hooks.pipeline_pause import pause, resume
+from airflow_kafka_spark.hooks.pipeline_rename import rename
+from airflow_kafka_spark.hooks.pipeline_replay import replay
+from airflow_kafka_spark.hooks.pipeline_skip import skip
+from airflow_kafka_spark.sinks import PostgresSink
+from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from airflow_kafka_spark.windows.bounds import ShiftBy
+from tests.faults.test_capturing import Other
+from tests.operators.test_follows import load
+from tests.support.cluster import Driver, connection
+from tests.support.dead_letters import check_sorted_out, produce_mixed
+from tests.support.intervals import BEGIN
+from tests.support.oracle import same_multiset, wait_stable
+from tests.support.pipelines import Pipeline, files_rows, order, pipeline, row_of
+from tests.support.relay import relay
+from tests.support.runs import Attempts, Victim
+from tests.support.shop import shop
+from tests.support.waiting import settled
+
+COMMITTING = ("sink.committed", "close.begin", "close.in_transaction", "close.committed")
+"""The points at which a sink has taken the window."""
+
+
+class Subject(ABC):
+    """One pipeline that is run, killed and changed, and counted after each.
+
+    :param attempts: the pipeline, and the task attempts at it.
+    :param points: where its attempts may die or stop.
+    :cvar skips: whether an open window may be skipped: its sink shows whole windows, so what a skipped one leaves is nothing.
+    :cvar appends: whether records that are read again after a reset are rows again.
+    :cvar has_cluster: whether attempts may also run on executors of their own, :attr:`cluster`.
+    """
+
+    skips = False
+    appends = False
+    has_cluster = False
+
+    def __init__(self, attempts: Attempts, points: tuple[str, ...]) -> None:
+        self.attempts, self.points = attempts, points
+        self.number = 0
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    @property
+    def run_id(self) -> str:
+        return f"run{self.number}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the context of the current run says beside its id."""
+        return {}
+
+    def next_run(self) -> None:
+        """Begin another run."""
+        self.number += 1
+
+    def run(self, **facts: Any) -> dict[str, Any]:
+        """Let one attempt at the current run do its work in this process; return its report."""
+        return self.attempts.run(self.run_id, facts={**self.facts, **facts})
+
+    def victim(self, fault: str | None) -> Victim:
+        """Start one attempt at the current run in a process of its own."""
+        return self.attempts.victim(self.run_id, fault=fault, facts=self.facts)
+
+    @property
+    def cluster(self) -> Driver:
+        """The driver of these executors."""
+        raise NotImplementedError
+
+    @property
+    def order(self) -> tuple[Callable[..., Any], dict[str, Any], str]:
+        """What that driver is given for one attempt at the current run."""
+        return type(self.attempts).make, self.attempts.arguments, self.run_id
+
+    @abstractmethod
+    def feed(self, chance: random.Random) -> None:
+        """Write more records."""
+
+    @abstractmethod
+    def check(self) -> int:
+        """Assert that each record is where it belongs, exactly once; return how many were compared."""
+
+    def command(self, chance: random.Random) -> str | None:
+        """Do what an operator may ask for between two runs; return what it was, None where nothing was asked for."""
+        if chance.random() < 0.5:
+            self.run()
+            return "clear"
+        return None
+
+
+class ToSink(Subject):
+    """Records of one topic in one sink."""
+
+    def __init__(self, flow: Pipeline) -> None:
+        super().__init__(flow, faults.POINTS)
+        self.flow = flow
+        self.skips = flow.kind != "postgres-split"
+        self.appends = flow.kind != "postgres-upsert"
+        self._records: dict[tuple[int, int], bytes] = {}
+        self._times: dict[tuple[int, int], int] = {}
+        self._open: tuple[Producer, range] | None = None
+        self._ended: dict[str, set[int]] = {"commit": set(), "abort": set()}
+        if flow.kind == "postgres":
+            with flow.postgres.connect(autocommit=True) as connection:
+                connection.execute(f'ALTER TABLE "{flow.place}" ADD COLUMN "window" text')
+            flow.options["sink"] = PostgresSink(conn_id="warehouse", table=flow.place, window_column="window")
+        if flow.postgres is not None:
+            with flow.postgres.connect(autocommit=True) as connection:
+                connection.execute(f'CREATE TABLE "{flow.place}-elsewhere" (LIKE "{flow.place}" INCLUDING ALL)')
+
+    def __str__(self) -> str:
+        return f"ToSink {self.flow.kind}"
+
+    def feed(self, chance: random.Random) -> None:
+        if self._open is not None and chance.random() < 0.6:
+            self._end_transaction(chance.choice(["commit", "abort"]))
+        # Beside an open transaction no other one is waited for: what it writes is hidden until the open one ends.
+        transaction = chance.choice([None, None, None, "commit", "abort"]) if self._open is None else None
+        self.flow.produce(chance.randrange(1, 400), transaction=transaction)
+        if self._open is None and chance.random() < 0.2:
+            self._open = self.flow.begin(chance.randrange(3, 100))
+            self.flow.produce(chance.randrange(1, 100))
+        if chance.random() < 0.2:
+            self._delete_what_was_read()
+
+    def _end_transaction(self, how: str) -> None:
+        """:param how: ``commit`` or ``abort``."""
+        assert self._open is not None
+        producer, numbers = self._open
+        try:
+            getattr(producer, f"{how}_transaction")(120)
+        except KafkaException as error:
+            # On a slow machine it was open for too long: the brokers have aborted it.
+            if error.args[0].code() != KafkaError._FENCED:
+                raise
+            how = "abort"
+        self._open = None
+        self._ended[how] |= set(numbers)
+        settled(self.flow.topic, seconds=120)
+
+    def _delete_what_was_read(self) -> None:
+        """Delete records that were moved, as retention does."""
+        self._look()
+        done = {p: offset for p, offset in self.flow.committed().items() if offset > 0}
+        if done:
+            admin = AdminClient(self.flow.kafka.connection_extra())
+            deleted = admin.delete_records([TopicPartition(self.flow.topic, p, offset) for p, offset in done.items()])
+            for answer in deleted.values():
+                answer.result(30)
+
+    def _look(self) -> None:
+        events = self.flow.events(stable=self._open is None)
+        self._records.update({(p, o): value for p, o, _, value in events if value is not None})
+
+    @property
+    def _name(self) -> str:
+        """The pipeline's, which changes."""
+        return str(self.flow.options.get("pipeline", self.flow.name))
+
+    def _told(self) -> dict[str, Any]:
+        return {"why": "soak", "who": "soak", "ledger_topic": f"ledger-{self.flow.name}"}
+
+    def check(self) -> int:
+        self._look()
+        seen = {row_of(value)[0] for value in self._records.values()}
+        assert self._ended["commit"] <= seen and not self._ended["abort"] & seen, "the oracle has not read what was committed"
+        expected = [row_of(value) for place, value in self._records.items() for _ in range(self._times.get(place, 1))]
+        return same_multiset(expected, self.flow.rows()) if expected else 0
+
+    def _ask(self, action: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        wait_stable(self.flow.kafka.connection_extra(), f"ledger-{self.flow.name}")
+        with KafkaHook() as hook:
+            return action(hook, self._name, *arguments, **self._told(), **options)
+
+    def command(self, chance: random.Random) -> str | None:
+        commands = [self._clear, self._pause, self._replay, self._skip, self._reset, self._go_elsewhere, self._rename]
+        return chance.choice(commands)(chance) if chance.random() < 0.8 else None
+
+    def _clear(self, chance: random.Random) -> str:
+        assert self.run()["window"] == self.flow.reports[-1]["window"]
+        return "clear"
+
+    def _pause(self, chance: random.Random) -> str:
+        from airflow.providers.common.compat.sdk import AirflowSkipException
+
+        self._ask(pause)
+        self.next_run()
+        before = len(self.flow.rows())
+        try:
+            self.run()
+        except AirflowSkipException:
+            assert len(self.flow.rows()) == before
+        else:
+            raise AssertionError("a paused pipeline moved a window")
+        self._ask(resume)
+        self.run()
+        return "pause"
+
+    def _replay(self, chance: random.Random) -> str | None:
+        last, low = self.flow.reports[-1], self._lows()
+        if self.flow.kind != "postgres" or any(r["start"] < low.get(r["partition"], 0) for r in last["ranges"]):
+            return None  # its sink does not replace windows, or the records are deleted
+        self._ask(replay, window=int(last["window"]))
+        self.run(max_tries=1)
+        return "replay"
+
+    def _skip(self, chance: random.Random) -> str | None:
+        if not self.skips:
+            return None
+        self.feed(chance)
+        self.next_run()
+        point = chance.choice([p for p in self.points if p not in COMMITTING and p != "fenced"])
+        victim = self.victim(point)
+        victim.wait()
+        if victim.fired:
+            self._look()
+            for gap in self._ask(skip, running=False).skipped:
+                self._times |= {(gap.partition, offset): 0 for offset in range(gap.start, gap.end)}
+        self.next_run()
+        self.run()
+        return f"skip at {point}" if victim.fired else None
+
+    def _reset(self, chance: random.Random) -> str:
+        self._look()
+        for move in self._ask(reset, ShiftBy(-chance.randrange(1, 40))).moves:
+            for offset in range(move.after, move.before or 0):
+                place = (move.partition, offset)
+                if self.appends or not self._times.get(place, 1):
+                    self._times[place] = self._times.get(place, 1) + 1
+        self.next_run()
+        self.run()
+        return "reset"
+
+    def _go_elsewhere(self, chance: random.Random) -> str | None:
+        """A run with another destination, or of another deployment, must be refused while a window is open."""
+        from airflow_kafka_spark.errors import BindingChanged
+
+        self.feed(chance)
+        self.next_run()
+        victim = self.victim("planned")
+        victim.wait()
+        if not victim.fired:
+            return None
+        try:
+            if chance.random() < 0.5:
+                what = "another deployment"
+                with variable("AIRFLOW__KAFKA_SPARK__DEPLOYMENT", "another"):
+                    self.run()
+            else:
+                what = "another place"
+                options: dict[str, Any] = {"place": f"{self.flow.place}-elsewhere"}
+                if "sink" in self.flow.options:
+                    options["sink"] = PostgresSink(conn_id="warehouse", table=options["place"], window_column="window")
+                self.attempts.run(self.run_id, facts=self.facts, **options)
+        except BindingChanged:
+            self.run()
+            return what
+        raise AssertionError(f"a run of {what} took an open window")
+
+    def _rename(self, chance: random.Random) -> str:
+        """Go on under another name. With an open window that must be refused, and a run under the old name afterwards."""
+        from airflow_kafka_spark.errors import PipelineRenamed, WindowOpen
+
+        old, to = self._name, f"{self.flow.name}-{self.number}"
+        if chance.random() < 0.5:
+            self.feed(chance)
+            self.next_run()
+            victim = self.victim("planned")
+            victim.wait()
+            if victim.fired:
+                try:
+                    self._ask(rename, to)
+                except WindowOpen:
+                    self.run()
+                    return "rename, refused"
+                raise AssertionError("a pipeline with an open window was given another name")
+            self.run()
+        self._ask(rename, to)
+        self.flow.options["pipeline"] = to
+        self.feed(chance)
+        self.next_run()
+        try:
+            self.attempts.run(self.run_id, facts=self.facts, pipeline=old)
+        except PipelineRenamed:
+            self.run()
+            return "rename"
+        raise AssertionError("a run under the old name went on")
+
+    def _lows(self) -> dict[int, int]:
+        with KafkaHook() as hook:
+            return {tp.partition: offsets.low for tp, offsets in hook.offsets([self.flow.topic]).items()}
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+class BetweenTopics(Subject):
+    """Records of one topic in another one."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__(made, faults.PUBLISHING)
+        self.relay = made
+
+    def feed(self, chance: random.Random) -> None:
+        self.relay.send(chance.randrange(1, 400))
+
+    def check(self) -> int:
+        return self.relay.check()
+
+
+class FromTable(Subject):
+    """Rows of a table in a topic, and what another pipeline that follows it has loaded of them."""
+
+    has_cluster = True
+
+    def __init__(self, made: Any, stack: ExitStack) -> None:
+        super().__init__(made, faults.PUBLISHING)
+        self.shop, self._stack = made, stack
+        self._driver: Driver | None = None
+
+    @property
+    def cluster(self) -> Driver:
+        """Two executors of one core, started when they are needed first."""
+        if self._driver is None or self._driver.process.poll() is not None:
+            directory = self.shop.directory / f"cluster-{self.number}"
+            self._driver = self._stack.enter_context(Driver(connection("local-cluster[2,1,1024]"), directory))
+        return self._driver
+
+    def feed(self, chance: random.Random) -> None:
+        self.shop.sell(chance.randrange(1, 600))
+
+    def check(self) -> int:
+        compared = self.shop.check()
+        load(self.shop, f"load-{self.run_id}")
+        loaded = [row[0] for row in files_rows(str(self.shop.directory / "lake"))]
+        assert same_multiset([row[0] for row in self.shop.rows()], loaded) == compared
+        return compared
+
+
+class WithDeadLetters(Subject):
+    """Good records in a sink, bad ones in a topic of dead letters."""
+
+    def __init__(self, flow: Pipeline) -> None:
+        super().__init__(flow, (*faults.POINTS, *faults.BURYING))
+        self.flow, self.dead, self._sent = flow, f"dead-{flow.topic}", 0
+        flow.options |= {
+            "errors_tolerance": "all",
+            "errors_deadletterqueue_topic_name": self.dead,
+            "errors_deadletterqueue_topic_replication_factor": 1,
+        }
+
+    def feed(self, chance: random.Random) -> None:
+        count = chance.randrange(20, 300)
+        produce_mixed(self.flow, count, 10, first=self._sent)
+        self._sent += count
+
+    def check(self) -> int:
+        return sum(check_sorted_out(self.flow, self.dead))
+
+
+class IntoTwoSinks(Subject):
+    """Records that a filter sends to another sink, and the rest in the operator's own."""
+
+    EVERY = 7
+
+    def __init__(self, flow: Pipeline) -> None:
+        super().__init__(flow, faults.POINTS)
+        self.flow, self.other = flow, Other(flow, "files")
+        self.other.take(self.EVERY)
+
+    def __str__(self) -> str:
+        return f"IntoTwoSinks {self.flow.kind}"
+
+    def feed(self, chance: random.Random) -> None:
+        self.flow.produce(chance.randrange(20, 300))
+
+    def check(self) -> int:
+        rows = [row_of(value) for *_, value in self.flow.events() if value is not None]
+        there = same_multiset([row for row in rows if row[0] % self.EVERY == 0], self.other.rows())
+        return there + same_multiset([row for row in rows if row[0] % self.EVERY], self.flow.rows())
+
+
+class ByInterval(Subject):
+    """Records of one topic by data intervals of a minute, which come in any order and are replayed."""
+
+    def __init__(self, flow: Pipeline, chance: random.Random) -> None:
+        super().__init__(flow, (*faults.POINTS, *faults.CLAIMING, *faults.FOLLOWING))
+        self.flow, self._sent, self._end = flow, 0, 0
+        self._waiting: list[int] = []
+        self._current, self._chance = 0, chance
+        self._done: dict[int, dict[str, Any]] = {}
+        flow.options |= {"window": "interval", "grace": 0}
+        with flow.postgres.connect(autocommit=True) as connection:
+            connection.execute(f'ALTER TABLE "{flow.place}" ADD COLUMN "window" text')
+        flow.options["sink"] = PostgresSink(conn_id="warehouse", table=flow.place, window_column="window")
+
+    @property
+    def run_id(self) -> str:
+        return f"minute{self._current}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        start = BEGIN + timedelta(minutes=self._current)
+        return {"interval": (start, start + timedelta(minutes=1))}
+
+    def feed(self, chance: random.Random) -> None:
+        """Write the records of some minutes, most of them in order, a few of them late, one of the future now and then."""
+        producer = Producer({**self.flow.kafka.connection_extra(), "enable.idempotence": True})
+        for _ in range(chance.randrange(1, 4)):
+            for _ in range(chance.randrange(3, 40)):
+                late = chance.randrange(0, 90) if chance.random() < 0.05 else 0
+                at = BEGIN + timedelta(minutes=self._end, seconds=chance.uniform(0, 60) - late)
+                if chance.random() < 0.01:
+                    at = datetime.now(timezone.utc) + timedelta(days=900)
+                self._send(producer, at, chance.randrange(3))
+            self._waiting.append(self._end)
+            self._end += 1
+        # A boundary lies before the first record at or after it: each partition needs one.
+        for partition in range(3):
+            self._send(producer, BEGIN + timedelta(minutes=self._end), partition)
+        assert producer.flush(60) == 0
+
+    def _send(self, producer: Producer, at: datetime, partition: int) -> None:
+        producer.produce(
+            self.flow.topic, order(self._sent), b"%d" % self._sent, partition, timestamp=round(at.timestamp() * 1000)
+        )
+        self._sent += 1
+
+    def next_run(self) -> None:
+        super().next_run()
+        self._current = self._waiting.pop(self._chance.randrange(len(self._waiting)))
+
+    def run(self, **facts: Any) -> dict[str, Any]:
+        self._done[self._current] = super().run(**facts)
+        return self._done[self._current]
+
+    def command(self, chance: random.Random) -> str | None:
+        if chance.random() < 0.3:
+            self.run(max_tries=self.number)
+            return "clear and replay"
+        return super().command(chance)
+
+    def check(self) -> int:
+        while self._waiting:
+            self.next_run()
+            self.run()
+        # What is older than the first interval belongs to one that nobody asks for.
+        starts = {r["partition"]: r["start"] for r in self._done[0]["ranges"]}
+        ends = {r["partition"]: r["end"] for r in self._done[max(self._done)]["ranges"]}
+        expected = [row_of(value) for p, o, _, value in self.flow.events() if starts[p] <= o < ends[p]]
+        return same_multiset(expected, self.flow.rows())
+
+
+def subjects(
+    kafka: EmbeddedKafka,
+    postgres: EmbeddedPostgres,
+    unique: Callable[[str], str],
+    directory: Path,
+    chance: random.Random,
+    stack: ExitStack,
+) -> Iterator[Subject]:
+    """Make one pipeline of each kind.
+
+    :param stack: ends them.
+    """
+
+    # Only deployments that have names are told apart.
+    stack.enter_context(variable("AIRFLOW__KAFKA_SPARK__DEPLOYMENT", "soak"))
+
+    def place(name: str) -> Path:
+        found = directory / unique(name)
+        found.mkdir()
+        return found
+
+    def flow(kind: str, **options: Any) -> Pipeline:
+        return stack.enter_context(pipeline(kind, kafka, lambda: postgres, unique, place(kind), **options))
+
+    for kind in ("files", "postgres", "postgres-split", "postgres-upsert"):
+        options = {"split_records": 50} if kind == "postgres-split" else {}
+        yield ToSink(flow(kind, **options))
+    yield WithDeadLetters(flow("postgres"))
+    yield IntoTwoSinks(flow("files"))
+    yield IntoTwoSinks(flow("postgres"))
+    yield ByInterval(flow("postgres"), chance)
+    yield BetweenTopics(stack.enter_context(relay(kafka, unique, place("relay"), split_records=100)))
+    yield FromTable(stack.enter_context(shop(kafka, postgres, unique, place("shop"))), stack)

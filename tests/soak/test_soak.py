@@ -1,0 +1,86 @@
+"""The soak program: pipelines of all kinds under random kills, zombies and commands, with every record counted after each.
+
+``make soak MINUTES=60 SEED=7``. Without a seed each run takes a new one, and tells it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import ExitStack
+
+import pytest
+
+from airflow_kafka_spark.testing import EmbeddedKafka
+from tests.soak.campaign import Campaign
+from tests.soak.subjects import subjects
+from tests.support.oracle import RecordsDiffer
+
+MINUTES = float(os.environ.get("SOAK_MINUTES") or 1)
+SEED = int(os.environ.get("SOAK_SEED") or secrets.randbelow(10**6))
+
+
+@pytest.fixture(scope="module")
+def broker():
+    """A broker that may be killed."""
+    with EmbeddedKafka() as kafka:
+        yield kafka
+
+
+@pytest.mark.timeout(MINUTES * 60 + 1200)
+@pytest.mark.flaky(reruns=0)
+def test_whatever_happens_at_whatever_moment_each_record_is_there_exactly_once(
+    broker, postgres, unique, tmp_path, record_property, capsys
+):
+    import random
+
+    def say(line: str) -> None:
+        with capsys.disabled():
+            print(line, flush=True)
+
+    with ExitStack() as stack:
+        made = list(subjects(broker, postgres, unique, tmp_path, random.Random(SEED), stack))
+        campaign = Campaign(broker, made, SEED, say if "SOAK_MINUTES" in os.environ else lambda line: None)
+        say(f"soak: seed {SEED}, {MINUTES:g} minutes")
+        try:
+            campaign.run(MINUTES * 60)
+        except BaseException:
+            say(f"soak: seed {SEED}: failed at {campaign.last}, after {dict(campaign.counts)}")
+            raise
+        summary = f"soak: seed {SEED}: {campaign.counts.total()} troubles and commands, {campaign.compared} records compared"
+        record_property("soak", summary)
+        say(f"{summary}\n{dict(campaign.counts.most_common())}")
+    assert campaign.compared
+
+
+def test_the_count_goes_red_on_a_lost_a_doubled_and_a_changed_record(broker, postgres, unique, tmp_path):
+    """The oracle of each sink, with one row less, one twice, and one with another value."""
+    import random
+
+    with ExitStack() as stack:
+        subject = next(
+            s for s in subjects(broker, postgres, unique, tmp_path, random.Random(1), stack) if str(s) == "ToSink postgres"
+        )
+        table, chance = subject.flow.place, random.Random(2)
+        subject.feed(chance)
+        subject.flow.produce(10)
+        subject.next_run()
+        subject.run()
+        assert subject.check() >= 10
+        one = f'(SELECT min(ctid) FROM "{table}")'
+        for spoil in (
+            f'DELETE FROM "{table}" WHERE ctid = {one}',
+            f'INSERT INTO "{table}" SELECT * FROM "{table}" WHERE ctid = {one}',
+            f"UPDATE \"{table}\" SET customer = 'somebody else' WHERE ctid = {one}",
+        ):
+            with subject.flow.postgres.connect() as connection:
+                connection.execute(f'CREATE TABLE kept AS SELECT * FROM "{table}"')
+                connection.execute(spoil)
+                connection.commit()
+                with pytest.raises(RecordsDiffer):
+                    subject.check()
+                connection.execute(f'DELETE FROM "{table}"')
+                connection.execute(f'INSERT INTO "{table}" SELECT * FROM kept')
+                connection.execute("DROP TABLE kept")
+                connection.commit()
+        assert subject.check() >= 10

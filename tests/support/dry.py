@@ -1,0 +1,153 @@
+"""Pipelines whose windows are planned, claimed and closed as always, and moved into a file that says which offsets were moved:
+the life of a window without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.formats import String
+from airflow_kafka_spark.operators import KafkaToSinkOperator
+from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.windows.model import Applied
+from airflow_kafka_spark.windows.report import Report
+from tests.support.intervals import BEGIN, hour
+from tests.support.runs import Victim
+from tests.support.runs import run as run_here
+
+MINUTE_MS = 60_000
+BEGIN_MS = round(BEGIN.timestamp() * 1000)
+
+
+class DryOperator(KafkaToSinkOperator):
+    """Moves a window by noting its offsets, once: as a sink would that knows what it has taken.
+
+    :param between: called once, after the plan is made and before it is written down.
+    :param waiting: called once, when the task waits for the end of its interval.
+    """
+
+    def __init__(
+        self,
+        *,
+        moved: Path,
+        between: Callable[[], object] | None = None,
+        waiting: Callable[[], object] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(task_id="task", value=String(), sink=FilesSink(path=str(moved.parent / "nothing")), **kwargs)
+        self.moved, self.between, self.waiting = moved, between, waiting
+
+    def problems(self, run):
+        return []
+
+    def plan(self, ledger, run):
+        window = super().plan(ledger, run)
+        between, self.between = self.between, None
+        if between:
+            # The fault is this attempt's.
+            wanted = os.environ.pop(faults.FAULT, None)
+            between()
+            if wanted:
+                os.environ[faults.FAULT] = wanted
+        return window
+
+    def pause(self, seconds):
+        waiting, self.waiting = self.waiting, None
+        if waiting and seconds:
+            waiting()
+        super().pause(seconds)
+
+    def applied(self, window):
+        lines = self.moved.read_text().splitlines() if self.moved.exists() else []
+        there = f"{window.pipeline} {window.number}" in [line.rsplit(" [[")[0] for line in lines]
+        return Applied(window.pipeline, window.number, window.ranges) if there else None
+
+    def move(self, window, ledger):
+        self.check(window)
+        ledger.verify()
+        ranges = [[r.topic, r.partition, r.start, r.end] for r in window.ranges]
+        with self.moved.open("a") as file:
+            file.write(f"{window.pipeline} {window.number} {json.dumps(ranges)}\n")
+        return Report(window, records_read=window.span)
+
+
+class Dry:
+    """One pipeline of data intervals, whose runs without an interval move what is new."""
+
+    def __init__(self, kafka: Any, unique: Callable[[str], str], directory: Path) -> None:
+        os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
+        self.kafka, self.name, self.prefix = kafka, unique("dry"), unique("orders")
+        self.moved = directory / "moved"
+        self.victims: list[Victim] = []
+        self.topic = self.add_topic("a")
+
+    def add_topic(self, letter: str, partitions: int = 1) -> str:
+        name = f"{self.prefix}-{letter}"
+        self.kafka.create_topic(name, partitions)
+        return name
+
+    def produce(self, *minutes: float, topic: str | None = None, partition: int = 0) -> None:
+        """One record for each, so many minutes after the beginning."""
+        producer = Producer({**self.kafka.connection_extra(), "enable.idempotence": True})
+        for minute in minutes:
+            producer.produce(topic or self.topic, b"v", None, partition, timestamp=BEGIN_MS + round(minute * MINUTE_MS))
+        assert producer.flush(30) == 0
+
+    def attempt(
+        self,
+        number: int | None = None,
+        *,
+        length: int = 1,
+        interval: Any = None,
+        cleared: int = 0,
+        run_id: str = "manual",
+        facts: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> partial[Any]:
+        """One attempt at an hour, or, without one, at what is new: call it, here or in another process, for its report.
+
+        :param run_id: of a run without an interval, or of another run of the same one.
+        :param facts: further ones of :func:`~tests.support.runs.context`.
+        """
+        interval = interval or (None if number is None else hour(number, length))
+        facts = {"interval": interval, "max_tries": cleared, **(facts or {})}
+        run_id = run_id if interval is None or run_id != "manual" else f"run-{number}-{length}"
+        given = {
+            "topics_pattern": f"{self.prefix}-.*", "group_id": self.name, "pipeline": self.name, "window": "interval", "grace": 0,
+            "on_missing_interval": "progress", "ledger_topic": f"ledger-{self.name}", "moved": self.moved,
+        }  # fmt: skip
+        return partial(run_here, DryOperator, {**given, **options}, run_id, **facts)
+
+    def run(self, number: int | None = None, **options: Any) -> Any:
+        """The same, here and now."""
+        return self.attempt(number, **options)()
+
+    def killed(self, number: int | None = None, *, fault: str, **options: Any) -> None:
+        """The same in a process of its own, which dies by SIGKILL at ``fault``."""
+        asked = self.attempt(number, **options)
+        make, arguments, run_id = asked.args
+        once = self.moved.with_name(f"fault-{len(self.victims)}")
+        self.victims.append(Victim(make, arguments, run_id, fault=fault, once=once, **asked.keywords))
+        assert (self.victims[-1].wait(), self.victims[-1].fired) == (-9, True), self.victims[-1].tail()
+
+    def offsets(self) -> dict[str, list[int]]:
+        """Which offsets were moved, by topic and partition, ascending: each as often as it was moved."""
+        found: dict[str, list[int]] = {}
+        for line in self.moved.read_text().splitlines() if self.moved.exists() else ():
+            for topic, partition, start, end in json.loads(line.split(" ", 2)[2]):
+                found.setdefault(f"{topic}-{partition}", []).extend(range(start, end))
+        return {place: sorted(offsets) for place, offsets in found.items() if offsets}
+
+    def committed(self, *topics: str) -> dict[str, int]:
+        from airflow_kafka_spark.hooks.kafka import KafkaHook
+
+        with KafkaHook("kafka_default") as hook:
+            places = [tp for t in hook.describe_topics(topics or (self.topic,)).values() for tp in t.topic_partitions]
+            return {str(tp): there.offset for tp, there in hook.committed(self.name, places).items() if there}

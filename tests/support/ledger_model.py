@@ -1,0 +1,779 @@
+"""A model of Kafka and of a sink, small enough that everything which can happen between several attempts is tried.
+
+What runs in it is the real code: operators/base.py and from_kafka.py, hooks/ledger.py, ledger_topic.py and interval_ledger.py,
+the commands of hooks/pipeline_*.py, and all of windows/. Only the calls that leave the process are replaced: each is one *step*
+on a :class:`World`, a value. An actor is a function that is run again from its beginning, answered from its history, until it
+asks for its next step; so what it does depends on its history alone, and each history is run once.
+
+:func:`explore` takes every order of steps of all actors. An attempt that is killed is one that gets no further step; one that
+sleeps and wakes is one that gets its next step late. After every step, a fresh attempt is made alone, which has to bring
+everything to its end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from airflow.providers.common.compat.sdk import AirflowSkipException
+
+from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
+from airflow_kafka_spark.formats import String
+from airflow_kafka_spark.hooks import boundaries as boundaries_hook
+from airflow_kafka_spark.hooks import (
+    ledger,
+    ledger_topic,
+    pipeline_changes,
+    pipeline_control,
+    pipeline_pause,
+    pipeline_replay,
+)
+from airflow_kafka_spark.hooks.kafka_values import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
+from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding
+from airflow_kafka_spark.sinks.base import Guarantee, Sink
+from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.boundaries import Boundary
+from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
+from airflow_kafka_spark.windows.instants import instant_of
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, remember
+from airflow_kafka_spark.windows.model import Applied, OffsetRange, TopicPartition, Window
+from airflow_kafka_spark.windows.report import Report
+
+PIPELINE, GROUP, TOPIC, LEDGER = "p", "g", "t", "airflow-windows"
+TP = TopicPartition(TOPIC, 0)
+HOUR = 3_600_000
+OPEN, DONE, GONE = "open", "done", "gone"
+HIGH = 1 << 40
+EAGER = ("log", "committed")
+"""Steps that are taken at once with the one before: what they tell is a mirror, or is asked for again."""
+
+Answer = Any
+History = int
+
+
+class Record(NamedTuple):
+    """A record of the ledger, and what became of its transaction."""
+
+    key: bytes
+    value: bytes | None
+    producer: str
+    state: str
+
+
+class Taken(NamedTuple):
+    """A window that the sink has taken; ``has_rows`` is False where it only says so."""
+
+    pipeline: str
+    number: int
+    ranges: tuple[OffsetRange, ...]
+    replay: int
+    has_rows: bool = True
+
+
+class World(NamedTuple):
+    """Everything outside of attempts.
+
+    :ivar log: the ledger's partition.
+    :ivar epochs: of each transactional id.
+    :ivar pending: the group's offset in an open transaction, by transactional id.
+    :ivar end: of the topic that is read.
+    :ivar group: what the group has committed: offset and metadata.
+    :ivar taken: by the sink.
+    """
+
+    log: tuple[Record, ...] = ()
+    epochs: tuple[tuple[str, int], ...] = ()
+    pending: tuple[tuple[str, tuple[int, str]], ...] = ()
+    end: int = 2
+    group: tuple[int, str] | None = None
+    taken: tuple[Taken, ...] = ()
+
+    @property
+    def committed(self) -> list[LedgerRecord]:
+        return [LedgerRecord(r.key, r.value, offset) for offset, r in enumerate(self.log) if r.state == DONE]
+
+    def memory(self, pipeline: str = PIPELINE) -> Memory:
+        return remember(pipeline, self.committed)
+
+    def aborted(self, producer: str) -> World:
+        """Whatever this id left open is gone."""
+        log = tuple(r._replace(state=GONE) if (r.producer, r.state) == (producer, OPEN) else r for r in self.log)
+        return self._replace(log=log, pending=tuple(p for p in self.pending if p[0] != producer))
+
+    def fenced(self, producer: str) -> World:
+        epochs = dict(self.epochs)
+        epochs[producer] = epochs.get(producer, 0) + 1
+        return self.aborted(producer)._replace(epochs=tuple(sorted(epochs.items())))
+
+    @property
+    def moved(self) -> Counter[int]:
+        """How often each offset is in the sink."""
+        return Counter(o for t in self.taken if t.has_rows for r in t.ranges for o in range(r.start, r.end))
+
+
+class Violation(AssertionError):
+    """Raised when an order of steps breaks the promise."""
+
+
+# --- steps: what one call does to the world -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What Kafka and the sink keep; each can be taken away, to see that the model notices.
+
+    :param fences: a newer producer of the same id shuts out the older one.
+    :param takes_rows_first: the sink's record of a window is never there before its rows.
+    """
+
+    fences: bool = True
+    takes_rows_first: bool = True
+
+
+BLOCKED = object()
+
+
+def apply(world: World, step: tuple[Any, ...], rules: Rules) -> tuple[World, Answer]:
+    """What a step does, and what it answers; :data:`BLOCKED` while it has to wait."""
+    kind, *args = step
+    return _STEPS[kind](world, rules, *args)
+
+
+def _fence(world: World, rules: Rules, producer: str) -> tuple[World, Answer]:
+    world = (
+        world.fenced(producer)
+        if rules.fences
+        else world._replace(epochs=tuple(sorted({**dict(world.epochs), producer: 1}.items())))
+    )
+    return world, dict(world.epochs)[producer]
+
+
+def _produce(
+    world: World, rules: Rules, producer: str, epoch: int, records: tuple[tuple[bytes, bytes | None], ...]
+) -> tuple[World, Answer]:
+    if dict(world.epochs)[producer] != epoch:
+        return world, None
+    offsets = tuple(range(len(world.log), len(world.log) + len(records)))
+    return world._replace(log=world.log + tuple(Record(*r, producer, OPEN) for r in records)), offsets
+
+
+def _offsets(world: World, rules: Rules, producer: str, epoch: int, offset: tuple[int, str]) -> tuple[World, Answer]:
+    if dict(world.epochs)[producer] != epoch:
+        return world, None
+    return world._replace(pending=(*world.pending, (producer, offset))), True
+
+
+def _commit(world: World, rules: Rules, producer: str, epoch: int) -> tuple[World, Answer]:
+    if dict(world.epochs)[producer] != epoch:
+        return world, None
+    log = tuple(r._replace(state=DONE) if (r.producer, r.state) == (producer, OPEN) else r for r in world.log)
+    group = dict(world.pending).get(producer, world.group)
+    return world._replace(log=log, group=group, pending=tuple(p for p in world.pending if p[0] != producer)), True
+
+
+def _read(world: World, rules: Rules, start: int, mine: tuple[bytes, ...], patient: bool) -> tuple[World, Answer]:
+    """Committed records up to the last stable offset; who waits for what is behind it gets no answer."""
+    stable = next((o for o, r in enumerate(world.log) if r.state == OPEN), len(world.log))
+    hidden = frozenset(r.key for r in world.log[stable:] if r.state != GONE and r.key.startswith(mine)) if mine else frozenset()
+    if hidden and patient:
+        return world, BLOCKED
+    seen = tuple((r.key, r.value, o) for o, r in enumerate(world.log[:stable]) if o >= start and r.state == DONE)
+    return world, (seen, hidden)
+
+
+def _log(world: World, rules: Rules) -> tuple[World, Answer]:
+    return world, world.end
+
+
+def _committed(world: World, rules: Rules) -> tuple[World, Answer]:
+    return world, world.group
+
+
+def _sink_look(world: World, rules: Rules, pipeline: str) -> tuple[World, Answer]:
+    return world, tuple(t for t in world.taken if t.pipeline == pipeline)
+
+
+def _sink_commit(
+    world: World, rules: Rules, pipeline: str, number: int, ranges: tuple[OffsetRange, ...], replay: int, moved: int
+) -> tuple[World, Answer]:
+    """Compare and set, as sinks/postgres_windows.py and files.py have it; one transaction."""
+    window = Window(pipeline, number, ranges, "", "", replay=replay, moved=moved)
+    there = {t.number: t for t in world.taken if t.pipeline == pipeline}
+    mine = there.pop(number, None)
+    try:
+        if mine is not None:
+            refuse_other(applied(mine), window, "the sink")
+            if mine.replay >= replay:
+                return world, "there"
+        if there and not replay:
+            refuse_gap(applied(there[max(there)]), window, "the sink")
+    except KafkaSparkError as error:
+        return world, str(error)
+    new = Taken(pipeline, number, ranges, replay, rules.takes_rows_first)
+    return world._replace(taken=(*(t for t in world.taken if t is not mine), new)), "taken"
+
+
+def _sink_rows(world: World, rules: Rules, pipeline: str, number: int) -> tuple[World, Answer]:
+    taken = tuple(t._replace(has_rows=True) if t[:2] == (pipeline, number) else t for t in world.taken)
+    return world._replace(taken=taken), True
+
+
+def _sink_append(world: World, rules: Rules, pipeline: str, number: int, ranges: tuple[OffsetRange, ...]) -> tuple[World, Answer]:
+    """A sink without a record of windows."""
+    return world._replace(taken=(*world.taken, Taken(pipeline, number, ranges, 0))), True
+
+
+_STEPS: Mapping[str, Callable[..., tuple[World, Answer]]] = {
+    "fence": _fence,
+    "produce": _produce,
+    "offsets": _offsets,
+    "commit": _commit,
+    "read": _read,
+    "log": _log,
+    "committed": _committed,
+    "sink.look": _sink_look,
+    "sink.commit": _sink_commit,
+    "sink.rows": _sink_rows,
+    "sink.append": _sink_append,
+}
+
+
+def applied(taken: Taken) -> Applied:
+    return Applied(taken.pipeline, taken.number, taken.ranges, replay=taken.replay)
+
+
+# --- who asks for steps -----------------------------------------------------------------------------------------------------
+
+
+class Suspended(BaseException):
+    """Ends the run of an actor that has come to its next step."""
+
+    def __init__(self, step: tuple[Any, ...]) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+@dataclass
+class Asking:
+    """Whom the code that runs now asks.
+
+    :param name: the actor's.
+    :param answers: of the steps that it has taken.
+    :param world: where it takes further ones at once; None suspends it instead.
+    """
+
+    name: str
+    answers: Sequence[Answer] = ()
+    world: World | None = None
+    rules: Rules = Rules()
+    asked: int = 0
+    tokens: int = 0
+
+    def ask(self, *step: Any) -> Answer:
+        if self.asked < len(self.answers):
+            self.asked += 1
+            return self.answers[self.asked - 1]
+        if self.world is None:
+            raise Suspended(step)
+        self.world, answer = apply(self.world, step, self.rules)
+        while answer is BLOCKED:
+            # Alone in the world: brokers end what others have left open.
+            self.world, answer = apply(timed_out(self.world), step, self.rules)
+        return answer
+
+    def token(self, size: int) -> str:
+        self.tokens += 1
+        return f"{self.name}-{self.tokens}"
+
+
+_now: Asking
+
+
+def _ask(*step: Any) -> Answer:
+    return _now.ask(*step)
+
+
+def timed_out(world: World) -> World:
+    """The brokers have ended the transaction that is open first."""
+    return world.fenced(next(r.producer for r in world.log if r.state == OPEN))
+
+
+@dataclass(frozen=True)
+class Producer:
+    """Of one transaction."""
+
+    name: str
+    epoch: int
+
+    def begin_transaction(self) -> None:
+        pass
+
+    def commit_transaction(self, seconds: float) -> None:
+        if not _ask("commit", self.name, self.epoch):
+            raise Fenced(PIPELINE, "committing")
+
+
+def _produce_all(producer: Producer, topic: str, partition: int, records: Sequence[LedgerRecord], seconds: float) -> list[int]:
+    offsets = _ask("produce", producer.name, producer.epoch, tuple((r.key, r.value) for r in records))
+    if offsets is None:
+        raise Fenced(PIPELINE, "writing")
+    return list(offsets)
+
+
+def _send_offsets(producer: Producer, config: Any, group_id: str, offsets: Any, seconds: float, epochs: Any = None) -> None:
+    for _, offset, metadata in offsets:
+        if not _ask("offsets", producer.name, producer.epoch, (offset, metadata)):
+            raise Fenced(PIPELINE, "moving the group")
+
+
+def _read_to(
+    config: Any, tp: Any, start: int, end: int, mine: Any = (), on_hidden: Any = None, on_held: Any = None
+) -> Iterator[LedgerRecord]:
+    seen, hidden = _ask("read", start, mine, False)
+    if hidden:
+        if on_hidden:
+            on_hidden(hidden)
+        seen, _ = _ask("read", start, mine, True)
+    return (LedgerRecord(*record) for record in seen)
+
+
+class Pool:
+    """Runs at once what it is given."""
+
+    def __init__(self, size: int) -> None:
+        self.map = map
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Any:
+        found = work(*args)
+        return SimpleNamespace(result=lambda: found)
+
+
+class Hook:
+    """The cluster: one topic of one partition, and the ledger's."""
+
+    conn_id = "kafka_default"
+    config: Mapping[str, Any] = {}  # noqa: RUF012
+
+    def consumer_config(self, **settings: Any) -> dict[str, Any]:
+        return {}
+
+    producer_config = consumer_config
+
+    def cluster_id(self) -> str:
+        return "cluster"
+
+    def broker_count(self) -> int:
+        return 1
+
+    def describe_topics(self, names: Any, missing: str = "") -> dict[str, TopicDescription]:
+        return {name: TopicDescription(name, f"id-{name}", (0,), 1, False) for name in names}
+
+    def topic_config(self, names: Any) -> dict[str, dict[str, str]]:
+        return {name: {"cleanup.policy": "compact"} for name in names}
+
+    def largest_record(self, topic: str) -> int:
+        return 1 << 20
+
+    def offsets(self, partitions: Any) -> dict[TopicPartition, PartitionOffsets]:
+        ends = {tp: _ask("log") if tp.topic == TOPIC else HIGH for tp in partitions}
+        return {tp: PartitionOffsets(0, end, end) for tp, end in ends.items()}
+
+    def committed(self, group: str, partitions: Any, stable: bool = True) -> dict[TopicPartition, CommittedOffset | None]:
+        found = _ask("committed")
+        return {tp: CommittedOffset(*found) if found else None for tp in partitions}
+
+    def group_state(self, group: str) -> GroupState:
+        return GroupState(group, "Empty")
+
+
+HOOK = Hook()
+
+
+@dataclass(frozen=True)
+class ModelSink(Sink):
+    """Takes a window whole, once, and remembers it."""
+
+    guarantee = Guarantee.EXACTLY_ONCE
+    uri = "model://sink"
+
+    def destination(self) -> Endpoint:
+        return Endpoint({"sink": self.uri})
+
+    def validate(self, shape: Any) -> list[Any]:
+        return []
+
+    def replay_problems(self) -> list[Any]:
+        return []
+
+    def last_applied(self, pipeline: str) -> Applied | None:
+        found = _ask("sink.look", pipeline)
+        return applied(max(found, key=lambda t: t.number)) if found else None
+
+    def applied(self, window: Window) -> Applied | None:
+        for taken in _ask("sink.look", window.pipeline):
+            if taken.number == window.number:
+                refuse_other(applied(taken), window, "the sink")
+                return applied(taken) if taken.replay >= window.replay else None
+        return None
+
+    def begin(self, window: Any, splits: Any, shape: Any) -> Any:
+        raise NotImplementedError
+
+    def commit(self, window: Window) -> None:
+        """See :meth:`~airflow_kafka_spark.sinks.base.WindowWriter.commit`."""
+        facts = (window.pipeline, window.number)
+        told = _ask("sink.commit", *facts, window.ranges, window.replay, window.moved)
+        if told not in ("taken", "there"):
+            raise WindowConflict(str(window), told, "")
+        if told == "taken" and not _now.rules.takes_rows_first:
+            _ask("sink.rows", *facts)
+
+
+class ModelOperator(KafkaToSinkOperator):
+    """The real operator but for what needs Spark or Airflow's servers."""
+
+    log = logging.getLogger("tests.ledger_model")
+
+    def problems(self, run: Any) -> list[Any]:
+        return []
+
+    def show(self, context: Any, run: Any) -> None:
+        self.run_now = run
+
+    @contextmanager
+    def seen(self, window: Window) -> Iterator[None]:
+        yield
+
+    def resolve(self) -> tuple[str, ...]:
+        return (TOPIC,)
+
+    def move(self, window: Window, ledger: Any) -> Report:
+        # In the order of KafkaToSinkOperator.move, without what no rule depends on: the records, dead letters, other sinks.
+        ledger.verify()
+        self.check(window)
+        ledger.verify()
+        self.sink.commit(window)
+        return Report(window, records_read=window.span)
+
+
+class FixedBoundaries:
+    """Instants stand for offsets: each hour has two."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def decide(self, topics: Any, instants: Any, read_log: Any, **options: Any) -> dict[str, dict[int, Boundary]]:
+        found = {i: Boundary(TOPIC, f"id-{TOPIC}", i, {0: 2 * i // HOUR}) for i in instants}
+        return {topic: found for topic in topics}
+
+
+def attempt(
+    run_id: str, *, hour: int | None = None, beside: bool = False, max_tries: int = 0, on_rerun: str | None = "skip"
+) -> None:
+    """One attempt of a task, from beginning to end.
+
+    :param hour: the data interval of its run, as an hour of the epoch; None moves what is new.
+    :param beside: the pipeline has intervals, too.
+    """
+    key = (beside or hour is not None, on_rerun)
+    if key not in _OPERATORS:
+        window = {"window": "interval", "on_missing_interval": "progress", "grace": 0} if key[0] else {}
+        made = ModelOperator(
+            task_id="task", topics=TOPIC, group_id=GROUP, pipeline=PIPELINE, value=String(), sink=ModelSink(),
+            on_rerun=on_rerun, ledger_topic=LEDGER, **window,
+        )  # fmt: skip
+        made.__dict__["kafka"] = HOOK
+        _OPERATORS[key] = made
+    start, end = (instant_of(hour * HOUR), instant_of((hour + 1) * HOUR)) if hour is not None else (None, None)
+    ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id="task", map_index=-1, max_tries=max_tries)
+    dag_run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
+    _OPERATORS[key].execute({"ti": ti, "dag_run": dag_run, "outlet_events": defaultdict(SimpleNamespace)})
+
+
+_OPERATORS: dict[Any, ModelOperator] = {}
+
+
+@contextmanager
+def modelled(*more: Any) -> Iterator[None]:
+    """Replaces what leaves the process; ``more`` are further patches."""
+    frozen = "2026-01-01T00:00:00.000Z"
+
+    def fencing_producer(config: Any, name: str, *args: Any) -> Producer:
+        return Producer(name, _ask("fence", name))
+
+    patches = [
+        patch.object(ledger, "fencing_producer", fencing_producer),
+        patch.object(ledger, "produce_all", _produce_all),
+        patch.object(ledger, "send_offsets", _send_offsets),
+        patch.object(ledger, "ThreadPoolExecutor", Pool),
+        patch.object(ledger, "secrets", SimpleNamespace(token_hex=lambda size: _now.token(size))),
+        patch.object(ledger_topic, "read_to", _read_to),
+        patch.object(boundaries_hook, "Boundaries", FixedBoundaries),
+        patch.object(base, "emit", lambda report: None),
+        patch.object(base.Stopwatch, "stop", lambda watch: {}),
+        patch.object(binding, "deployment", lambda: ""),
+        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, pipeline_changes, pipeline_pause, pipeline_replay)),
+        # Who loses against somebody else tries again; twice shows what happens then.
+        *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (pipeline_control, "TRIES"))),
+        *(patch.object(m, "_user", lambda: "somebody") for m in (pipeline_changes,)),
+        *more,
+    ]
+    for p in patches:
+        p.start()
+    try:
+        yield
+    finally:
+        for p in reversed(patches):
+            p.stop()
+
+
+Act = Callable[[], object]
+
+
+def run_alone(world: World, act: Act, name: str, rules: Rules = Rules()) -> World:  # noqa: B008
+    """An actor that nobody interrupts."""
+    global _now
+    _now = Asking(name, world=world, rules=rules)
+    act()
+    assert _now.world is not None
+    return _now.world
+
+
+def stopped(world: World, act: Act, name: str, kind: str) -> World:
+    """An actor that dies right after its first step of this kind."""
+    global _now
+    _now = _Stopping(name, world=world, last=kind)
+    with suppress(Suspended):
+        act()
+    assert _now.world is not None
+    return _now.world
+
+
+@dataclass
+class _Stopping(Asking):
+    last: str = ""
+
+    def ask(self, *step: Any) -> Answer:
+        answer = super().ask(*step)
+        if step[0] == self.last:
+            raise Suspended(step)
+        return answer
+
+
+# --- every order ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Actor:
+    """An actor and what is known of it: what it asks for after each history.
+
+    :ivar next: the step that comes after a history, or why there is none.
+    """
+
+    name: str
+    act: Act
+    parents: list[tuple[History, Answer]] = field(default_factory=lambda: [(-1, None)])
+    children: dict[tuple[History, Answer], History] = field(default_factory=dict)
+    steps: dict[History, tuple[Any, ...] | None] = field(default_factory=dict)
+    ends: Counter[str] = field(default_factory=Counter)
+
+    def next(self, history: History, rules: Rules) -> tuple[Any, ...] | None:
+        """The step that it asks for; None when it has ended."""
+        global _now
+        if history not in self.steps:
+            answers, at = [], history
+            while at:
+                at, answer = self.parents[at]
+                answers.append(answer)
+            _now = Asking(self.name, answers[::-1], rules=rules)
+            step = None
+            try:
+                self.act()
+                self.ends["done"] += 1
+            except Suspended as suspended:
+                step = suspended.step
+            except (KafkaSparkError, AirflowSkipException) as error:
+                self.ends[type(error).__name__] += 1
+            self.steps[history] = step
+        return self.steps[history]
+
+    def after(self, history: History, answer: Answer) -> History:
+        key = (history, answer)
+        if key not in self.children:
+            self.children[key] = len(self.parents)
+            self.parents.append(key)
+        return self.children[key]
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What was looked at.
+
+    :param states: different ones.
+    :param worlds: different ones, after each of which a fresh attempt was made.
+    :param ends: per actor, how its runs ended.
+    """
+
+    states: int
+    worlds: int
+    ends: Mapping[str, Mapping[str, int]]
+
+
+class _Worlds:
+    """All worlds by number, and what each step makes of each: asked once, however many orders lead there."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.all: list[World] = []
+        self.plain: set[World] = set()
+        self._numbers: dict[World, int] = {}
+        self._steps: dict[tuple[Any, ...], int] = {}
+        self._done: dict[tuple[int, int], tuple[int, Answer]] = {}
+
+    def number(self, world: World) -> int:
+        if world not in self._numbers:
+            self._numbers[world] = len(self.all)
+            self.all.append(world)
+        return self._numbers[world]
+
+    def is_new(self, world: int) -> bool:
+        """Whether none like it was seen: how often an id was fenced tells nothing to who comes next."""
+        plain = self.all[world]._replace(epochs=())
+        known = plain in self.plain
+        self.plain.add(plain)
+        return not known
+
+    def apply(self, world: int, step: tuple[Any, ...]) -> tuple[int, Answer]:
+        key = (world, self._steps.setdefault(step, len(self._steps)))
+        if key not in self._done:
+            then, answer = apply(self.all[world], step, self.rules)
+            self._done[key] = self.number(then), answer
+        return self._done[key]
+
+
+def explore(
+    world: World,
+    actors: Mapping[str, Act],
+    finish: Sequence[Act],
+    *,
+    records: int = 1,
+    timeouts: int = 1,
+    at_once: Sequence[str] = EAGER,
+    rules: Rules = Rules(),  # noqa: B008
+    check: Callable[[World], None] | None = None,
+) -> Explored:
+    """Every order of the actors' steps.
+
+    :param world: how it begins.
+    :param finish: what is done at last, one after the other and by nobody disturbed, after each step.
+    :param records: how many records are written to the topic meanwhile.
+    :param timeouts: how often the brokers end a transaction that somebody waits for. Who waits beyond that gets no further.
+    :param at_once: kinds of steps that are taken at once with the one before: those that cannot meet anybody else's.
+    :param check: a further condition for the world in which everything is finished.
+    :raises Violation: the promise is broken, with the steps that led there.
+    """
+    everyone, worlds = [Actor(name, act) for name, act in actors.items()], _Worlds(rules)
+    came_from: dict[Any, tuple[Any, Any]] = {}
+    pending = [_settled((worlds.number(world), (0,) * len(everyone), (records, timeouts)), everyone, worlds, at_once)]
+    seen = {pending[0]}
+    while pending:
+        state = pending.pop()
+        now, histories, (left, patience) = state
+        if worlds.is_new(now):
+            trail = partial(_trail, state, came_from)
+            _check_always(worlds.all[now], trail)
+            _finish(worlds.all[now], finish, rules, check, trail)
+        following: list[tuple[Any, Any]] = []
+        if left:
+            more = worlds.all[now]._replace(end=worlds.all[now].end + 1)
+            following.append(("a record is written", (worlds.number(more), histories, (left - 1, patience))))
+        for index, actor in enumerate(everyone):
+            step = actor.next(histories[index], rules)
+            if step is None:
+                continue
+            then, answer = worlds.apply(now, step)
+            if answer is BLOCKED:
+                if patience:
+                    ended = worlds.number(timed_out(worlds.all[now]))
+                    following.append((f"the brokers end what {actor.name} waits for", (ended, histories, (left, patience - 1))))
+                continue
+            moved = (*histories[:index], actor.after(histories[index], answer), *histories[index + 1 :])
+            following.append(((actor.name, step), (then, moved, (left, patience))))
+        for told, new in following:
+            new = _settled(new, everyone, worlds, at_once)
+            if new not in seen:
+                seen.add(new)
+                came_from[new] = (state, told)
+                pending.append(new)
+    return Explored(len(seen), len(worlds.plain), {actor.name: dict(actor.ends) for actor in everyone})
+
+
+def _settled(state: Any, everyone: Sequence[Actor], worlds: _Worlds, at_once: Sequence[str]) -> Any:
+    """The state once nobody's next step is an eager one."""
+    world, histories, left = state
+    found = []
+    for actor, history in zip(everyone, histories, strict=True):
+        while (step := actor.next(history, worlds.rules)) is not None and step[0] in at_once:
+            world, answer = worlds.apply(world, step)
+            history = actor.after(history, answer)
+        found.append(history)
+    return world, tuple(found), left
+
+
+def _check_always(world: World, trail: Callable[[], str]) -> None:
+    doubled = {offset: times for offset, times in world.moved.items() if times > 1}
+    if doubled:
+        raise Violation(f"doubled: {doubled}\n{trail()}")
+    missing = [o for o in range(world.group[0]) if o not in world.moved and o not in given_up(world)] if world.group else []
+    if missing:
+        raise Violation(f"the group is at {world.group}, and {missing} are not in the sink\n{trail()}")
+
+
+def given_up(world: World) -> set[int]:
+    """Offsets that somebody has asked to pass over."""
+    changes = world.memory().changes.values()
+    return {o for c in changes for tp, end in c.after.items() for o in range(c.before.get(tp, 0), end)}
+
+
+def _finish(world: World, finish: Sequence[Act], rules: Rules, check: Any, trail: Callable[[], str]) -> None:
+    try:
+        for number, act in enumerate(finish):
+            world = run_alone(world, act, f"last-{number}", rules)
+    except (KafkaSparkError, AirflowSkipException) as error:
+        raise Violation(f"it cannot be finished: {type(error).__name__}: {error}\n{trail()}") from error
+    _check_always(world, trail)
+    missing = [o for o in range(world.end) if o not in world.moved and o not in given_up(world)]
+    if missing:
+        raise Violation(f"never moved: {missing}\n{trail()}")
+    if check:
+        check(world)
+
+
+def _told(what: str | tuple[str, tuple[Any, ...]]) -> str:
+    if isinstance(what, str):
+        return what
+    name, (kind, *args) = what
+    if kind == "produce":
+        return f"{name}: produce as {args[0]} {[k.decode() + ('' if v else ' gone') for k, v in args[2]]}"
+    return f"{name}: " + " ".join(str(a) for a in (kind, *args) if not isinstance(a, tuple))
+
+
+def _trail(state: Any, came_from: Mapping[Any, tuple[Any, Any]]) -> str:
+    told = []
+    while state in came_from:
+        state, what = came_from[state]
+        told.append(_told(what))
+    return "\n".join(reversed(told))

@@ -1,0 +1,99 @@
+"""What was published by another pipeline, and what of it lies behind an offset."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from airflow_kafka_spark.errors import FollowBroken
+from airflow_kafka_spark.windows.changes import Change, change_from_json, change_to_json
+from airflow_kafka_spark.windows.codec import position_from_json, position_to_json
+from airflow_kafka_spark.windows.follow import follow, published_behind, reached_of
+from airflow_kafka_spark.windows.memory import Attempt, Entry, Memory
+from airflow_kafka_spark.windows.model import (
+    Landed,
+    Published,
+    Reached,
+    SourcePlan,
+    State,
+    TopicPartition,
+    Window,
+    add_landed,
+)
+from airflow_kafka_spark.windows.plan import Position
+
+TP = TopicPartition("t", 0)
+
+
+def entry(number: int, first: int, records: int) -> Entry:
+    window = Window("up", number, (), "run", "", source=SourcePlan(()))
+    landed = Landed("t", 0, first, first + records - 1, records)
+    report = {"published": [vars(landed)] if records else []}
+    return Entry(window, State.COMPLETE, Attempt(1, "", "", ""), report)
+
+
+def upstream(*entries: Entry, total: int, last: int = 0, **facts) -> Memory:
+    numbers = {e.window.number: e for e in entries}
+    end = max((part["last"] + 1 for e in entries for part in (e.report or {})["published"]), default=0)
+    position = Position(source={}, published={TP: Published(end, total)})
+    return Memory("up", position, last or max(numbers, default=0), numbers, exists=True, **facts)
+
+
+@pytest.mark.parametrize(
+    "start, behind",
+    [(0, 109), (100, 9), (99, None), (102, 7), (103, None), (109, 0), (200, 0)],
+    ids=["all", "oldest that is held", "before it", "between", "within", "end", "behind"],
+)
+def test_records_behind_an_offset_are_those_of_whole_windows_or_not_known(start, behind):
+    found = upstream(entry(8, 100, 2), entry(9, 102, 3), entry(10, 105, 4), total=109)
+    assert published_behind(found, found.published, TP, start) == behind
+
+
+def test_a_window_that_was_given_up_lies_between_others_and_one_of_which_that_is_not_known_does_not():
+    given_up = Change(1, "skip", "ann", "", "", discarded=(9,), landed=(Landed("t", 0, 102, 102, 1),))
+    found = upstream(entry(8, 100, 2), entry(10, 103, 1), total=50, changes={1: given_up})
+    assert published_behind(found, found.published, TP, 100) == 4
+    found = replace(found, changes={1: replace(given_up, landed=None)})
+    assert published_behind(found, found.published, TP, 100) is None
+    assert published_behind(found, found.published, TP, 103) == 1, "what lies before does not matter"
+
+
+def test_what_lies_in_a_topic_of_the_same_name_that_is_gone_is_not_counted():
+    found = upstream(entry(1, 0, 50), entry(2, 50, 50), entry(3, 10, 5), total=105)
+    assert published_behind(found, found.published, TP, 5) == 5
+    assert add_landed({TP: Published(100, 100)}, [Landed("t", 0, 10, 14, 5)]) == {TP: Published(15, 105)}
+
+
+def test_what_is_followed_never_goes_back():
+    found = upstream(entry(1, 0, 3), total=3)
+    told, ends = follow(found, Reached(7, {"t": 90}), ["t"], {TP: 90})
+    assert (told.last, told.records, ends) == (1, 0, {TP: 3}), "it counts anew"
+    told, _ = follow(found, Reached(7, {"t": 3}), ["t"], {TP: 3})
+    assert (told.first, told.last, told.records) == (8, 7, 0)
+
+
+def test_what_older_ledgers_do_not_say_is_asked_of_the_windows_that_they_hold():
+    found = replace(upstream(entry(4, 100, 2), entry(5, 102, 3), total=0), position=Position(source={}))
+    assert found.published == {TP: Published(105, 5)}
+    told, _ = follow(found, position_from_json({"offsets": [], "followed": {"up": 4}}).followed["up"], ["t"], {TP: 102})
+    assert (told.first, told.last, told.records, told.totals) == (5, 5, 3, {"t": 5})
+
+
+def test_positions_and_changes_are_what_they_were():
+    position = Position({TP: 3}, followed={"up": Reached(4, {"t": 9})}, published={TP: Published(10, 7)})
+    assert position_from_json(position_to_json(position)) == position
+    change = Change(
+        2, "forget", "ann", "", "", discarded=(9,), window=9, landed=(Landed("t", 0, 1, 2, 2),), published={TP: Published(10, 7)}
+    )
+    assert change_from_json(change_to_json(change)) == change
+
+
+def test_a_pipeline_that_was_renamed_is_followed_by_its_new_name_and_from_where_it_was():
+    old = Memory("up", exists=True, changes={1: Change(1, "rename", "ann", "", "", name="new")})
+    with pytest.raises(FollowBroken, match='follows="new"'):
+        follow(old, None, ["t"], {TP: 0})
+    new = replace(upstream(total=9, last=3, changes={1: Change(1, "rename", "ann", "", "", name="up")}), pipeline="new")
+    assert reached_of(new, Position(followed={"up": Reached(2, {"t": 5})})) == Reached(2, {"t": 5})
+    told, _ = follow(new, Reached(2, {"t": 5}), ["t"], {TP: 5})
+    assert (told.pipeline, told.first, told.last, told.records) == ("new", 3, 3, 4)

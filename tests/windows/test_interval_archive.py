@@ -1,0 +1,182 @@
+"""Archives of old intervals: what is asked of them gets the answers that the intervals one by one would give."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from airflow_kafka_spark.windows import interval_archive
+from airflow_kafka_spark.windows.interval import (
+    Interval,
+    IntervalState,
+    contiguous,
+    overlapping,
+    sharing_offsets,
+    taken_up_at,
+    what_others_leave,
+)
+from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, IntervalArchive, Intervals, archived
+from airflow_kafka_spark.windows.memory import archive_record, interval_record, known_topic_ids, remember
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
+from airflow_kafka_spark.windows.tries import Tries
+
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def hour(number: int, length: int = 1) -> Interval:
+    return Interval(NEW_YEAR + timedelta(hours=number), NEW_YEAR + timedelta(hours=number + length))
+
+
+def chain(first: int, count: int) -> list[IntervalState]:
+    """Intervals of one partition that continue each other."""
+    ranges = {n: OffsetRange("t", 0, n * 10, (n + 1) * 10) for n in range(first, first + count)}
+    return [
+        IntervalState(hour(n), State.COMPLETE, (r,), f"run-{n}", topic_ids={"t": "id"}, forgotten=True, offset=n)
+        for n, r in ranges.items()
+    ]
+
+
+def split(states: list[IntervalState]) -> Intervals:
+    """As the ledger would hold them, had it archived what can be archived."""
+    made = archived(states)
+    gone = {state.interval.name for _, members in made for state in members}
+    return Intervals({s.interval.name: s for s in states if s.interval.name not in gone}, [archive for archive, _ in made])
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr(interval_archive, "ARCHIVE_AFTER", 0)
+
+
+def test_old_intervals_are_archived_once_there_are_many(monkeypatch):
+    monkeypatch.setattr(interval_archive, "ARCHIVE_AFTER", ARCHIVE_AFTER)
+    assert archived(chain(0, ARCHIVE_AFTER)) == []
+    ((archive, members),) = archived(chain(0, ARCHIVE_AFTER + 1))
+    assert archive.count == len(members) == ARCHIVE_AFTER + 1
+    assert archive.span.interval == hour(0, ARCHIVE_AFTER + 1)
+    assert archive.span.ranges == (OffsetRange("t", 0, 0, 10 * (ARCHIVE_AFTER + 1)),)
+
+
+def test_an_archive_gives_back_each_interval_as_it_was():
+    states = [
+        replace(s, replay=n, tries={s.run: Tries(n, 2, 1)}, gaps=(Gap("t", 0, s.ranges[0].start, s.ranges[0].start),))
+        for n, s in enumerate(chain(0, 9))
+    ]
+    known = split(states)
+    assert not known.recent
+    assert dict(known) == {s.interval.name: s for s in states}
+    assert len(known) == known.complete == 9
+    assert known[hour(4).name] == states[4]
+    assert [state for _, state in known.newest_first] == states[::-1]
+    assert hour(9).name not in known
+    assert "no name" not in known
+
+
+def test_a_record_of_its_own_counts_before_an_archive():
+    again = replace(chain(4, 1)[0], state=State.PLANNED, replay=1)
+    known = Intervals({again.interval.name: again}, split(chain(0, 9)).archives)
+    assert known[again.interval.name] is again
+    assert (len(known), known.complete) == (9, 9)
+    assert sum(1 for _ in known.values()) == 9
+    assert dict(known.newest_first)[again.interval.name] is again
+
+
+@pytest.mark.parametrize(
+    ("broken", "pieces"),
+    [
+        (lambda s: replace(s, interval=Interval(s.interval.start + timedelta(minutes=1), s.interval.end)), [5, 5]),
+        (lambda s: replace(s, ranges=(OffsetRange("t", 0, 53, 60),)), [5, 5]),
+        (lambda s: replace(s, topic_ids={"t": "another"}), [5, 4]),
+        (lambda s: replace(s, ranges=(*s.ranges, OffsetRange("u", 0, 0, 0))), [5, 4]),
+        (lambda s: replace(s, ranges=(OffsetRange("t", 0, 55, 60),), gaps=(Gap("t", 0, 50, 55),)), [10]),
+        (lambda s: replace(s, ranges=(OffsetRange("t", 0, 57, 60),), gaps=(Gap("t", 0, 50, 55),)), [5, 4]),
+        (lambda s: replace(s, ranges=(OffsetRange("t", 0, 50, 50),)), [6, 4]),
+    ],
+    ids=["a hole in time", "a hole in the offsets", "another topic", "one more topic", "a gap", "a gap and a hole", "no records"],
+)
+def test_a_hole_ends_an_archive(broken, pieces):
+    states = chain(0, 10)
+    states[5] = broken(states[5])
+    assert [archive.count for archive, _ in archived(states)] == pieces
+
+
+def test_few_intervals_are_not_worth_an_archive():
+    assert archived(chain(0, 3) + chain(10, 3)) == []
+
+
+def test_an_archive_fits_into_a_record(monkeypatch):
+    states = chain(10, 20)
+    monkeypatch.setattr(interval_archive, "MOST_BYTES", 5 * len(json.dumps(interval_archive.interval_to_json(states[0]))))
+    assert {archive.count for archive, _ in archived(states)} == {5}
+
+
+def test_the_ledger_remembers_archives():
+    states = chain(0, 30)
+    made = archived(states[:20])
+    records = [archive_record("p", archive)._replace(offset=70 + n) for n, (archive, _) in enumerate(made)]
+    records += [interval_record("p", state)._replace(offset=90) for state in states[20:]]
+    memory = remember("p", records)
+    assert dict(memory.intervals) == {s.interval.name: s for s in states}
+    assert memory.oldest_offset == 20, "the first record of the oldest interval that has one of its own"
+    assert known_topic_ids(memory) == {"t": ("id",)}
+    assert remember("p", records[:1]).oldest_offset == 70, "whoever begins behind it would miss it"
+    assert remember("p", [*records, archive_record("p", made[0][0])._replace(value=None, offset=99)]).intervals.archives == ()
+
+
+HOURS = st.lists(
+    st.tuples(
+        st.sampled_from(["go on", "go on", "go on", "go on", "miss an hour", "miss offsets", "empty", "other id"]),
+        st.integers(0, 3),
+    ),
+    min_size=4,
+    max_size=24,
+)
+
+
+def _states(steps: list[tuple[str, int]]) -> list[IntervalState]:
+    """Two partitions, of which the second is created after some hours."""
+    found, at, place, topic_id = [], 0, {0: 5, 1: 0}, "id-0"
+    for number, (step, records) in enumerate(steps):
+        at += 2 if step == "miss an hour" else 1
+        topic_id = f"id-{number}" if step == "other id" else topic_id
+        ranges = []
+        for partition in (0, 1) if number > 6 else (0,):
+            start = place[partition] + (4 if step == "miss offsets" else 0)
+            place[partition] = end = start + (0 if step == "empty" else records + partition)
+            ranges.append(OffsetRange("t", partition, start, end))
+        found.append(IntervalState(hour(at), State.COMPLETE, tuple(ranges), f"r{at}", topic_ids={"t": topic_id}, offset=number))
+    return found
+
+
+@settings(max_examples=150)
+@given(
+    HOURS, st.integers(0, 30), st.integers(1, 3), st.integers(0, 60), st.integers(1, 9), st.integers(0, 40), st.integers(0, 30)
+)
+def test_spans_answer_as_the_intervals_one_by_one(steps, start, length, offset, count, committed, first):
+    states = _states(steps)
+    spans = split(states).spans
+    mine, topic_ids = hour(start, length), {"t": states[-1].topic_ids["t"]}
+    assume(mine not in [s.interval for s in states])
+    wanted = [OffsetRange("t", partition, offset, offset + count) for partition in (0, 1)]
+    assert bool(overlapping(mine, spans)) == bool([s for s in states if s.interval.overlaps(mine)])
+    assert bool(list(sharing_offsets(wanted, topic_ids, spans))) == bool(list(sharing_offsets(wanted, topic_ids, states)))
+    assert what_others_leave(wanted, topic_ids, spans) == what_others_leave(wanted, topic_ids, states)
+    if not overlapping(mine, states):
+        assert taken_up_at("t", topic_ids["t"], mine, spans) == taken_up_at("t", topic_ids["t"], mine, states)
+    # The group stands where it stands once old intervals are archived: it has followed them as far as it goes.
+    position = {TopicPartition("t", p): committed for p in (0, 1)}
+    for begin in (None, hour(first).start):
+        reached = contiguous(states, position, begin, topic_ids)
+        assert contiguous(spans, reached, begin, topic_ids) == reached
+
+
+def test_an_archive_says_how_it_was_made():
+    archive = IntervalArchive.of(chain(0, 5))
+    value = json.loads(archive_record("p", archive).value or b"")
+    assert (value["count"], value["span"]["ranges"]) == (5, [["t", 0, 0, 50]])
+    assert "packed" not in repr(archive)

@@ -1,0 +1,216 @@
+"""Every order of the steps of two attempts and one command: each offset is in the sink exactly once, or somebody has given it up.
+
+See :mod:`tests.support.ledger_model`: a kill after every step and an attempt that sleeps and wakes are among these orders.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from unittest.mock import patch
+
+import pytest
+
+from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
+from airflow_kafka_spark.hooks.ledger import Ledger
+from airflow_kafka_spark.hooks.pipeline_changes import reset
+from airflow_kafka_spark.hooks.pipeline_pause import pause, resume
+from airflow_kafka_spark.hooks.pipeline_replay import replay
+from airflow_kafka_spark.hooks.pipeline_skip import skip
+from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
+from airflow_kafka_spark.windows.memory import Memory
+from airflow_kafka_spark.windows.report import Report
+from tests.support.ledger_model import (
+    EAGER,
+    GROUP,
+    HOOK,
+    PIPELINE,
+    ModelOperator,
+    ModelSink,
+    Rules,
+    Violation,
+    World,
+    attempt,
+    explore,
+    modelled,
+    run_alone,
+    stopped,
+)
+
+FIRST, ONE, OTHER, LAST = (partial(attempt, run) for run in ("first", "one", "other", "last"))
+HOUR = partial(attempt, "hour", hour=0)
+NEXT_HOUR = partial(attempt, "next-hour", hour=1)
+BESIDE, LAST_BESIDE = (partial(attempt, run, beside=True) for run in ("one", "last"))
+CLEARED = partial(attempt, "first", max_tries=1, on_rerun="replay")
+DISJOINT = {"records": 0, "timeouts": 0, "at_once": (*EAGER, "fence", "sink.look", "offsets", "commit")}
+"""An interval and a progress window have transactional ids of their own, and names of their own in the sink: what counts is the
+order of what they write and of what they read in the ledger."""
+COMMAND = {"why": "a test", "who": "somebody"}
+SKIP = partial(skip, HOOK, PIPELINE, group_id=GROUP, running=False, **COMMAND)
+RESET = partial(reset, HOOK, PIPELINE, "latest", group_id=GROUP, discard_open=True, **COMMAND)
+REPLAY = partial(replay, HOOK, PIPELINE, window=1, **COMMAND)
+PAUSE, RESUME = (partial(command, HOOK, PIPELINE, **COMMAND) for command in (pause, resume))
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def model():
+    with modelled():
+        yield
+
+
+def one_window() -> World:
+    """Window 1 is complete, and there is one record more."""
+    return run_alone(World(end=1), FIRST, "first")._replace(end=2)
+
+
+def open_window() -> World:
+    """Window 2 is planned, and its attempt is dead."""
+    return stopped(one_window(), ONE, "dead", "commit")
+
+
+def taken_window() -> World:
+    """The sink has window 2, too, and its attempt is dead."""
+    return stopped(one_window(), ONE, "dead", "sink.commit")
+
+
+def one_hour() -> World:
+    """The first hour is complete, and the next one is over."""
+    return run_alone(World(), HOUR, "hour")._replace(end=4)
+
+
+# --- the promise is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_two_tries_of_a_new_pipeline(model):
+    found = explore(World(end=1), {"A": ONE, "B": ONE}, [ONE, LAST])
+    assert found.ends["A"].keys() >= {"done", "Fenced"}
+    assert found.states > 1_000
+
+
+def test_two_runs_meet_an_open_window(model):
+    explore(open_window(), {"A": ONE, "B": OTHER}, [ONE, LAST], records=0)
+
+
+def test_two_tries_of_a_window_that_the_sink_has_taken(model):
+    explore(taken_window(), {"A": ONE, "B": ONE}, [ONE, LAST], records=0)
+
+
+@pytest.mark.parametrize("world", [open_window, taken_window], ids=["planned", "taken"])
+@pytest.mark.parametrize("command", [SKIP, RESET], ids=["skip", "reset"])
+def test_a_window_is_given_up_while_an_attempt_is_at_work_on_it(model, world, command):
+    found = explore(world(), {"A": ONE, "command": command}, [ONE, LAST])
+    assert found.ends["command"]["done"]
+
+
+def test_a_pipeline_is_paused_while_an_attempt_is_at_work(model):
+    found = explore(open_window(), {"A": ONE, "pause": PAUSE}, [RESUME, ONE, LAST])
+    assert "AirflowSkipException" in found.ends["A"]
+
+
+def replayed_at_most_once(world: World) -> None:
+    assert max(taken.replay for taken in world.taken if taken.number == 1) <= 1
+
+
+def test_a_replay_is_asked_for_while_an_attempt_is_at_work(model):
+    found = explore(
+        one_window()._replace(end=1),
+        {"A": partial(attempt, "first", max_tries=1), "replay": REPLAY},
+        [partial(attempt, "first", max_tries=1), LAST],
+        check=replayed_at_most_once,
+    )
+    assert found.ends["replay"]["done"]
+
+
+def test_two_tries_of_a_cleared_task(model):
+    explore(one_window()._replace(end=1), {"A": CLEARED, "B": CLEARED}, [CLEARED, LAST], records=0, check=replayed_at_most_once)
+
+
+def test_an_interval_beside_a_progress_window(model):
+    explore(one_hour(), {"A": NEXT_HOUR, "B": BESIDE}, [NEXT_HOUR, LAST_BESIDE], **DISJOINT)
+
+
+# --- a rule is taken away, and it is noticed -----------------------------------------------------------------------------------
+
+
+def noticed(*args, patches=(), **options) -> str:
+    """What the model says, with a rule taken away."""
+    with modelled(*patches), pytest.raises(Violation) as caught:
+        explore(*args, **options)
+    return str(caught.value)
+
+
+def test_without_a_fence(model):
+    assert noticed(one_window(), {"A": ONE, "B": ONE}, [ONE, LAST], rules=Rules(fences=False))
+
+
+def test_looking_before_the_fence(model):
+    def look_first(ledger):
+        ledger.hint = ledger.hint or ledger._find_hint()
+        ledger._planner = ledger._closer = None
+        memory = ledger.look()
+        ledger._planner, ledger._closer = ledger._fence("plan"), ledger._fence("close")
+        return memory
+
+    patches = [patch.object(Ledger, "_fence_and_look", look_first)]
+    assert noticed(one_window(), {"A": ONE, "B": ONE}, [ONE, LAST], patches=patches)
+
+
+def test_the_sink_says_that_it_has_a_window_before_it_has_its_rows(model):
+    text = noticed(one_window(), {"A": ONE}, [ONE, LAST], rules=Rules(takes_rows_first=False))
+    assert "not in the sink" in text or "never moved" in text
+
+
+def test_closing_before_the_sink_has_committed(model):
+    def move(self, window, ledger):
+        ledger.verify()
+        ledger.close({}, self.offsets_to_commit(window))
+        self.sink.commit(window)
+        return Report(window)
+
+    patches = [patch.object(ModelOperator, "move", move), patch.object(FromKafkaOperator, "close", lambda *args: args[-1])]
+    assert "not in the sink" in noticed(one_window(), {"A": ONE}, [ONE, LAST], patches=patches)
+
+
+def test_an_open_window_is_not_finished_first(model):
+    patches = [patch.object(Memory, "open_entry", property(lambda memory: None))]
+    assert noticed(one_window(), {"A": ONE}, [ONE, LAST], patches=patches)
+
+
+def test_a_sink_that_takes_what_it_has_taken(model):
+    def commit(self, window):
+        from tests.support import ledger_model
+
+        ledger_model._ask("sink.append", window.pipeline, window.number, window.ranges)
+
+    patches = [patch.object(ModelSink, "applied", lambda *args: None), patch.object(ModelSink, "commit", commit)]
+    assert "doubled" in noticed(one_window(), {"A": ONE}, [ONE, LAST], patches=patches)
+
+
+def test_a_number_that_was_given_up_is_used_again(model):
+    def planned_again(self, ledger, run):
+        window = FromKafkaOperator.plan(self, ledger, run)
+        return window if not window.moved else type(window)(**{**vars(window), "number": window.number - 1})
+
+    patches = [patch.object(ModelOperator, "plan", planned_again)]
+    assert "cannot be finished" in noticed(taken_window(), {"skip": SKIP}, [LAST], patches=patches)
+
+
+@pytest.mark.parametrize("first", [NEXT_HOUR, BESIDE], ids=["interval", "progress"])
+def test_offsets_that_others_have_are_not_looked_at_again_after_the_claim(model, first):
+    blind = IntervalLedger if first is NEXT_HOUR else Ledger
+    patches = [patch.object(blind, "_give_way", lambda self, entry: None)]
+    text = noticed(one_hour(), {"A": NEXT_HOUR, "B": BESIDE}, [NEXT_HOUR, LAST_BESIDE], **DISJOINT, patches=patches)
+    assert "doubled" in text
+
+
+def test_an_attempt_does_not_ask_whether_the_sink_has_its_window(model):
+    """Harmless with a sink that compares: nothing is moved twice."""
+    with patch.object(ModelSink, "applied", lambda *args: None):
+        explore(taken_window(), {"A": ONE}, [ONE, LAST], records=0)
