@@ -29,9 +29,11 @@ from tests.support.registry import EmbeddedRegistry
 _RUN = uuid.uuid4().hex[:6]
 _counter = itertools.count(1)
 
-# How long an example takes says more of the machine than of the code.
-settings.register_profile("any machine", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
-settings.load_profile("any machine")
+# How long an example takes says more of the machine than of the code. `make test` tries the same examples each time, so that a
+# change is judged by what it changes; `make soak` looks for new ones first (`--hypothesis-profile=search`).
+settings.register_profile("search", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
+settings.register_profile("repeat", settings(settings.get_profile("search"), derandomize=True))
+settings.load_profile("repeat")
 
 
 @pytest.hookimpl(trylast=True)

@@ -37,20 +37,23 @@ HEAVY = ("adbc_driver_manager", "adbc_driver_postgresql", "confluent_kafka", "pa
 FLOORS = {
     "errors": -1,
     "windows": 0,
-    "hooks": 1,
-    "formats": 2,
-    "sinks": 2,
-    "sources": 2,
-    "transforms": 2,
-    "triggers": 2,
-    "road": 3,
-    "operators": 4,
-    "plugins": 4,
-    "sensors": 4,
-    "ui": 4,
-    "testing": 5,
-    "demo": 6,
-    "cli": 7,
+    "hooks": 10,
+    "ledger": 12,
+    "control": 14,
+    "formats": 20,
+    "sinks": 20,
+    "sources": 20,
+    "transforms": 20,
+    "triggers": 20,
+    "bad_records": 25,
+    "road": 30,
+    "operators": 40,
+    "plugins": 40,
+    "sensors": 40,
+    "ui": 40,
+    "testing": 50,
+    "demo": 60,
+    "cli": 70,
 }
 
 # What a DAG file may import, directly or through the scheduler.
@@ -68,7 +71,7 @@ def module_files(package: Path = PACKAGE) -> dict[str, Path]:
 
 def importable(names: dict[str, Path]) -> list[str]:
     """Those that may be imported anywhere: no command, and nothing that only runs in Spark's Python workers."""
-    return [name for name in names if not name.endswith(("__main__", "_worker"))]
+    return [name for name in names if not name.endswith(("__main__", "_worker")) and ".tasks." not in name]
 
 
 def run(*command: object, cwd: Path, **variables: str) -> str:

@@ -156,13 +156,15 @@ def archived(old: Iterable[IntervalState]) -> list[tuple[IntervalArchive, list[I
 
 
 def _pieces(state: IntervalState) -> dict[TopicPartition, tuple[int, int]] | None:
-    """Return the offsets that an interval has moved or passed over, by partition; None where they lie in several pieces."""
+    """Return the offsets that an interval has moved or passed over, by partition; None where they lie in several pieces.
+
+    A partition without records has an empty piece. Its offset counts: if it is not the end of the interval before, there is a
+    hole between them, and an archive must not close holes.
+    """
     found: dict[TopicPartition, tuple[int, int]] = {}
     gaps = [OffsetRange(g.topic, g.partition, g.start, g.end) for g in state.gaps]
     for r in sorted((*gaps, *state.ranges)):
         tp = r.topic_partition
-        if not r.span:
-            continue
         if tp in found and found[tp][1] != r.start:
             return None
         found[tp] = (found[tp][0] if tp in found else r.start, r.end)
@@ -175,12 +177,15 @@ def _continues(
     ends: Mapping[TopicPartition, int],
     pieces: Mapping[TopicPartition, tuple[int, int]],
 ) -> bool:
-    """Return True if an interval goes on where a chain of them ends: at its end, with its topics, and at its offsets."""
+    """Return True if an interval goes on where a chain of them ends: at its end, with its topics, and at its offsets.
+
+    A partition that is new in it goes on if it begins with the first record there ever was.
+    """
     return (
         before.interval.end == state.interval.start
         and dict(before.topic_ids) == dict(state.topic_ids)
         and {r.topic for r in before.ranges} == {r.topic for r in state.ranges}
-        and all(ends.get(tp, start) == start for tp, (start, _) in pieces.items())
+        and all(ends.get(tp, 0) == start for tp, (start, _) in pieces.items())
     )
 
 
@@ -188,18 +193,15 @@ def _span(chain: Sequence[IntervalState]) -> IntervalState:
     """Return intervals that continue each other as one."""
     starts: dict[TopicPartition, int] = {}
     ends: dict[TopicPartition, int] = {}
-    empty: dict[TopicPartition, int] = {}
     for state in chain:
         for tp, (start, end) in (_pieces(state) or {}).items():
             starts.setdefault(tp, start)
             ends[tp] = end
-        empty.update({r.topic_partition: r.end for r in state.ranges})
-    ranges = [OffsetRange(*tp, starts.get(tp, end), ends.get(tp, end)) for tp, end in sorted(empty.items())]
     first, last = chain[0].interval, chain[-1].interval
     return IntervalState(
         Interval(first.start, last.end),
         State.COMPLETE,
-        tuple(ranges),
+        tuple(OffsetRange(*tp, starts[tp], end) for tp, end in sorted(ends.items())),
         topic_ids=chain[-1].topic_ids,
         forgotten=True,
         offset=min(state.offset for state in chain),
