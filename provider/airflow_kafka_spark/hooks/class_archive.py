@@ -301,7 +301,7 @@ def _train(written: Path, extra_class_path: str) -> None:
     }
     if extra_class_path:
         settings["spark.driver.extraClassPath"] = extra_class_path
-    builder = SparkSession.builder.master("local[2]").appName("class archive")  # type: ignore[attr-defined]
+    builder = SparkSession.builder.master("local[2]").appName("class archive")
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
