@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.formats import Avro
-from airflow_kafka_spark.formats.ddl import arrow_schema, parse_ddl
+from airflow_kafka_spark.formats.types import arrow_schema, parse_ddl
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 from tests.formats.contract import CHECKS, Case
 from tests.support.registry import EmbeddedRegistry, guarded, serializer

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.formats.ddl import backticked
+from airflow_kafka_spark.formats.types import backticked
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
 
-    from airflow_kafka_spark.formats import ddl
+    from airflow_kafka_spark.formats import types
 
 Kind = Literal["integer", "boolean", "text", "binary", "decimal", "fine decimal", "zoned", "local", "date"]
 """What a column holds that a task reads by itself: integers; booleans; texts; bytes; decimals, as texts in plain notation with
@@ -139,7 +139,7 @@ class Format(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not write")
 
-    def struct_encoder(self, columns: Sequence[ddl.Column]) -> StructEncoder:
+    def struct_encoder(self, columns: Sequence[types.Column]) -> StructEncoder:
         """What tasks encode rows of these columns with, where :attr:`encodes_in_tasks`. Called once an attempt, before anything
         is read; whatever has to be asked or decided for it is so now.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from airflow_kafka_spark.formats.json_values import BadValue
+from airflow_kafka_spark.formats.text import BadValue
 
 HEADER = 5
 _OTHERS = {

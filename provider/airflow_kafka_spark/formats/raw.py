@@ -49,7 +49,7 @@ class Raw(Format):
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """Of bytes and texts."""
-        from airflow_kafka_spark.formats.text_write_worker import TextEncoder
+        from airflow_kafka_spark.formats.tasks.text import TextEncoder
 
         ((column, kind),) = columns
         return TextEncoder(column, kind) if kind in ("binary", "text") else None

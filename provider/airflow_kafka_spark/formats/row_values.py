@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Decimal, Map, Struct, Text
-from airflow_kafka_spark.formats.json_carried import plain
+from airflow_kafka_spark.formats.json.logical_types import plain
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Struct, Text
 
 INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 

@@ -74,7 +74,7 @@ class String(Format):
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """In UTF-8, for what has the same text whatever Spark's settings are."""
-        from airflow_kafka_spark.formats.text_write_worker import TextEncoder
+        from airflow_kafka_spark.formats.tasks.text import TextEncoder
 
         ((column, kind),) = columns
         if kind in ("binary", "fine decimal") or codecs.lookup(self.encoding).name != "utf-8":

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.formats.text_write_worker import content
+from airflow_kafka_spark.formats.tasks.text import content
 from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer
 from airflow_kafka_spark.sources.base import SplitReader
 

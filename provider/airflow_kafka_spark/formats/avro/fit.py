@@ -1,0 +1,127 @@
+"""Which columns can be written as which Avro types, as far as the types tell. Pure.
+
+The reverse of what :mod:`.avro.schema` says of reading, and a little more: smaller integers go into larger ones, larger ones into
+smaller ones as long as each value fits, and a union takes a column of one of its types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from airflow_kafka_spark.formats.avro.schema import ArrayOf, Enum, Fixed, Leaf, MapOf, Record, Schema, Union, merged
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
+
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_TAKES = {
+    "boolean": ("boolean",),
+    "int": _INTEGERS,
+    "long": _INTEGERS,
+    "float": ("float",),
+    "double": ("float", "double"),
+    "bytes": ("binary",),
+    "fixed": ("binary",),
+}
+
+
+def misfits(schema: Schema, column: DataType, path: str) -> Iterator[tuple[str, str]]:
+    """What a type cannot be written as: what was found, and what helps; nothing when it can.
+
+    :param schema: the type in Avro.
+    :param column: the column's.
+    :param path: the column's name.
+    """
+    if isinstance(schema, Union):
+        yield from _misfits_of_union(schema, column, path)
+    elif isinstance(schema, Record) and isinstance(column, Struct):
+        yield from misfits_of_record(schema, column.fields, path)
+    elif isinstance(schema, ArrayOf) and isinstance(column, Array):
+        yield from misfits(schema.items, column.element, f"{path}[]")
+    elif isinstance(schema, MapOf) and isinstance(column, Map) and isinstance(column.key, Text):
+        yield from misfits(schema.values, column.value, f"{path}[]")
+    elif not _scalar_fits(schema, column):
+        yield f"column `{path}` is {column}, and the schema has {schema}", "Cast the column, or correct the schema"
+
+
+def misfits_of_record(schema: Record, columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
+    """The same for a record's fields and columns of their names."""
+    fields = {f.name: f for f in schema.fields}
+    for column in columns:
+        here = f"{path}.{column.name}" if path else column.name
+        if column.name not in fields:
+            yield f"{schema} has no field for column `{here}`", "Leave the column out, or give the schema such a field"
+        else:
+            yield from misfits(fields[column.name].type, column.type, here)
+    there = {column.name for column in columns}
+    for f in schema.fields:
+        if f.name not in there and not f.default:
+            here = f"{path}.{f.name}" if path else f.name
+            yield f"there is no column for field `{here}`, which has no default", "Add the column, or give the field a default"
+
+
+def _misfits_of_union(schema: Union, column: DataType, path: str) -> Iterator[tuple[str, str]]:
+    if len(schema.present) == 1:
+        yield from misfits(schema.present[0], column, path)
+    elif not is_of_members(schema, column) and branch_for(schema, column) is None:
+        action = "Cast the column to one of them, or make it a struct<member0,...> as it is read"
+        yield f"column `{path}` is {column}, and the schema has {schema}", action
+
+
+def is_of_members(schema: Union, column: DataType) -> bool:
+    """Whether a column has the form in which a union of several types is read: a struct with a member for each."""
+    if not isinstance(column, Struct) or merged(schema):
+        return False
+    if [f.name for f in column.fields] != [f"member{n}" for n in range(len(schema.present))]:
+        return False
+    return all(not any(misfits(b, f.type, f.name)) for b, f in zip(schema.present, column.fields, strict=True))
+
+
+def branch_for(schema: Union, column: DataType) -> int | None:
+    """Which type of a union a column is written as: the widest of numbers, else the first that takes it."""
+    wide = merged(schema)
+    fits = [at for at, b in enumerate(schema.branches) if b.kind != "null" and not any(misfits(b, column, ""))]
+    return next(iter([*(at for at in fits if schema.branches[at].kind == wide), *fits]), None)
+
+
+def _scalar_fits(schema: Schema, column: DataType) -> bool:
+    if isinstance(schema, Enum):
+        return isinstance(column, Text)
+    if not isinstance(schema, (Leaf, Fixed)) or schema.kind == "null":
+        return False
+    name = schema.logical.name if schema.logical else ""
+    if name == "decimal":
+        return isinstance(column, Decimal)
+    if name == "uuid" or (schema.kind == "string" and not name):
+        return isinstance(column, Text)
+    if not isinstance(column, Primitive):
+        return False
+    if name == "date":
+        return column.name == "date"
+    if "timestamp" in name:
+        return column.name == ("timestamp_ntz" if name.startswith("local-") else "timestamp")
+    return column.name in _TAKES.get(schema.kind, ())
+
+
+def differences(old: Schema, new: Schema, path: str = "") -> list[str]:
+    """What is not the same in two versions of a schema, and may be why they are not compatible."""
+    if isinstance(old, Record) and isinstance(new, Record):
+        return _differences_of_records(old, new, path)
+    if isinstance(old, ArrayOf) and isinstance(new, ArrayOf):
+        return differences(old.items, new.items, f"{path}[]")
+    if isinstance(old, MapOf) and isinstance(new, MapOf):
+        return differences(old.values, new.values, f"{path}[]")
+    if isinstance(old, Union) and isinstance(new, Union) and old.optional and new.optional:
+        return differences(old.present[0], new.present[0], path)
+    return [] if old == new else [f"{f'`{path}`' if path else 'it'} was {old}, is {new}"]
+
+
+def _differences_of_records(old: Record, new: Record, path: str) -> list[str]:
+    before, after = ({f.name: f for f in r.fields} for r in (old, new))
+    found = [] if old.name == new.name else [f"{f'`{path}`' if path else 'it'} was {old}, is {new}"]
+    for name in dict.fromkeys([*before, *after]):
+        here = f"{path}.{name}" if path else name
+        if name in before and name in after:
+            found += differences(before[name].type, after[name].type, here)
+        else:
+            which, word = (before, "gone") if name in before else (after, "new")
+            found.append(f"`{here}` is {word}{'' if which[name].default else ', and has no default'}")
+    return found

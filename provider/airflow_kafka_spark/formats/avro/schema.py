@@ -1,0 +1,410 @@
+"""Avro schemas: read from their JSON text, and what they are as columns. Pure, cheap to import.
+
+Names, aliases, defaults and logical types as in the specification of Avro 1.12; a logical type that does not fit the type it
+stands on is passed over, as the specification wants. Records that hold themselves have no columns and are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from airflow_kafka_spark.errors import AvroSchemaInvalid
+from airflow_kafka_spark.formats import types
+
+
+@dataclass(frozen=True)
+class Logical:
+    """A logical type; precision and scale are those of a decimal."""
+
+    name: str
+    precision: int = 0
+    scale: int = 0
+
+    @property
+    def measures(self) -> str:
+        """``date``, ``time`` or ``timestamp``; of anything else nothing."""
+        return "date" if self.name == "date" else self.name.removeprefix("local-").partition("-")[0] if self.rate else ""
+
+    @property
+    def per_day(self) -> int:
+        """Of a time of day: how many units a day has; of anything else 0."""
+        return {"time-millis": 86_400_000, "time-micros": 86_400_000_000}.get(self.name, 0)
+
+    @property
+    def per_second(self) -> int:
+        """Of a timestamp: how many units a second has; of anything else 0."""
+        return self.rate if self.name.startswith(("timestamp-", "local-timestamp-")) else 0
+
+    @property
+    def rate(self) -> int:
+        """Of a timestamp or a time of day: how many units a second has; of anything else 0."""
+        return _PER_SECOND.get(self.name.rpartition("-")[2], 0)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """null, boolean, int, long, float, double, bytes or string.
+
+    :param logical: what makes it another type of column.
+    :param counts: what a number counts that stays a number: two versions may count by different units.
+    """
+
+    kind: str
+    logical: Logical | None = None
+    counts: Logical | None = None
+
+    def __str__(self) -> str:
+        return _described(self.kind, self.meaning)
+
+    @property
+    def meaning(self) -> Logical | None:
+        """What is said of its values, whatever the column is."""
+        return self.logical or self.counts
+
+
+@dataclass(frozen=True)
+class Fixed:
+    name: str
+    size: int
+    aliases: tuple[str, ...] = ()
+    logical: Logical | None = None
+    kind: str = "fixed"
+
+    def __str__(self) -> str:
+        return _described(f"fixed({self.size})", self.logical)
+
+
+@dataclass(frozen=True)
+class Enum:
+    name: str
+    symbols: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    default: str | None = None
+    kind: str = "enum"
+
+    def __str__(self) -> str:
+        return f"enum {self.name}"
+
+
+@dataclass(frozen=True)
+class ArrayOf:
+    items: Schema
+    kind: str = "array"
+
+    def __str__(self) -> str:
+        return f"array of {self.items}"
+
+
+@dataclass(frozen=True)
+class MapOf:
+    values: Schema
+    kind: str = "map"
+
+    def __str__(self) -> str:
+        return f"map of {self.values}"
+
+
+@dataclass(frozen=True)
+class Union:
+    branches: tuple[Schema, ...]
+    kind: str = "union"
+
+    def __str__(self) -> str:
+        return f"[{', '.join(map(str, self.branches))}]"
+
+    @property
+    def present(self) -> tuple[Schema, ...]:
+        """All branches but null."""
+        return tuple(b for b in self.branches if b.kind != "null")
+
+    @property
+    def optional(self) -> bool:
+        """Whether it is a null and one other, the way Avro says that a field may be null."""
+        return len(self.branches) == 2 and len(self.present) == 1
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    type: Schema
+    aliases: tuple[str, ...] = ()
+    default: tuple[Any, ...] = ()
+    """The default in JSON, alone in a tuple; empty when there is none."""
+
+
+@dataclass(frozen=True)
+class Record:
+    name: str
+    fields: tuple[Field, ...]
+    aliases: tuple[str, ...] = ()
+    kind: str = "record"
+
+    def __str__(self) -> str:
+        return f"record {self.name}"
+
+
+Schema: TypeAlias = Leaf | Fixed | Enum | ArrayOf | MapOf | Union | Record
+
+_LEAVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+_LOGICAL_OF = {
+    **dict.fromkeys(("date", "time-millis"), ("int",)),
+    **dict.fromkeys(("time-micros", "timestamp-millis", "timestamp-micros"), ("long",)),
+    **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros"), ("long",)),
+    "uuid": ("string", "fixed"),
+    "decimal": ("bytes", "fixed"),
+}
+_DEBEZIUM = "io.debezium.time."
+_CONNECT_NAMES = {
+    f"{_DEBEZIUM}Date": "date",
+    f"{_DEBEZIUM}Timestamp": "local-timestamp-millis",
+    f"{_DEBEZIUM}MicroTimestamp": "local-timestamp-micros",
+}
+"""What Debezium says by the names of Connect's schemas, which Connect's converter keeps as ``connect.name``."""
+_COUNTS_OF = {
+    **{name: ("long", name) for name in ("timestamp-nanos", "local-timestamp-nanos")},
+    f"{_DEBEZIUM}NanoTimestamp": ("long", "local-timestamp-nanos"),
+    f"{_DEBEZIUM}Time": ("int", "time-millis"),
+    f"{_DEBEZIUM}MicroTime": ("long", "time-micros"),
+    f"{_DEBEZIUM}NanoTime": ("long", "time-nanos"),
+}
+"""By logical type or ``connect.name``: on which type it stands, and what its numbers count."""
+_PER_SECOND = {"millis": 1000, "micros": 1_000_000, "nanos": 1_000_000_000}
+_MAX_NESTING = 60
+
+
+def _described(kind: str, logical: Logical | None) -> str:
+    if logical is None:
+        return kind
+    return f"decimal({logical.precision},{logical.scale})" if logical.name == "decimal" else logical.name
+
+
+# --- from JSON -----------------------------------------------------------------------------------------------------------
+
+
+def parse(text: str, what: str = "the option `schema`", references: Sequence[str] = ()) -> Schema:
+    """Read a schema.
+
+    :param text: its JSON; the name of a primitive type may stand without quotes.
+    :param what: which schema it is, for messages.
+    :param references: texts of schemas whose names it uses, each after those that it uses itself.
+    :raises AvroSchemaInvalid: it is no JSON or no Avro schema, or a record holds itself.
+    """
+    parser = _Parser(what)
+    for reference in references:
+        parser.schema(parser.json(reference), "", 0)
+    return parser.schema(parser.json(text), "", 0)
+
+
+class _Parser:
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.named: dict[str, Schema | None] = {}
+
+    def fail(self, detail: str, action: str = "") -> AvroSchemaInvalid:
+        return AvroSchemaInvalid(self.what, detail, action)
+
+    def json(self, text: Any) -> Any:
+        if not isinstance(text, str):
+            raise self.fail(f"found a {type(text).__name__}; expected its JSON text")
+        if text.strip() in _LEAVES:
+            return text.strip()
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as e:
+            raise self.fail(f"it is no JSON: {e}") from None
+
+    def schema(self, value: Any, namespace: str, depth: int) -> Schema:
+        if depth > _MAX_NESTING:
+            raise self.fail(f"types are nested more than {_MAX_NESTING} deep")
+        if isinstance(value, str):
+            return Leaf(value) if value in _LEAVES else self._of_name(value, namespace)
+        if isinstance(value, list):
+            return self._union(value, namespace, depth)
+        if not isinstance(value, dict) or "type" not in value:
+            raise self.fail(f"found {json.dumps(value)[:80]}; expected a type")
+        kind = value["type"]
+        if kind in ("record", "error", "enum", "fixed"):
+            return self._named(value, namespace, depth)
+        if kind == "array":
+            return ArrayOf(self.schema(value.get("items"), namespace, depth + 1))
+        if kind == "map":
+            return MapOf(self.schema(value.get("values"), namespace, depth + 1))
+        if kind in _LEAVES:
+            logical = self._logical(value, kind)
+            on, counts = _COUNTS_OF.get(str(value.get("logicalType", value.get("connect.name"))), ("", ""))
+            return Leaf(kind, logical, Logical(counts) if on == kind and logical is None else None)
+        return self.schema(kind, namespace, depth + 1)
+
+    def _of_name(self, name: str, namespace: str) -> Schema:
+        for full in (name,) if "." in name or not namespace else (f"{namespace}.{name}", name):
+            if full in self.named:
+                found = self.named[full]
+                if found is None:
+                    raise self.fail(
+                        f"record `{full}` holds itself, and columns cannot", "Read the records with Raw, or with another schema"
+                    )
+                return found
+        raise self.fail(f"the type `{name}` is not defined in it")
+
+    def _union(self, value: list[Any], namespace: str, depth: int) -> Schema:
+        branches = tuple(self.schema(v, namespace, depth + 1) for v in value)
+        names = [getattr(b, "name", b.kind) for b in branches]
+        if not branches or any(isinstance(b, Union) for b in branches) or len(set(names)) != len(names):
+            raise self.fail(f"the union {json.dumps(value)[:80]} is empty, holds a union, or holds a type twice")
+        return Union(branches)
+
+    def _named(self, value: Mapping[str, Any], outer: str, depth: int) -> Schema:
+        name = value.get("name")
+        if not isinstance(name, str) or not name:
+            raise self.fail(f"a {value['type']} has no name")
+        namespace = name.rpartition(".")[0] if "." in name else value.get("namespace", outer) or ""
+        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        if full in self.named:
+            raise self.fail(f"`{full}` is defined twice")
+        aliases = tuple(a if "." in a or not namespace else f"{namespace}.{a}" for a in self._aliases(value, full))
+        if value["type"] == "fixed":
+            size = value.get("size")
+            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+                raise self.fail(f"fixed `{full}` has the size {size!r}; expected a number of bytes")
+            schema: Schema = Fixed(full, size, aliases, self._logical(value, "fixed", size))
+        elif value["type"] == "enum":
+            schema = self._enum(full, aliases, value)
+        else:
+            self.named[full] = None
+            schema = self._record(full, aliases, value, namespace, depth)
+        self.named[full] = schema
+        return schema
+
+    def _enum(self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any]) -> Enum:
+        symbols, default = value.get("symbols"), value.get("default")
+        if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols) or len(set(symbols)) != len(symbols):
+            raise self.fail(f"enum `{full}` has no symbols, or one twice")
+        if default is not None and default not in symbols:
+            raise self.fail(f"the default of enum `{full}` is not one of its symbols")
+        return Enum(full, tuple(symbols), aliases, default)
+
+    def _record(self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any], namespace: str, depth: int) -> Record:
+        fields: list[Field] = []
+        for f in value.get("fields") or ():
+            if not isinstance(f, dict) or not isinstance(f.get("name"), str) or "type" not in f:
+                raise self.fail(f"a field of `{full}` has no name or no type")
+            default = (f["default"],) if "default" in f else ()
+            aliases_of_field = self._aliases(f, f"{full}.{f['name']}")
+            fields.append(Field(f["name"], self.schema(f["type"], namespace, depth + 1), aliases_of_field, default))
+        if len({f.name for f in fields}) != len(fields):
+            raise self.fail(f"record `{full}` has a field twice")
+        return Record(full, tuple(fields), aliases)
+
+    def _aliases(self, value: Mapping[str, Any], of: str) -> tuple[str, ...]:
+        found = value.get("aliases") or []
+        if not isinstance(found, list) or not all(isinstance(a, str) for a in found):
+            raise self.fail(f"the aliases of `{of}` are {json.dumps(found)[:80]}; expected a list of names")
+        return tuple(found)
+
+    def _logical(self, value: Mapping[str, Any], kind: str, size: int = 0) -> Logical | None:
+        name = value.get("logicalType", _CONNECT_NAMES.get(str(value.get("connect.name"))))
+        if not isinstance(name, str) or kind not in _LOGICAL_OF.get(name, ()):
+            return None
+        if name == "uuid" and kind == "fixed" and size != 16:
+            return None
+        if name != "decimal":
+            return Logical(name)
+        precision, scale = value.get("precision"), value.get("scale", 0)
+        if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision or precision < 1:
+            return None
+        if kind == "fixed" and 10**precision > 1 << (8 * size - 1):
+            return None
+        return Logical(name, precision, scale)
+
+
+# --- as columns ----------------------------------------------------------------------------------------------------------
+
+TOP = "airflow_kafka_spark.Value"
+
+
+def as_record(schema: Schema, column: str) -> Record:
+    """A schema whose fields are the columns: itself, or a record of one field, which has the same bytes."""
+    return schema if isinstance(schema, Record) else Record(TOP, (Field(column, schema),))
+
+
+def columns_of(schema: Record, what: str = "the option `schema`") -> tuple[types.Column, ...]:
+    """The columns of a record.
+
+    :raises AvroSchemaInvalid: something in it has no column type.
+    """
+    return _fields(schema, what, "")
+
+
+def _fields(schema: Record, what: str, path: str) -> tuple[types.Column, ...]:
+    columns: list[types.Column] = []
+    seen: dict[str, str] = {}
+    for f in schema.fields:
+        here = f"{path}.{f.name}" if path else f.name
+        other = seen.setdefault(f.name.casefold(), f.name)
+        if other != f.name:
+            raise AvroSchemaInvalid(
+                what, f"fields `{other}` and `{here}` differ only by case, and names that do are one to Spark"
+            )
+        columns.append(types.Column(f.name, *_column_type(f.type, what, here)))
+    if not columns:
+        raise AvroSchemaInvalid(what, f"{f'the record of `{path}`' if path else 'the record'} has no fields")
+    return tuple(columns)
+
+
+_PLAIN = {"boolean": "boolean", "int": "int", "long": "bigint", "float": "float", "double": "double", "bytes": "binary"}
+
+
+def _column_type(schema: Schema, what: str, path: str) -> tuple[types.DataType, bool]:
+    """The type, and whether there may be nulls."""
+    if isinstance(schema, Union):
+        return _union_type(schema, what, path)
+    if isinstance(schema, Record):
+        return types.Struct(_fields(schema, what, path)), False
+    if isinstance(schema, ArrayOf):
+        return types.Array(*_column_type(schema.items, what, f"{path}[]")), False
+    if isinstance(schema, MapOf):
+        return types.Map(types.Text(), *_column_type(schema.values, what, f"{path}[]")), False
+    if isinstance(schema, Enum) or (schema.logical and schema.logical.name == "uuid"):
+        return types.Text(), False
+    return _scalar_type(schema, what, path), False
+
+
+def _scalar_type(schema: Leaf | Fixed, what: str, path: str) -> types.DataType:
+    if schema.kind == "null" or (isinstance(schema, Fixed) and not schema.size):
+        raise AvroSchemaInvalid(
+            what, f"`{path}` is always {'null' if schema.kind == 'null' else 'empty'}, which has no column type"
+        )
+    if schema.logical is None:
+        return types.Text() if schema.kind == "string" else types.Primitive(_PLAIN.get(schema.kind, "binary"))
+    name = schema.logical.name
+    if name == "decimal":
+        if schema.logical.precision > 38:
+            action = "To read it, give its JSON with at most 38 digits there as `reader_schema`"
+            raise AvroSchemaInvalid(what, f"`{path}` is {schema}, and columns have at most 38 digits", action)
+        return types.Decimal(schema.logical.precision, schema.logical.scale)
+    if name.startswith("time-"):
+        return types.Primitive(_PLAIN[schema.kind])
+    return types.Primitive("date" if name == "date" else "timestamp_ntz" if name.startswith("local-") else "timestamp")
+
+
+def merged(schema: Union) -> str:
+    """``long`` or ``double`` where a union is of plain int and long, or float and double, which are one column; else nothing."""
+    kinds = {b.kind for b in schema.present if getattr(b, "logical", None) is None}
+    if len(schema.present) != 2 or len(kinds) != 2:
+        return ""
+    return "long" if kinds == {"int", "long"} else "double" if kinds == {"float", "double"} else ""
+
+
+def _union_type(schema: Union, what: str, path: str) -> tuple[types.DataType, bool]:
+    nullable = len(schema.present) < len(schema.branches)
+    if not schema.present:
+        raise AvroSchemaInvalid(what, f"`{path}` is always null, which has no column type")
+    if len(schema.present) == 1:
+        return _column_type(schema.present[0], what, path)[0], nullable
+    if kind := merged(schema):
+        return types.Primitive(_PLAIN[kind]), nullable
+    members = [_column_type(b, what, f"{path}.member{i}")[0] for i, b in enumerate(schema.present)]
+    return types.Struct(tuple(types.Column(f"member{i}", m) for i, m in enumerate(members))), nullable

@@ -1,0 +1,225 @@
+"""JSON Schema (draft-07 and 2020-12) read as columns.
+
+What a schema says about types, names and nulls is kept. What it says about values (``minimum``, ``pattern``, the members of an
+``enum``, ...) is not checked, as a column's type does not; what would make the type of a column depend on the record is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from airflow_kafka_spark.errors import SchemaInvalid
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Primitive, Struct, Text
+
+_MAX_NESTING = 50
+_NOTES = {
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "nullable", "$comment", "$id", "id"),
+    *("$schema", "$anchor", "$vocabulary", "definitions", "$defs", "contentMediaType", "contentSchema"),
+}
+_UNCHECKED = {
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern"),
+    *("minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains", "minProperties", "maxProperties"),
+    *("propertyNames", "dependentRequired"),
+}
+_READ = {
+    *("type", "properties", "required", "additionalProperties", "unevaluatedProperties", "items", "format", "enum", "const"),
+    *("$ref", "anyOf", "oneOf", "allOf", "contentEncoding"),
+}
+_REFUSED = {
+    *("not", "if", "then", "else", "patternProperties", "prefixItems", "additionalItems", "unevaluatedItems"),
+    *("dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
+}
+_KNOWN = _NOTES | _UNCHECKED | _READ | _REFUSED
+_FORMATS: Mapping[str, DataType] = {"date": Primitive("date"), "date-time": Primitive("timestamp")}
+_PLAIN: Mapping[str, DataType] = {"integer": Primitive("bigint"), "number": Primitive("double"), "boolean": Primitive("boolean")}
+
+
+def parse_json_schema(text: str) -> Mapping[str, Any]:
+    """A JSON Schema's document.
+
+    :raises SchemaInvalid: the text is not a JSON object.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as e:
+        position = getattr(e, "pos", 0)
+        raise SchemaInvalid(text, position, f"no JSON ({getattr(e, 'msg', e)})", "a JSON Schema") from None
+    if not isinstance(found, dict):
+        raise SchemaInvalid(text, 0, f"a {type(found).__name__}", "a JSON Schema, which is an object")
+    return found
+
+
+def columns_of_json_schema(schema: Mapping[str, Any]) -> tuple[Column, ...]:
+    """The columns of the objects that a JSON Schema describes: its ``properties``, in order.
+
+    ======================================================  =======================================================
+    schema                                                  column
+    ======================================================  =======================================================
+    ``integer``, ``number``, ``boolean``                    bigint, double, boolean
+    ``string``                                              string; of format ``date`` date, ``date-time``
+                                                            timestamp; of ``contentEncoding: base64`` binary
+    ``enum``, ``const`` without a type                      that of its members, which is one
+    ``object`` with ``properties``                          struct
+    ``object`` with ``additionalProperties: {schema}``      map<string, that>
+    ``array`` with ``items``                                array<that>
+    ``["string", "null"]``, ``anyOf`` with ``null``,        nullable
+    ``nullable: true``, or not in ``required``
+    ``$ref`` to ``#/...``, ``allOf`` of one                 what stands there
+    ======================================================  =======================================================
+
+    :raises SchemaInvalid: naming the place in the schema, what was found there and what was expected.
+    """
+    reader = _Reader(schema)
+    found, nullable = reader.read(schema, "#", ())
+    if not isinstance(found, Struct):
+        raise _wrong("#", f"a schema of {found}", "an object with `properties`")
+    return found.fields
+
+
+def _wrong(path: str, found: str, expected: str) -> SchemaInvalid:
+    return SchemaInvalid("", 0, f"{found} at `{path}`,", expected)
+
+
+class _Reader:
+    """Goes through a document."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+
+    def read(self, schema: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
+        """The type a schema describes, and whether null is one of its values.
+
+        :param path: where it stands.
+        :param within: the references it was reached by.
+        """
+        if not isinstance(schema, Mapping):
+            what = "a schema that allows anything" if schema is True else f"{schema!r}"
+            raise _wrong(path, what, "a schema with a type")
+        if path.count("/") > 2 * _MAX_NESTING or len(within) > _MAX_NESTING:
+            raise _wrong(path[:60], "a schema", f"types nested at most {_MAX_NESTING} deep")
+        _check_keywords(schema, path)
+        nullable = schema.get("nullable") is True
+        for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
+            if keyword in schema:
+                # Words of others say nothing of types here: Connect's `connect.index`, beside each `oneOf` with null.
+                beside = sorted(_READ & set(schema) - {keyword, "type" if keyword != "$ref" else ""})
+                if beside:
+                    raise _wrong(path, f"`{keyword}` beside `{beside[0]}`", f"`{keyword}` alone")
+                found, may_be_null = getattr(self, f"_{keyword.lstrip('$')}")(schema[keyword], path, within)
+                return found, nullable or may_be_null
+        kind, may_be_null = _type_of(schema, path)
+        return self._typed(kind, schema, path, within), nullable or may_be_null
+
+    def _ref(self, target: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
+        if not isinstance(target, str) or not target.startswith("#") or (target != "#" and not target.startswith("#/")):
+            raise _wrong(path, f"`$ref` to {target!r}", "a reference within the document, as `#/$defs/name`")
+        if target in within or target == "#":
+            raise _wrong(path, f"`$ref` to `{target}`, which it is part of,", "types that end")
+        found: Any = self.document
+        for step in target.split("/")[1:]:
+            step = unquote(step).replace("~1", "/").replace("~0", "~")
+            number = step.isdecimal() and step.isascii() and len(step) < 10
+            if isinstance(found, Sequence) and not isinstance(found, str) and number and int(step) < len(found):
+                found = found[int(step)]
+            elif isinstance(found, Mapping) and step in found:
+                found = found[step]
+            else:
+                raise _wrong(path, f"`$ref` to `{target}`, which is not there,", "a reference within the document")
+        return self.read(found, target, (*within, target))
+
+    def _allOf(self, schemas: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
+        if not isinstance(schemas, Sequence) or len(schemas) != 1:
+            raise _wrong(path, "`allOf` of several schemas", "one of them, which has all")
+        return self.read(schemas[0], f"{path}/allOf/0", within)
+
+    def _anyOf(self, schemas: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
+        branches = list(enumerate(schemas)) if isinstance(schemas, Sequence) and not isinstance(schemas, str) else []
+        typed = [(n, s) for n, s in branches if not (isinstance(s, Mapping) and s.get("type") == "null")]
+        if len(typed) != 1:
+            raise _wrong(path, "a choice between several types", "one type, and perhaps null")
+        ((n, schema),) = typed
+        found, nullable = self.read(schema, f"{path}/anyOf/{n}", within)
+        return found, nullable or len(branches) > 1
+
+    _oneOf = _anyOf
+
+    def _typed(self, kind: str, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
+        if kind == "object":
+            return self._object(schema, path, within)
+        if kind == "array":
+            if not isinstance(schema.get("items"), Mapping):
+                raise _wrong(path, "an array without one schema for its items", "`items`: what each of them is")
+            element, nullable = self.read(schema["items"], f"{path}/items", within)
+            return Array(element, nullable)
+        if kind in _PLAIN:
+            return _PLAIN[kind]
+        if schema.get("contentEncoding") == "base64":
+            return Primitive("binary")
+        if "contentEncoding" in schema:
+            raise _wrong(path, f"contentEncoding {schema['contentEncoding']!r}", "base64")
+        return _FORMATS.get(str(schema.get("format")), Text())
+
+    def _object(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
+        properties, others = schema.get("properties"), schema.get("additionalProperties")
+        if not properties and isinstance(others, Mapping) and others:
+            value, nullable = self.read(others, f"{path}/additionalProperties", within)
+            return Map(Text(), value, nullable)
+        if not isinstance(properties, Mapping) or not properties:
+            raise _wrong(path, "an object without `properties`", "its fields, or one schema for all as `additionalProperties`")
+        required = schema.get("required") or ()
+        if isinstance(required, str) or not isinstance(required, Sequence) or not all(isinstance(n, str) for n in required):
+            raise _wrong(path, f"required: {required!r}", "a list of names, beside `properties`")
+        unknown = [name for name in required if name not in properties]
+        if unknown:
+            raise _wrong(path, f"`{unknown[0]}` as required", "names of its `properties`")
+        fields, seen = [], dict[str, str]()
+        for name, of_field in properties.items():
+            here = f"{path}/properties/{name}"
+            if not isinstance(name, str):
+                raise _wrong(here, f"the name {name!r}", "a text, as JSON's names are")
+            other = seen.setdefault(name.casefold(), name)
+            if not name or other != name:
+                raise _wrong(here, f"a name like `{other}`" if name else "no name", "names that differ by more than case")
+            data_type, nullable = self.read(of_field, here, within)
+            comment = of_field.get("description", "") if isinstance(of_field, Mapping) else ""
+            fields.append(Column(name, data_type, nullable or name not in required, str(comment)))
+        return Struct(tuple(fields))
+
+
+def _check_keywords(schema: Mapping[str, Any], path: str) -> None:
+    for keyword in schema:
+        if keyword in _REFUSED:
+            raise _wrong(path, f"`{keyword}`", "a schema whose types do not depend on the record")
+        near = [] if keyword in _KNOWN else difflib.get_close_matches(str(keyword), _KNOWN, n=1, cutoff=0.85)
+        if near:
+            raise _wrong(path, f"`{keyword}`", f"`{near[0]}`, perhaps")
+
+
+def _type_of(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
+    """Its one type beside null, and whether null is there, too."""
+    given = schema.get("type")
+    kinds = [given] if isinstance(given, str) else list(given) if isinstance(given, Sequence) else []
+    members = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else None
+    if not kinds and members is not None:
+        names: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+        kinds = sorted({names.get(type(m), "object") for m in members})
+    if not kinds and "properties" in schema:
+        kinds = ["object"]
+    if not kinds and "items" in schema:
+        kinds = ["array"]
+    if not all(isinstance(k, str) for k in kinds):
+        raise _wrong(path, f"the type {given!r}", "names of types")
+    rest = [k for k in kinds if k != "null"]
+    if sorted(rest) == ["integer", "number"]:
+        rest = ["number"]
+    if len(rest) != 1:
+        found = "a choice between several types" if rest else "null alone" if kinds else "a schema that allows anything"
+        raise _wrong(path, found, "one type, and perhaps null")
+    if rest[0] not in ("string", "object", "array", *_PLAIN):
+        raise _wrong(path, f"the type {rest[0]!r}", "string, integer, number, boolean, object, array or null")
+    nullable = "null" in kinds and (members is None or None in members)
+    return rest[0], nullable

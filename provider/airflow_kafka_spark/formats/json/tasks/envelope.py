@@ -1,0 +1,292 @@
+"""Decodes and encodes Connect's envelopes inside a Spark task.
+
+Records of one schema begin with the same bytes, up to where the payload begins: ``{"schema":{...},"payload":``. Where a record
+begins like one before it and ends in ``}``, what is between is its payload if it is one JSON document, which the payload's
+decoder makes sure of; so the schema is read once, not with every record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Kind
+from airflow_kafka_spark.formats.json.envelope_schema import Precision, carried_columns, is_optional
+from airflow_kafka_spark.formats.json.logical_types import plain_columns
+from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
+from airflow_kafka_spark.formats.json.tasks.encode import JsonEncoder
+from airflow_kafka_spark.formats.json.tasks.envelope_defaults import Filling, Number, filled, fillings
+from airflow_kafka_spark.formats.tasks.batch_decoder import FEW_RECORDS
+from airflow_kafka_spark.formats.text import (
+    MAX_NESTING,
+    BadValue,
+    after_space,
+    found_at,
+    next_item,
+    read_key,
+    skip_space,
+    skip_value,
+    too_deep,
+)
+from airflow_kafka_spark.formats.types import Column, arrow_schema, arrow_type
+
+_SCHEMAS = 64
+"""Of so many schemas at once it is remembered what they mean."""
+
+
+@dataclass
+class _Plan:
+    """What a schema means.
+
+    :param decoder: of its payloads; None when they do not fit the columns.
+    :param wrong: why.
+    :param optional: whether a payload may be null.
+    :param fillings: what stands in for nulls of the columns.
+    """
+
+    decoder: JsonDecoder | None
+    wrong: str = ""
+    optional: bool = True
+    fillings: tuple[Filling | None, ...] = ()
+
+
+@dataclass
+class _Group:
+    """The records of one schema in a batch: where they are, and their payloads."""
+
+    plan: _Plan
+    places: list[int] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+
+
+class EnvelopeDecoder(Decoder):
+    """See :class:`airflow_kafka_spark.formats.json.envelope.JsonEnvelope`.
+
+    :param columns: what is wanted of the payloads.
+    :param few: see :class:`.JsonDecoder`.
+    :param defaults: whether those of a record's schema stand in for nulls.
+    """
+
+    def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, defaults: bool = False) -> None:
+        self._columns, self._few, self._defaults = tuple(columns), few, defaults
+        self._schema = arrow_schema(self._columns)
+        self._plans: dict[str, _Plan] = {}
+        self._prefixes: dict[bytes, _Plan] = {}
+        self._prefix: bytes | None = None
+
+    def __reduce__(self) -> tuple[type[EnvelopeDecoder], tuple[tuple[Column, ...], int, bool]]:
+        return type(self), (self._columns, self._few, self._defaults)
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """Decode many values at once; see :class:`.JsonEnvelope` for what they mean."""
+        return self._decode(values, by_reference=False)
+
+    def decode_by_reference(self, values: Sequence[bytes | None]) -> Decoded:
+        """The same, each record taken apart and read by itself: what :meth:`decode` has to equal."""
+        return self._decode(values, by_reference=True)
+
+    def _decode(self, values: Sequence[bytes | None], by_reference: bool) -> Decoded:
+        groups: dict[int, _Group] = {}
+        bad: dict[int, str] = {}
+        nulls: list[int] = []
+        for at, value in enumerate(values):
+            if value is None:
+                continue
+            try:
+                plan, payload = self._payload(value, by_reference)
+                if len(payload) < 99 and payload.strip(b" \t\r\n") == b"null":
+                    _check_null(plan)
+                    nulls.append(at)
+                    continue
+                if plan.decoder is None:
+                    raise BadValue(plan.wrong)
+            except BadValue as e:
+                bad[at] = e.reason
+                continue
+            group = groups.get(id(plan)) or groups.setdefault(id(plan), _Group(plan))
+            group.places.append(at)
+            group.payloads.append(payload)
+        batch = self._rows(groups.values(), values, bad, by_reference)
+        deleted = None
+        if nulls:
+            gone = set(nulls)
+            deleted = pa.array([at in gone for at in range(len(values))], pa.bool_())
+        return Decoded(batch, tuple(sorted(bad.items())), deleted)
+
+    def _rows(self, groups: Any, values: Sequence[bytes | None], bad: dict[int, str], by_reference: bool) -> pa.RecordBatch:
+        """All rows in their order; what is wrong with some goes to ``bad``."""
+        batches: list[pa.RecordBatch] = []
+        rows: list[int | None] = [None] * len(values)
+        taken = 0
+        for group in groups:
+            decoder = group.plan.decoder
+            decoded = decoder.decode_by_reference(group.payloads) if by_reference else decoder.decode(group.payloads)
+            for n, reason in decoded.bad:
+                bad[group.places[n]] = _reason(values[group.places[n]], reason)
+            rows_of = self._filled(decoded.batch, group.plan)
+            if len(group.places) == len(values):
+                return rows_of
+            batches.append(rows_of)
+            for n, at in enumerate(group.places, taken):
+                rows[at] = n
+            taken += len(group.places)
+        order = pa.array(rows, pa.int64())
+        columns = []
+        for index, f in enumerate(self._schema):
+            column = pa.concat_arrays([b.column(index) for b in batches]) if batches else pa.array([], f.type)
+            columns.append(column.take(order))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _filled(self, batch: pa.RecordBatch, plan: _Plan) -> pa.RecordBatch:
+        if not any(plan.fillings):
+            return batch
+        columns = zip(plan.fillings, batch.columns, self._schema, strict=True)
+        return pa.RecordBatch.from_arrays([filled(found, array, f.type) for found, array, f in columns], schema=self._schema)
+
+    def _payload(self, value: bytes, by_reference: bool) -> tuple[_Plan, bytes]:
+        """What a record's schema means, and its payload."""
+        prefix = self._prefix
+        if not by_reference and prefix is not None and value.endswith(b"}"):
+            if value.startswith(prefix):
+                return self._prefixes[prefix], value[len(prefix) : -1]
+            for prefix, plan in self._prefixes.items():
+                if value.startswith(prefix):
+                    self._prefix = prefix
+                    return plan, value[len(prefix) : -1]
+        schema, payload, before = take_apart(value)
+        plan = self._plans.get(schema) or self._remember(schema)
+        if before is not None:
+            if len(self._prefixes) >= _SCHEMAS:
+                self._forget_prefixes()
+            self._prefixes[before], self._prefix = plan, before
+        return plan, payload
+
+    def _forget_prefixes(self) -> None:
+        self._prefixes.clear()
+        self._prefix = None
+
+    def _remember(self, schema: str) -> _Plan:
+        if len(self._plans) >= _SCHEMAS:
+            self._plans.clear()
+            self._forget_prefixes()
+        self._plans[schema] = plan = self._plan(schema)
+        return plan
+
+    def _plan(self, text: str) -> _Plan:
+        try:
+            schema = json.loads(text, parse_int=Number, parse_float=Number)
+        except ValueError as e:
+            return _Plan(None, f"its schema cannot be read: {e}")
+        try:
+            carried = carried_columns(self._columns, schema)
+            found: tuple[Filling | None, ...] = ()
+            if self._defaults:
+                carried, found = fillings(carried, schema)
+        except BadValue as e:
+            return _Plan(None, e.reason, is_optional(schema))
+        columns = plain_columns(carried) if any(found) else self._columns
+        return _Plan(JsonDecoder(columns, self._few, carried), optional=is_optional(schema), fillings=found)
+
+
+def _check_null(plan: _Plan) -> None:
+    if not plan.optional:
+        raise BadValue("its payload is null, and its schema is not optional")
+
+
+def _reason(value: bytes | None, reason: str) -> str:
+    """Why a record is bad: what is wrong with its envelope comes first."""
+    try:
+        take_apart(value or b"")
+    except BadValue as e:
+        return e.reason
+    return reason
+
+
+def take_apart(value: bytes) -> tuple[str, bytes, bytes | None]:
+    """The texts of a record's schema and of its payload; and how it begins, where all between that and a ``}`` is the payload.
+
+    :raises BadValue: it is not one object with these two.
+    """
+    try:
+        text = value.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise BadValue(f"not UTF-8: byte 0x{value[e.start]:02x} at position {e.start}") from None
+    if too_deep(value):
+        raise BadValue(f"objects and arrays nested more than {MAX_NESTING} deep")
+    i = skip_space(text).end()  # type: ignore[union-attr]
+    if not text.startswith("{", i):
+        raise BadValue(f"expected an object with `schema` and `payload`, found {found_at(text, i)}")
+    found: dict[str, tuple[int, int]] = {}
+    try:
+        i = after_space(text, i + 1)
+        while text[i] != "}":
+            name, start = read_key(text, i)
+            if name not in ("schema", "payload") or name in found:
+                what = "twice" if name in found else "beside `schema` and `payload`"
+                raise BadValue(f"found {ascii(name)[:60]} {what}, expected an object with these two")
+            end = skip_value(text, start)
+            found[name] = (start, end)
+            i = next_item(text, end, "}")
+    except IndexError:
+        raise BadValue(f"not JSON: it ends too early, after {len(text)} characters") from None
+    rest = skip_space(text, i + 1).end()  # type: ignore[union-attr]
+    if rest != len(text):
+        raise BadValue(f"expected one JSON object, found {found_at(text, rest)} after it, at character {rest + 1}")
+    if len(found) < 2:
+        missing = "payload" if "schema" in found else "schema"
+        raise BadValue(f"`{missing}` is missing, expected an object with `schema` and `payload`")
+    start, end = found["payload"]
+    in_order = found["schema"] < found["payload"] and text.endswith("}")
+    before = text[:start].encode() if in_order else None
+    return text[slice(*found["schema"])], text[start:end].encode(), before
+
+
+# --- writing --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EnvelopeEncoder(Encoder):
+    """One envelope per row, as :meth:`~airflow_kafka_spark.formats.JsonEnvelope.encode` has it.
+
+    :param before: what stands before the payload.
+    :param columns: the columns in order: each declared column, and what the rows hold of it.
+    :param precision: what timestamps are counted in.
+    """
+
+    before: str
+    columns: tuple[tuple[Column, Kind], ...]
+    precision: Precision
+
+    def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
+        """The rows' envelopes."""
+        kinds: list[tuple[str, Kind]] = []
+        arrays: dict[str, pa.Array] = {}
+        for column, kind in self.columns:
+            array = rows[column.name]
+            if array.null_count and not column.nullable:
+                raise ValueError(f"Column `{column.name}` is null, and declared NOT NULL")
+            if kind in ("zoned", "local"):
+                array, kind = self._moments(column.name, array), "integer"
+            elif kind == "date":
+                array, kind = array.cast(pa.int32()), "integer"
+            elif kind == "integer":
+                array = array.cast(arrow_type(column.type))
+            kinds.append((column.name, kind))
+            arrays[column.name] = array
+        payload = JsonEncoder(tuple(kinds)).encode(arrays).cast(pa.string())
+        return pc.binary_join_element_wise(self.before, payload, "}", "").cast(pa.binary())
+
+    def _moments(self, name: str, array: pa.Array) -> pa.Array:
+        plain = array.cast(pa.int64())
+        if self.precision == "micros":
+            return plain
+        # Divided towards the past, as Spark does it; what does not come out even is refused.
+        whole = array.view(pa.timestamp("us")).cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+        if pc.any(pc.not_equal(pc.multiply(whole, 1000), plain)).as_py():
+            raise ValueError(f"Column `{name}` holds microseconds, which Connect's Timestamp has not")
+        return whole
