@@ -11,7 +11,7 @@ import pytest
 
 from airflow_kafka_spark.formats import Avro, JsonSchema, Protobuf
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.formats.tasks.readable import shown
+from airflow_kafka_spark.formats.tasks.text import shown
 from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER

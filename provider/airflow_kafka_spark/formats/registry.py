@@ -1,10 +1,10 @@
-"""What formats in Confluent's wire format share: subjects, the schemas of a registry, and which of them is written."""
+"""Confluent's wire format: a magic byte, the id of the schema in four bytes, big-endian, and then the value. Pure."""
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -12,14 +12,117 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, RegistryRefused, SchemaInvalid, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.base import Format, Part, as_struct
-from airflow_kafka_spark.formats.confluent import STRATEGIES, SubjectNameStrategy, header, span, subject_of
-from airflow_kafka_spark.formats.row_values import misfits
+from airflow_kafka_spark.formats.json.logical_types import plain
+from airflow_kafka_spark.formats.text import BadValue
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Struct, Text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder
     from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema, SchemaRegistryHook
+
+
+HEADER = 5
+_OTHERS = {
+    b"\xc3\x01": "it looks like Avro's single-object encoding",
+    b"Obj\x01": "it looks like an Avro file",
+    b"{": "it looks like JSON without a header",
+}
+"""What else begins so."""
+SubjectNameStrategy = Literal["TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy"]
+STRATEGIES = ("TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy")
+
+
+def header(schema_id: int) -> bytes:
+    """What stands before a value of this schema."""
+    return b"\0" + schema_id.to_bytes(4, "big")
+
+
+def schema_id(value: bytes) -> int:
+    """The id that a value names.
+
+    :raises BadValue: it has no such header.
+    """
+    if len(value) < HEADER:
+        raise BadValue(f"found {len(value)} bytes, expected at least {HEADER}: the magic byte 0x00 and the id of a schema")
+    if value[0]:
+        like = next((f"; {what}" for begin, what in _OTHERS.items() if value.startswith(begin)), "")
+        raise BadValue(f"found the first byte 0x{value[0]:02x}, expected the magic byte 0x00 of Confluent's wire format{like}")
+    return int.from_bytes(value[1:HEADER], "big")
+
+
+def subject_of(strategy: str, topic: str, part: str, record: str) -> str:
+    """The subject under which a strategy keeps the schemas of a topic's keys or values.
+
+    :param record: the full name of the record, which all strategies but the topic's use.
+    """
+    if strategy == "TopicNameStrategy":
+        return f"{topic}-{part}"
+    return record if strategy == "RecordNameStrategy" else f"{topic}-{record}"
+
+
+def span(numbers: Sequence[int]) -> str:
+    """Numbers for people: all of a few, the ends of many."""
+    ordered = sorted(numbers)
+    return ", ".join(map(str, ordered)) if len(ordered) <= 8 else f"{ordered[0]} to {ordered[-1]}"
+
+
+# --- row_values --------------------
+# Which columns a field of a schema takes, for formats that write row by row. Pure.
+
+
+INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+
+
+def misfits(columns: Sequence[Column], fields: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
+    """Why columns cannot be written as fields, with what to do about it. A value is never written as something else: what does
+    not fit by its type is told here, what does not fit by its value when its row is met.
+
+    :param columns: of the rows.
+    :param fields: of the schema.
+    """
+    known = {f.name: f for f in fields}
+    seen: set[str] = set()
+    for column in columns:
+        here = f"{path}{column.name}"
+        if column.name in seen:
+            yield f"column `{here}` is there twice", "Rename one of them"
+        elif column.name not in known:
+            yield f"the schema has no field for column `{here}`", "Leave the column out, or give the schema such a field"
+        else:
+            yield from _misfits(column.type, plain(known[column.name].type), here)
+        seen.add(column.name)
+
+
+def _misfits(found: DataType, wanted: DataType, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(found, Struct) and isinstance(wanted, Struct):
+        yield from misfits(found.fields, wanted.fields, f"{path}.")
+    elif isinstance(found, Array) and isinstance(wanted, Array):
+        yield from _misfits(found.element, wanted.element, f"{path}[]")
+    elif isinstance(found, Map) and isinstance(wanted, Map):
+        yield from _misfits(found.key, wanted.key, f"{path} (its keys)")
+        yield from _misfits(found.value, wanted.value, f"{path}[]")
+    elif not _taken(found, wanted):
+        yield f"column `{path}` is of type {found}, and its field takes {wanted}", "Cast the column, or change the schema"
+
+
+def _taken(found: DataType, wanted: DataType) -> bool:
+    if isinstance(found, Text):
+        return isinstance(wanted, Text)
+    if isinstance(wanted, Decimal):
+        if isinstance(found, Decimal):
+            return found.scale <= wanted.scale and found.precision - found.scale <= wanted.precision - wanted.scale
+        # Of a uint64: numbers below 0 are told with their rows.
+        return str(found) in INTEGERS and (wanted.precision - wanted.scale >= 19 or str(found) != "bigint")
+    if str(found) in INTEGERS:
+        return str(wanted) in INTEGERS or (str(wanted) == "double" and str(found) != "bigint")
+    return str(found) == str(wanted) or (str(found), str(wanted)) == ("float", "double")
+
+
+# --- registry --------------------
+# What formats in Confluent's wire format share: subjects, the schemas of a registry, and which of them is written.
+
 
 _Self = TypeVar("_Self", bound="Registered")
 log = logging.getLogger(__name__)

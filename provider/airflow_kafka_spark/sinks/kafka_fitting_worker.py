@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_kafka_spark.formats.base import StructEncoder
-from airflow_kafka_spark.formats.tasks.readable import shown
+from airflow_kafka_spark.formats.tasks.text import shown
 from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA, Envelope, Letters
 from airflow_kafka_spark.sinks.headers_worker import HEADERS
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import RowRejected, ValidationError
 from airflow_kafka_spark.formats import Avro
-from airflow_kafka_spark.formats.avro.derive import record_of
-from airflow_kafka_spark.formats.avro.schema import columns_of, parse
+from airflow_kafka_spark.formats.avro.schema import columns_of, parse, record_of
 from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
 from airflow_kafka_spark.formats.base import Encoded
 from airflow_kafka_spark.formats.types import arrow_schema, parse_ddl

@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import Debezium, JsonSchema
-from airflow_kafka_spark.formats.confluent import header
+from airflow_kafka_spark.formats.json.json_schema import bundled, fields_of
 from airflow_kafka_spark.formats.json.logical_types import plain_columns
 from airflow_kafka_spark.formats.json.registered import _as_written, _plain_fields
-from airflow_kafka_spark.formats.json.registered_schema import bundled, fields_of
 from airflow_kafka_spark.formats.json.tasks.registered import RegisteredJsonDecoder
-from airflow_kafka_spark.formats.registry import Document
+from airflow_kafka_spark.formats.registry import Document, header
 from airflow_kafka_spark.formats.types import parse_ddl
 from tests.formats.contract import CHECKS, Case
 

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import Protobuf
-from airflow_kafka_spark.formats.confluent import header
 from airflow_kafka_spark.formats.protobuf.schema import compiled, message_in, messages_of, misread, pool_of
 from airflow_kafka_spark.formats.protobuf.tasks.decode import ProtobufDecoder, message_indexes
 from airflow_kafka_spark.formats.protobuf.tasks.encode import header as indexed
-from airflow_kafka_spark.formats.registry import Document
+from airflow_kafka_spark.formats.registry import Document, header
 from airflow_kafka_spark.formats.types import parse_ddl
 from tests.formats.contract import CHECKS, Case
 

@@ -12,8 +12,8 @@ from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.avro.schema import Record, as_record, columns_of, parse
 from airflow_kafka_spark.formats.avro.settings import AvroSettings, parsed
 from airflow_kafka_spark.formats.base import Decoder, Format, Part, as_struct
-from airflow_kafka_spark.formats.confluent import STRATEGIES, span, subject_of
 from airflow_kafka_spark.formats.raw import column_problems
+from airflow_kafka_spark.formats.registry import STRATEGIES, span, subject_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

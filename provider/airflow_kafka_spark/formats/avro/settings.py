@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from airflow_kafka_spark.errors import AvroSchemaInvalid
 from airflow_kafka_spark.formats.avro.schema import Schema, parse
 from airflow_kafka_spark.formats.base import Part
-from airflow_kafka_spark.formats.confluent import SubjectNameStrategy
+from airflow_kafka_spark.formats.registry import SubjectNameStrategy
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema, SchemaRegistryHook

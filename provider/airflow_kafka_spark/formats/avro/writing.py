@@ -1,7 +1,7 @@
 """What Avro is written with: which schema, under which subject, and the id it has there. Runs on the driver.
 
 The schema is, in this order: the latest of the subject (``use_latest_version``); the one given as ``schema``; one that is made of
-the columns (:mod:`.avro.derive`). A key of one column is that column's bare type, as ``String`` writes it bare; everything else
+the columns (:mod:`.avro.schema`). A key of one column is that column's bare type, as ``String`` writes it bare; everything else
 is a record.
 
 What is known by the names of the columns is checked before Spark starts (:func:`problems`). Their types are known once Spark has
@@ -15,11 +15,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from airflow_kafka_spark.errors import AvroSchemaInvalid, KafkaSparkError, Problem, RegistryRefused, ValidationError
-from airflow_kafka_spark.formats.avro.derive import full_name, is_full_name, namespace_of, record_of, refused, type_of
-from airflow_kafka_spark.formats.avro.fit import differences, misfits, misfits_of_record
-from airflow_kafka_spark.formats.avro.schema import Record, Schema, columns_of, parse
+from airflow_kafka_spark.formats.avro.compatibility import differences, misfits, misfits_of_record
+from airflow_kafka_spark.formats.avro.schema import (
+    Record,
+    Schema,
+    columns_of,
+    full_name,
+    is_full_name,
+    namespace_of,
+    parse,
+    record_of,
+    refused,
+    type_of,
+)
 from airflow_kafka_spark.formats.avro.settings import AvroSettings, parsed
-from airflow_kafka_spark.formats.confluent import STRATEGIES, subject_of
+from airflow_kafka_spark.formats.registry import STRATEGIES, subject_of
 from airflow_kafka_spark.formats.types import Column, Struct
 
 log = logging.getLogger(__name__)

@@ -185,7 +185,7 @@ class Csv(Format):
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """For every kind of column, but for timestamps in a format of their own."""
-        from airflow_kafka_spark.formats.csv.tasks.decode import CsvEncoder
+        from airflow_kafka_spark.formats.csv.tasks.encode import CsvEncoder
 
         if not columns or (self.timestamp_format and any(kind == "zoned" for _, kind in columns)):
             return None

@@ -17,7 +17,7 @@ from airflow_kafka_spark.formats.types import Column, SparkSchema, columns_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.formats.json.registered_schema import Field
+    from airflow_kafka_spark.formats.json.json_schema import Field
     from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder
 
 
@@ -113,7 +113,7 @@ class JsonSchema(Registered):
 
         :raises KafkaSparkError: as :meth:`arrow_schema`.
         """
-        from airflow_kafka_spark.formats.json.registered_schema import bundled
+        from airflow_kafka_spark.formats.json.json_schema import bundled
         from airflow_kafka_spark.formats.json.tasks.registered import RegisteredJsonDecoder
 
         columns = _plain_fields(self._fields)
@@ -136,7 +136,7 @@ class JsonSchema(Registered):
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _made_of(self, columns: Sequence[Column]) -> str:
-        from airflow_kafka_spark.formats.json.registered_schema import schema_of
+        from airflow_kafka_spark.formats.json.json_schema import schema_of
 
         return schema_of(columns, self.title or self.part.capitalize())
 
@@ -147,20 +147,20 @@ class JsonSchema(Registered):
         return [f.name for f in fields if f.name not in columns and not getattr(f, "absent", True)]
 
     def _encoder(self, document: Document, columns: Sequence[str], prefix: bytes) -> RowEncoder:
-        from airflow_kafka_spark.formats.json.tasks.registered_encode import JsonSchemaEncoder
+        from airflow_kafka_spark.formats.json.tasks.registered import JsonSchemaEncoder
 
         return JsonSchemaEncoder(_fields_of(document), columns, prefix)
 
 
 def _fields_of(document: Document) -> tuple[Field, ...]:
-    from airflow_kafka_spark.formats.json.registered_schema import bundled, fields_of
+    from airflow_kafka_spark.formats.json.json_schema import bundled, fields_of
 
     return fields_of(bundled(document), document.name)
 
 
 def _as_written(columns: Sequence[Column], document: Document) -> tuple[Column, ...]:
     """Columns, with what carries their values in records of a schema; as they are, where that cannot be columns."""
-    from airflow_kafka_spark.formats.json.registered_schema import bundled, readable_fields
+    from airflow_kafka_spark.formats.json.json_schema import bundled, readable_fields
 
     try:
         return as_sent(columns, _plain_fields(readable_fields(bundled(document))))

@@ -172,7 +172,7 @@ class Protobuf(Registered):
         return problems
 
     def _made_of(self, columns: Sequence[Column]) -> str:
-        from airflow_kafka_spark.formats.protobuf.made import proto_of
+        from airflow_kafka_spark.formats.protobuf.schema import proto_of
 
         return proto_of(columns, self.message or self.part.capitalize())
 

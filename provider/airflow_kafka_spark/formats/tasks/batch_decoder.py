@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Decoded, Decoder
-from airflow_kafka_spark.formats.text import BadValue
+from airflow_kafka_spark.formats.text import MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 
 CHUNK_RECORDS = 2048
 CHUNK_BYTES = 32 << 20
@@ -200,3 +201,37 @@ class DividingDecoder(Decoder):
         columns = list(zip(*rows, strict=True)) or [()] * len(self._schema)
         arrays = [pa.array(values, f.type) for f, values in zip(self._schema, columns, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad
+
+
+def check_within(array: pa.Array, low: int, high: int) -> None:
+    """Raises unless all values, as their integers, lie in the range."""
+    kind = {32: pa.int32(), 64: pa.int64()}[array.type.bit_width]
+    ends = pc.min_max(array.view(kind))
+    smallest, largest = ends["min"].as_py(), ends["max"].as_py()
+    if smallest is not None and not low <= smallest <= largest <= high:
+        raise Doubt
+
+
+def check_length(length: int) -> Change:
+    def checked(array: pa.Array) -> pa.Array:
+        longest = pc.max(pc.utf8_length(array)).as_py()
+        if longest is not None and longest > length:
+            raise Doubt
+        return array
+
+    return checked
+
+
+def check_years(array: pa.Array) -> pa.Array:
+    check_within(array, MIN_MICRO, MAX_MICRO)
+    return array
+
+
+def timestamps_from_text(array: pa.Array) -> pa.Array:
+    return check_years(array.cast(pa.timestamp("us")))
+
+
+def dates_from_text(array: pa.Array) -> pa.Array:
+    dates = array.cast(pa.date32())
+    check_within(dates, MIN_DATE, 1 << 30)
+    return dates

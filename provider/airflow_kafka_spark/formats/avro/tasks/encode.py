@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from airflow_kafka_spark.formats.avro.schema import Record, Schema
-from airflow_kafka_spark.formats.avro.tasks.pieces import joined, pieces, record_pieces, spread
-from airflow_kafka_spark.formats.avro.tasks.row_encode import record_writer, writing
+from airflow_kafka_spark.formats.avro.compatibility import branch_to_write, is_of_members
+from airflow_kafka_spark.formats.avro.schema import ArrayOf, Enum, Fixed, Leaf, Logical, MapOf, Record, Schema, Union
+from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID
+from airflow_kafka_spark.formats.avro.tasks.row_encode import default_bytes, long_of, record_writer, writing
 from airflow_kafka_spark.formats.base import Encoded, Encoder
-from airflow_kafka_spark.formats.confluent import header
+from airflow_kafka_spark.formats.registry import header
 from airflow_kafka_spark.formats.tasks.batch_decoder import Doubt
 from airflow_kafka_spark.formats.tasks.row_encoder import all_of, not_utf8
-from airflow_kafka_spark.formats.text import BadValue
-from airflow_kafka_spark.formats.types import Column
+from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct
 
 FEW = 512
 """So many rows are looked at together once more where a batch is in doubt: with fewer the looking costs more than it spares."""
@@ -109,3 +112,358 @@ class AvroEncoder(Encoder):
 
 def _together(parts: Sequence[Encoded]) -> Encoded:
     return Encoded(pa.concat_arrays([part.values for part in parts]), tuple(bad for part in parts for bad in part.bad))
+
+
+# --- avro.tasks.pieces --------------------
+# Whole columns as the bytes that Avro has for them, with Arrow and NumPy, by the rules of :mod:`.avro.tasks.row_encode`.
+#
+# Every part of a value is a column of bytes (an integer's, a length, what a text holds); the parts of a row, one behind the other,
+# are its value. So only the last step, which joins them, touches every row, and that is Arrow's. Items of arrays lie one behind the
+# other already: an array's bytes are found by its ends among them.
+#
+# Anything that might not fit raises :class:`.Doubt`; the reference then tells what it is.
+#
+
+
+Part: TypeAlias = "bytes | pa.Array"
+"""The same bytes for every row, or a column of them, without nulls."""
+Parts = Callable[[pa.Array], list[Part]]
+"""The parts of a column's values; it holds nulls only if the type is a union."""
+
+
+def joined(parts: Sequence[Part], rows: int) -> pa.Array:
+    """The parts of each row, one behind the other."""
+    # Constants that follow each other are made one: each part costs a step for every row.
+    fewer: list[Part] = []
+    for part in parts:
+        if isinstance(part, bytes) and fewer and isinstance(fewer[-1], bytes):
+            fewer.append(fewer.pop() + part)
+        else:
+            fewer.append(part)
+    if len(fewer) == 1 and isinstance(fewer[0], bytes):
+        return pa.array(fewer * rows, pa.binary())
+    return fewer[0] if len(fewer) == 1 else pc.binary_join_element_wise(*fewer, b"")
+
+
+def pieces(schema: Schema, column: DataType) -> Parts:
+    """How values of a column are written as a type that takes it, see :func:`.avro.compatibility.misfits`."""
+    if isinstance(schema, Union):
+        return _union(schema, column)
+    if isinstance(schema, Record):
+        assert isinstance(column, Struct)
+        fields = record_pieces(schema, column.fields)
+        names = [f.name for f in column.fields]
+        return _never_null(lambda array: fields({name: array.field(n) for n, name in enumerate(names)}))
+    if isinstance(schema, ArrayOf):
+        assert isinstance(column, Array)
+        return _never_null(_array(pieces(schema.items, column.element)))
+    if isinstance(schema, MapOf):
+        assert isinstance(column, Map)
+        return _never_null(_map(pieces(schema.values, column.value)))
+    return _never_null(_scalar(schema))
+
+
+def record_pieces(schema: Record, columns: Sequence[Column]) -> Callable[[Mapping[str, pa.Array]], list[Part]]:
+    """How a record's fields are written, of columns by name."""
+    types = {c.name: c.type for c in columns}
+    steps = [(f.name, pieces(f.type, types[f.name]) if f.name in types else default_bytes(f)) for f in schema.fields]
+
+    def write(rows: Mapping[str, pa.Array]) -> list[Part]:
+        parts: list[Part] = []
+        for name, step in steps:
+            parts += [step] if isinstance(step, bytes) else step(rows[name])
+        return parts
+
+    return write
+
+
+def _never_null(write_values: Parts) -> Parts:
+    def write(array: pa.Array) -> list[Part]:
+        if array.null_count:
+            raise Doubt
+        return write_values(array)
+
+    return write
+
+
+def binary(sizes: np.ndarray, data: np.ndarray | pa.Buffer | None, there: np.ndarray | None = None) -> pa.Array:
+    """Bytes that lie one behind the other, as a column.
+
+    :param sizes: those of each value.
+    :param data: all of them.
+    :param there: False where there is no value but a null; None for values everywhere.
+    """
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return _cut(ends, data, there)
+
+
+def _cut(ends: np.ndarray, data: np.ndarray | pa.Buffer | None, there: np.ndarray | None = None) -> pa.Array:
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise Doubt
+    held = data if isinstance(data, pa.Buffer) else pa.py_buffer(b"" if data is None else np.ascontiguousarray(data))
+    known = None if there is None else pa.array(there).buffers()[1]
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [known, pa.py_buffer(ends.astype(np.int32)), held])
+
+
+def spread(dense: pa.Array, there: np.ndarray, nulls: bool = False) -> pa.Array:
+    """A column with a value where ``there`` says so, and nothing (or a null) in between. Copies no values.
+
+    :param dense: the values.
+    """
+    ends, data = _ends(dense)
+    sizes = np.zeros(len(there), np.int64)
+    sizes[there] = np.diff(ends)
+    inside = data.slice(int(ends[0]), int(ends[-1] - ends[0])) if data is not None else None
+    return binary(sizes, inside, there if nulls else None)
+
+
+def _ends(column: pa.Array) -> tuple[np.ndarray, pa.Buffer | None]:
+    if not len(column):
+        return np.zeros(1, np.int64), None
+    _, ends, data = column.buffers()
+    return np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64), data
+
+
+# --- unions --------------------------------------------------------------------------------------------------------------
+
+
+def _union(schema: Union, column: DataType) -> Parts:
+    write_values = _members(schema, column) if is_of_members(schema, column) else _branch(schema, column)
+    null = next((at for at, b in enumerate(schema.branches) if b.kind == "null"), None)
+    if null is None:
+        return _never_null(write_values)
+    absent = long_of(null)
+
+    def write(array: pa.Array) -> list[Part]:
+        if not array.null_count:
+            return write_values(array)
+        there = array.is_valid().to_numpy(zero_copy_only=False)
+        present = array.drop_null()
+        values = spread(joined(write_values(present), len(present)), there)
+        return [spread(pa.array([absent] * (len(array) - len(present)), pa.binary()), ~there), values]
+
+    return write
+
+
+def _branch(schema: Union, column: DataType) -> Parts:
+    at = branch_to_write(schema, column)
+    assert at is not None
+    number, write_values = long_of(at), pieces(schema.branches[at], column)
+    return lambda array: [number, *write_values(array)]
+
+
+def _members(schema: Union, column: DataType) -> Parts:
+    assert isinstance(column, Struct)
+    writers = [
+        (long_of(schema.branches.index(branch)), pieces(branch, member.type))
+        for branch, member in zip(schema.present, column.fields, strict=True)
+    ]
+
+    def write(array: pa.Array) -> list[Part]:
+        members = [array.field(n) for n in range(len(writers))]
+        there = [m.is_valid().to_numpy(zero_copy_only=False) for m in members]
+        if (np.sum(there, axis=0) != 1).any():
+            raise Doubt
+        parts: list[Part] = []
+        for (number, write_values), member, here in zip(writers, members, there, strict=True):
+            present = member.drop_null()
+            parts.append(spread(joined([number, *write_values(present)], len(present)), here))
+        return parts
+
+    return write
+
+
+# --- arrays and maps -----------------------------------------------------------------------------------------------------
+
+
+def _array(write_items: Parts) -> Parts:
+    def write(array: pa.Array) -> list[Part]:
+        ends = np.asarray(array.offsets).astype(np.int64)
+        items = array.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
+        return _blocks(ends - ends[0], joined(write_items(items), len(items)))
+
+    return write
+
+
+def _map(write_values: Parts) -> Parts:
+    def write(array: pa.Array) -> list[Part]:
+        ends = np.asarray(array.offsets).astype(np.int64)
+        first, count = int(ends[0]), int(ends[-1] - ends[0])
+        entries = [*_text(array.keys.slice(first, count)), *write_values(array.items.slice(first, count))]
+        return _blocks(ends - first, joined(entries, count))
+
+    return write
+
+
+def _blocks(ends: np.ndarray, items: pa.Array) -> list[Part]:
+    """One block for each, and the end of blocks.
+
+    :param ends: where each ends among the items; the first begins at 0.
+    """
+    counts = np.diff(ends)
+    there = counts > 0
+    among, data = _ends(items)
+    return [spread(_long(counts[there]), there), _cut(among[ends], data), b"\0"]
+
+
+# --- scalars -------------------------------------------------------------------------------------------------------------
+
+
+def _scalar(schema: Leaf | Fixed | Enum) -> Parts:
+    if isinstance(schema, Enum):
+        return _enum(schema)
+    logical = schema.logical
+    if logical is not None and logical.name == "decimal":
+        return _decimal(logical, schema.size if isinstance(schema, Fixed) else 0)
+    if isinstance(schema, Fixed):
+        return _uuid if logical is not None and logical.name == "uuid" else _fixed(schema.size)
+    if schema.kind in ("int", "long"):
+        return _number(schema.kind, logical)
+    return _uuid_text if logical is not None and logical.name == "uuid" else _LEAVES[schema.kind]
+
+
+def _long(numbers: np.ndarray) -> pa.Array:
+    """Integers as Avro writes them."""
+    signed = numbers.astype(np.int64)
+    left = ((signed << 1) ^ (signed >> 63)).view(np.uint64)
+    sizes = lengths(left)
+    widest = int(sizes.max(initial=1))
+    out = np.empty((len(left), widest), np.uint8)
+    for place in range(widest):
+        out[:, place] = (left & np.uint64(0x7F)) | np.where(sizes > place + 1, np.uint64(0x80), np.uint64(0))
+        left = left >> np.uint64(7)
+    return binary(sizes, out[np.arange(widest) < sizes[:, None]] if widest > 1 else out)
+
+
+def _each(size: int, data: np.ndarray) -> pa.Array:
+    return binary(np.full(len(data), size, np.int64), data)
+
+
+def _boolean(array: pa.Array) -> list[Part]:
+    return [_each(1, np.asarray(array.cast(pa.uint8())))]
+
+
+def _float(array: pa.Array) -> list[Part]:
+    return [_each(4, np.asarray(array.cast(pa.float32())).astype("<f4"))]
+
+
+def _double(array: pa.Array) -> list[Part]:
+    return [_each(8, np.asarray(array.cast(pa.float64())).astype("<f8"))]
+
+
+def _bytes(array: pa.Array) -> list[Part]:
+    return [_long(np.asarray(pc.binary_length(array))), array.cast(pa.binary())]
+
+
+def _text(array: pa.Array) -> list[Part]:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        raise Doubt from None
+    return _bytes(array)
+
+
+def _uuid_text(array: pa.Array) -> list[Part]:
+    if not pc.all(pc.match_substring_regex(array.cast(pa.string()), f"^{UUID}$"), min_count=0).as_py():
+        raise Doubt
+    return _text(array)
+
+
+_LEAVES: dict[str, Parts] = {"boolean": _boolean, "float": _float, "double": _double, "bytes": _bytes, "string": _text}
+
+
+def _within(numbers: np.ndarray, low: int, high: int) -> None:
+    if len(numbers) and (int(numbers.min()) < low or int(numbers.max()) > high):
+        raise Doubt
+
+
+def _number(kind: str, logical: Logical | None) -> Parts:
+    low, high, factor, wanted = -(1 << 63), (1 << 63) - 1, 1, pa.int64()
+    if logical is not None and logical.name == "date":
+        low, high, wanted = MIN_DATE, MAX_DATE, pa.int32()
+    elif logical is not None and logical.per_second:
+        low, high, factor = MIN_MICRO, MAX_MICRO, 1_000_000 // logical.per_second
+    elif logical is not None and logical.per_day:
+        low, high = 0, logical.per_day - 1
+    elif kind == "int":
+        low, high = -(1 << 31), (1 << 31) - 1
+
+    def write(array: pa.Array) -> list[Part]:
+        numbers = np.asarray(array.cast(wanted))
+        _within(numbers, low, high)
+        if factor > 1:
+            if (numbers % factor).any():
+                raise Doubt
+            numbers = numbers // factor
+        return [_long(numbers)]
+
+    return write
+
+
+def _decimal(logical: Logical, size: int) -> Parts:
+    wanted = pa.decimal128(logical.precision, logical.scale)
+
+    def write(array: pa.Array) -> list[Part]:
+        try:
+            cast = array.cast(wanted)
+        except pa.ArrowInvalid:
+            raise Doubt from None
+        held = np.frombuffer(cast.buffers()[1], np.uint8).reshape(-1, 16)[cast.offset : cast.offset + len(cast)]
+        # Arrow's are little-endian, Avro's begin with the sign.
+        out = held[:, ::-1]
+        if size:
+            sign = np.repeat(np.where(out[:, :1] > 127, 255, 0).astype(np.uint8), max(size - 16, 0), axis=1)
+            return [_each(size, np.concatenate([sign, out[:, max(16 - size, 0) :]], axis=1))]
+        sizes = _needed(out)
+        return [_long(sizes), binary(sizes, out[np.arange(16) >= 16 - sizes[:, None]])]
+
+    return write
+
+
+def _needed(numbers: np.ndarray) -> np.ndarray:
+    """How many of 16 bytes a number needs: without those that only repeat its sign, and one at least."""
+    bare = numbers ^ np.where(numbers[:, :1] > 127, 255, 0).astype(np.uint8)
+    first = np.where(bare.any(axis=1), (bare != 0).argmax(axis=1), 15)
+    # The first bit that is left has to be the sign.
+    signed = (bare[np.arange(len(bare)), first] > 127) & (first > 0)
+    return (16 - first + signed).astype(np.int64)
+
+
+def _fixed(size: int) -> Parts:
+    def write(array: pa.Array) -> list[Part]:
+        if (np.asarray(pc.binary_length(array)) != size).any():
+            raise Doubt
+        return [array.cast(pa.binary())]
+
+    return write
+
+
+def _uuid(array: pa.Array) -> list[Part]:
+    try:
+        return [pa.array([uuid.UUID(text).bytes for text in array.to_pylist()], pa.binary())]
+    except ValueError:
+        raise Doubt from None
+
+
+def _enum(schema: Enum) -> Parts:
+    symbols = pa.array(schema.symbols, pa.string())
+
+    def write(array: pa.Array) -> list[Part]:
+        numbers = pc.index_in(array, value_set=symbols)
+        if numbers.null_count:
+            raise Doubt
+        return [_long(np.asarray(numbers))]
+
+    return write
+
+
+def lengths(numbers: np.ndarray) -> np.ndarray:
+    """The bytes of integers, which are not negative."""
+    sizes = np.ones(len(numbers), np.int64)
+    largest = int(numbers.max(initial=0))
+    for bits in range(7, 64, 7):
+        if largest < 1 << bits:
+            break
+        sizes += numbers >= np.uint64(1 << bits)
+    return sizes

@@ -1,4 +1,4 @@
-"""How a value is written in Avro: the reference that the fast path of :mod:`.avro.tasks.pieces` has to agree with.
+"""How a value is written in Avro: the reference that the fast path of :mod:`.avro.tasks.encode` has to agree with.
 
 Plain Python. A schema and a column's type are compiled into a function that appends a value's bytes; values are Arrow's scalars,
 so that instants before our time and decimals of 38 digits are what they are. What does not fit raises :class:`.BadValue` with
@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.formats.avro.fit import branch_for, is_of_members
+from airflow_kafka_spark.formats.avro.compatibility import branch_to_write, is_of_members
 from airflow_kafka_spark.formats.avro.schema import (
     ArrayOf,
     Enum,
@@ -28,14 +28,24 @@ from airflow_kafka_spark.formats.avro.schema import (
     Union,
     columns_of,
 )
-from airflow_kafka_spark.formats.avro.tasks.convert import long_of
-from airflow_kafka_spark.formats.avro.tasks.row_decode import default_of
-from airflow_kafka_spark.formats.avro.tasks.values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, UUID
-from airflow_kafka_spark.formats.text import BadValue
+from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID, default_of
+from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+def long_of(n: int) -> bytes:
+    """An integer as Avro writes it."""
+    n = (n << 1) ^ (n >> 63)
+    out = bytearray()
+    while n > 0x7F:
+        out.append(n & 0x7F | 0x80)
+        n >>= 7
+    out.append(n)
+    return bytes(out)
+
 
 Write = Callable[[bytearray, Any], None]
 """Appends the bytes of a scalar, which is never null unless the type is a union."""
@@ -45,7 +55,7 @@ _SHOWN = 60
 
 
 def writing(schema: Schema, column: DataType) -> Write:
-    """Writes values of a column as a type that takes it, see :func:`.avro.fit.misfits`."""
+    """Writes values of a column as a type that takes it, see :func:`.avro.compatibility.misfits`."""
     if isinstance(schema, Union):
         return _union(schema, column)
     if isinstance(schema, Record):
@@ -95,7 +105,7 @@ def _union(schema: Union, column: DataType) -> Write:
 
 
 def _branch(schema: Union, column: DataType) -> Write:
-    at = branch_for(schema, column)
+    at = branch_to_write(schema, column)
     assert at is not None
     number, write_value = long_of(at), writing(schema.branches[at], column)
 

@@ -12,19 +12,24 @@ column by column, and on any doubt the batch is divided (:mod:`.tasks.batch_deco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from airflow_kafka_spark.formats.base import Encoder, Kind
-from airflow_kafka_spark.formats.csv.dialect import CsvReference, Dialect, converter
-from airflow_kafka_spark.formats.json.tasks.decode import _at_most, _from_date, _from_wall_clock, _within
-from airflow_kafka_spark.formats.json.tasks.encode import bare, joined
-from airflow_kafka_spark.formats.tasks.batch_decoder import FEW_RECORDS, DividingDecoder, Doubt
+from airflow_kafka_spark.formats.csv.dialect import Dialect
+from airflow_kafka_spark.formats.csv.tasks.row_wise import CsvReference, converter
+from airflow_kafka_spark.formats.tasks.batch_decoder import (
+    FEW_RECORDS,
+    DividingDecoder,
+    Doubt,
+    check_length,
+    check_within,
+    dates_from_text,
+    timestamps_from_text,
+)
 from airflow_kafka_spark.formats.text import MAX_MICRO, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Text, arrow_schema, arrow_type
 
@@ -141,7 +146,7 @@ def _from_text(data_type: DataType, timestamp_format: str | None) -> FromText:
     """How Arrow makes a column of texts."""
     name = str(data_type)
     if isinstance(data_type, Text):
-        return (lambda array: array) if data_type.max_length is None else _at_most(data_type.max_length)
+        return (lambda array: array) if data_type.max_length is None else check_length(data_type.max_length)
     if isinstance(data_type, Decimal):
         whole, scale = data_type.precision - data_type.scale, data_type.scale
         digits = f"(?:0|[0-9]{{1,{whole}}})" if whole else "0"
@@ -156,7 +161,7 @@ def _from_text(data_type: DataType, timestamp_format: str | None) -> FromText:
     if name == "boolean":
         return _booleans
     if name in ("date", "timestamp_ntz"):
-        return _from_date if name == "date" else _from_wall_clock
+        return dates_from_text if name == "date" else timestamps_from_text
     convert, wanted = converter(data_type, timestamp_format), arrow_type(data_type)
     return lambda array: pa.array([None if v is None else convert(v) for v in array.to_pylist()], wanted)
 
@@ -202,41 +207,8 @@ def _instants(array: pa.Array) -> pa.Array:
         found = array.cast(zoned)
     except pa.ArrowInvalid:
         found = array.cast(pa.timestamp("us")).view(pa.int64()).view(zoned)
-    _within(found, MIN_MICRO, MAX_MICRO)
+    check_within(found, MIN_MICRO, MAX_MICRO)
     return found
 
 
 # --- writing --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CsvEncoder(Encoder):
-    """One line per row, as :meth:`~airflow_kafka_spark.formats.Csv.encode` has it.
-
-    :param columns: the columns and what they hold, in order.
-    :param dialect: how the fields stand in a line.
-    """
-
-    columns: tuple[tuple[str, Kind], ...]
-    dialect: Dialect
-
-    def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
-        """The rows' lines."""
-        parts: list[str | pa.Array] = []
-        for name, kind in self.columns:
-            parts += [self.dialect.delimiter] if parts else []
-            parts.append(self._field(rows[name], kind))
-        return pc.binary_join_element_wise(*joined(parts), "").cast(pa.binary())
-
-    def _field(self, column: pa.Array, kind: Kind) -> pa.Array:
-        quote, escape, null = self.dialect.quote, self.dialect.escape, self.dialect.null
-        if kind == "text":
-            text = column.cast(pa.string())
-            if not self.dialect.doubled:
-                text = pc.replace_substring(text, escape, escape * 2)
-            text = pc.replace_substring(text, quote, escape + quote)
-            return pc.fill_null(pc.binary_join_element_wise(quote, text, quote, ""), null)
-        text = bare(column, kind)
-        # Bytes may be an empty text.
-        text = pc.if_else(pc.equal(text, null), self.dialect.quoted(null), text)
-        return pc.fill_null(text, null)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.base import Decoded, Decoder
-from airflow_kafka_spark.formats.confluent import HEADER, header, schema_id
-from airflow_kafka_spark.formats.json.logical_types import plain_columns
+from airflow_kafka_spark.formats.json.json_schema import Field
+from airflow_kafka_spark.formats.json.logical_types import Carried, plain_columns
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
-from airflow_kafka_spark.formats.registry import unknown_id
-from airflow_kafka_spark.formats.text import BadValue
-from airflow_kafka_spark.formats.types import Column
+from airflow_kafka_spark.formats.registry import HEADER, INTEGERS, header, schema_id, unknown_id
+from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder, Unfit, as_java, pairs, unscaled
+from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text
 
 _MAX_TOLD = 300
 _NONE: Mapping[int, Sequence[Column]] = {}
@@ -140,3 +145,190 @@ def _validator(schema: Mapping[str, Any]) -> Callable[[bytes], str]:
         return (f"column `{place}`: " if place else "") + f"the schema refuses it: {error.message[:_MAX_TOLD]}"
 
     return wrong
+
+
+# --- json.tasks.registered_encode --------------------
+# Rows to JSON by a JSON Schema, in Spark's tasks, one by one: the schema says what may be null and what may be missing.
+
+
+_MOST_NANOS = ((1 << 63) - 1) // 1000
+_Text = Callable[[Any], str]
+"""The JSON of a value; raises ValueError."""
+
+
+class JsonSchemaEncoder(RowEncoder):
+    """See :class:`airflow_kafka_spark.formats.json.registered.JsonSchema`.
+
+    :param fields: the properties of the schema.
+    :param columns: the names of the rows' columns, all of them properties.
+    :param header: what stands before each object.
+    """
+
+    def __init__(self, fields: Sequence[Field], columns: Sequence[str], header: bytes) -> None:
+        super().__init__(columns)
+        self._given, self._header = tuple(fields), header
+        known = {f.name: f for f in fields}
+        self._object = _object([known[name] for name in columns], "")
+
+    def __reduce__(self) -> tuple[type[JsonSchemaEncoder], tuple[Any, ...]]:
+        return type(self), (self._given, self._columns, self._header)
+
+    def write(self, row: Mapping[str, Any]) -> bytes:
+        """One row's object, behind the header."""
+        try:
+            return self._header + self._object(row).encode()
+        except UnicodeEncodeError as e:
+            raise Unfit(f"no UTF-8: {e}") from None
+
+
+def _object(fields: Sequence[Column], path: str) -> Callable[[Mapping[str, Any]], str]:
+    parts = [(f.name, json.dumps(f.name, ensure_ascii=False) + ":", _text(f.type, f"{path}{f.name}"), f) for f in fields]
+
+    def text(row: Mapping[str, Any]) -> str:
+        found = []
+        for name, begin, write, field in parts:
+            value = row.get(name)
+            if value is not None:
+                try:
+                    found.append(begin + write(value))
+                except ValueError as e:
+                    raise Unfit.of(f"{path}{name}", e) from None
+            elif getattr(field, "null", field.nullable):
+                found.append(begin + "null")
+            elif not field.nullable:
+                raise Unfit.of(f"{path}{name}", "it is null, and the schema requires it")
+        return "{" + ",".join(found) + "}"
+
+    return text
+
+
+def _text(data_type: DataType, path: str) -> _Text:
+    if isinstance(data_type, Struct):
+        return _object(data_type.fields, f"{path}.")
+    if isinstance(data_type, Array):
+        write = _or_null(_text(data_type.element, f"{path}[]"), data_type.contains_null)
+        return lambda found: "[" + ",".join(map(write, found)) + "]"
+    if isinstance(data_type, Map):
+        of_map = _or_null(_text(data_type.value, f"{path}[]"), data_type.value_contains_null)
+        return lambda found: "{" + ",".join(f"{_string(key)}:{of_map(value)}" for key, value in pairs(found)) + "}"
+    if isinstance(data_type, Carried):
+        return _CARRIED[data_type.unit](data_type)
+    if isinstance(data_type, types.Decimal):
+        wanted = data_type
+        return lambda value: _number(Decimal(value), wanted)
+    if isinstance(data_type, Text):
+        return _string
+    if data_type.name in INTEGERS:
+        limit = 1 << (INTEGERS[data_type.name] - 1)
+        return lambda value: _integer(value, limit)
+    return _SCALARS[data_type.name]
+
+
+def _or_null(write: _Text, nullable: bool) -> _Text:
+    def text(value: Any) -> str:
+        if value is None and not nullable:
+            raise ValueError("it holds a null, and the schema has none there")
+        return "null" if value is None else write(value)
+
+    return text
+
+
+def _string(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _integer(value: int, limit: int) -> str:
+    if not -limit <= value < limit:
+        raise ValueError(f"found {value}, expected {-limit} to {limit - 1}")
+    return str(value)
+
+
+def _double(value: float) -> str:
+    if not math.isfinite(value):
+        raise ValueError(f"found {value}, which JSON has not")
+    return repr(float(value))
+
+
+def _float(value: float) -> str:
+    _double(value)
+    return str(np.float32(value))
+
+
+def _number(value: Decimal, wanted: types.Decimal) -> str:
+    unscaled(value, wanted)
+    return format(value, "f")
+
+
+def _base64(value: bytes) -> str:
+    return f'"{base64.b64encode(value).decode()}"'
+
+
+def _day(value: int) -> str:
+    if not MIN_DATE <= value <= MAX_DATE:
+        raise ValueError(f"found day {value} after 1970, expected one in the years 1 to 9999")
+    return f'"{np.datetime64(value, "D")}"'
+
+
+def _clock(value: int, zone: str) -> str:
+    if not MIN_MICRO <= value <= MAX_MICRO:
+        raise ValueError(f"found {value} µs after 1970, expected a time in the years 1 to 9999")
+    return f'"{np.datetime64(value, "us")}{zone}"'
+
+
+def _days(_: Carried) -> _Text:
+    def text(value: int) -> str:
+        _day(value)
+        return str(value)
+
+    return text
+
+
+def _millis(_: Carried) -> _Text:
+    def text(value: int) -> str:
+        _clock(value, "")
+        if value % 1000:
+            raise ValueError("it holds microseconds, which Connect's and Debezium's Timestamp have not")
+        return str(value // 1000)
+
+    return text
+
+
+def _micros(_: Carried) -> _Text:
+    def text(value: int) -> str:
+        _clock(value, "")
+        return str(value)
+
+    return text
+
+
+def _nanos(_: Carried) -> _Text:
+    def text(value: int) -> str:
+        if abs(value) > _MOST_NANOS:
+            raise ValueError(f"found {value} µs after 1970, expected a time in the years 1678 to 2261: nanoseconds are 64 bits")
+        return str(value * 1000)
+
+    return text
+
+
+def _unscaled(kind: Carried) -> _Text:
+    assert isinstance(kind.of, types.Decimal)
+    sent = types.Decimal(kind.of.precision, kind.scale)
+    return lambda value: _base64(as_java(unscaled(Decimal(value), sent)))
+
+
+_CARRIED: Mapping[str, Callable[[Carried], _Text]] = {
+    "days": _days,
+    "millis": _millis,
+    "micros": _micros,
+    "nanos": _nanos,
+    "unscaled": _unscaled,
+}
+_SCALARS: Mapping[str, _Text] = {
+    "float": _float,
+    "double": _double,
+    "boolean": lambda value: "true" if value else "false",
+    "binary": _base64,
+    "date": _day,
+    "timestamp": lambda value: _clock(value, "Z"),
+    "timestamp_ntz": lambda value: _clock(value, ""),
+}

@@ -20,10 +20,9 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.confluent import HEADER, schema_id
 from airflow_kafka_spark.formats.protobuf.layout import Node
 from airflow_kafka_spark.formats.protobuf.schema import pool_of
-from airflow_kafka_spark.formats.registry import unknown_id
+from airflow_kafka_spark.formats.registry import HEADER, schema_id, unknown_id
 from airflow_kafka_spark.formats.tasks.batch_decoder import DividingDecoder, Pieces
 from airflow_kafka_spark.formats.text import MAX_SECOND, MIN_SECOND, BadValue
 from airflow_kafka_spark.formats.types import Struct, arrow_schema, arrow_type

@@ -1,15 +1,101 @@
-"""Which columns can be written as which Avro types, as far as the types tell. Pure.
-
-The reverse of what :mod:`.avro.schema` says of reading, and a little more: smaller integers go into larger ones, larger ones into
-smaller ones as long as each value fits, and a union takes a column of one of its types.
-"""
+"""Which type of a reader takes which of a writer, by the rules of Avro's schema resolution. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from airflow_kafka_spark.formats.avro.schema import ArrayOf, Enum, Fixed, Leaf, MapOf, Record, Schema, Union, merged
+from airflow_kafka_spark.formats.avro.schema import ArrayOf, Enum, Field, Fixed, Leaf, MapOf, Record, Schema, Union, merged
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
+
+_PROMOTED = {
+    "int": ("int", "long", "float", "double"),
+    "long": ("long", "float", "double"),
+    "float": ("float", "double"),
+    "double": ("double",),
+    "string": ("string", "bytes"),
+    "bytes": ("bytes", "string"),
+    "boolean": ("boolean",),
+    "null": ("null",),
+}
+
+
+def goes_with(writer: Schema, reader: Schema) -> bool:
+    """Whether values of one type can be read as another, as far as the types themselves tell. Names are looked at in unions."""
+    if isinstance(writer, Leaf):
+        return reader.kind in _PROMOTED[writer.kind] and _measure_alike(writer, reader) and not _digits_as_text(writer, reader)
+    if isinstance(writer, Fixed):
+        return isinstance(reader, Fixed) and reader.size == writer.size
+    return writer.kind == reader.kind
+
+
+def _measure_alike(writer: Leaf, reader: Schema) -> bool:
+    """Whether not one is a day, say, and the other an instant: both are numbers, but no number is the same as both."""
+    found = {b.meaning.measures for b in (writer, reader) if isinstance(b, Leaf) and b.meaning and b.meaning.measures}
+    return len(found) < 2
+
+
+def _digits_as_text(writer: Leaf, reader: Schema) -> bool:
+    """Whether one is a decimal and the other a text: bytes become texts, but those of a number are none."""
+    return any(a.kind == "string" and b.logical and b.logical.name == "decimal" for a, b in _both_ways(writer, reader))
+
+
+def _both_ways(writer: Leaf, reader: Schema) -> tuple[tuple[Leaf, Leaf], ...]:
+    return ((writer, reader), (reader, writer)) if isinstance(reader, Leaf) else ()
+
+
+def recounted(writer: Schema, reader: Schema) -> tuple[int, int] | None:
+    """By what a number is multiplied and divided that two versions count by different units, where one of these makes no column
+    type of its own; None where there is no such difference."""
+    if not isinstance(writer, Leaf) or not isinstance(reader, Leaf) or not (writer.counts or reader.counts):
+        return None
+    was, now = (b.meaning.rate if b.meaning else 0 for b in (writer, reader))
+    if not was or not now or was == now:
+        return None
+    return (now // was, 1) if now > was else (1, was // now)
+
+
+def branch_to_read(writer: Schema, reader: Union) -> int | None:
+    """Which branch of a reader's union takes a writer's type: one of the same type and name, then of the same type, then one that
+    it is promoted to."""
+    fits = [at for at, branch in enumerate(reader.branches) if goes_with(writer, branch)]
+    same = [at for at in fits if reader.branches[at].kind == writer.kind]
+    named = [at for at in same if _same_name(writer, reader.branches[at])]
+    alike = [at for at in named if getattr(reader.branches[at], "logical", None) == getattr(writer, "logical", None)]
+    return next(iter([*alike, *named, *same, *fits]), None)
+
+
+def _same_name(writer: Schema, reader: Schema) -> bool:
+    if not isinstance(writer, (Record, Enum, Fixed)) or not isinstance(reader, (Record, Enum, Fixed)):
+        return True
+    names = {reader.name, *reader.aliases}
+    return writer.name in names or writer.name.rpartition(".")[2] in {n.rpartition(".")[2] for n in names}
+
+
+def field_for(written: Field, writer: Record, reader: Record) -> Field | None:
+    """The reader's field that takes a writer's: of the same name, or with that name as an alias while the writer has not both."""
+    by_name = next((f for f in reader.fields if f.name == written.name), None)
+    if by_name is not None:
+        return by_name
+    own = {f.name for f in writer.fields}
+    return next((f for f in reader.fields if f.name not in own and _first_alias(f, own) == written.name), None)
+
+
+def _first_alias(field: Field, own: set[str]) -> str | None:
+    return next((a for a in field.aliases if a in own), None)
+
+
+def symbols_for(writer: Enum, reader: Enum) -> list[str | None]:
+    """What the reader sees of each symbol of the writer; None where it knows no such."""
+    return [s if s in reader.symbols else reader.default for s in writer.symbols]
+
+
+# --- avro.fit --------------------
+# Which columns can be written as which Avro types, as far as the types tell. Pure.
+#
+# The reverse of what :mod:`.avro.schema` says of reading, and a little more: smaller integers go into larger ones, larger ones into
+# smaller ones as long as each value fits, and a union takes a column of one of its types.
+#
+
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _TAKES = {
@@ -61,7 +147,7 @@ def misfits_of_record(schema: Record, columns: Sequence[Column], path: str = "")
 def _misfits_of_union(schema: Union, column: DataType, path: str) -> Iterator[tuple[str, str]]:
     if len(schema.present) == 1:
         yield from misfits(schema.present[0], column, path)
-    elif not is_of_members(schema, column) and branch_for(schema, column) is None:
+    elif not is_of_members(schema, column) and branch_to_write(schema, column) is None:
         action = "Cast the column to one of them, or make it a struct<member0,...> as it is read"
         yield f"column `{path}` is {column}, and the schema has {schema}", action
 
@@ -75,7 +161,7 @@ def is_of_members(schema: Union, column: DataType) -> bool:
     return all(not any(misfits(b, f.type, f.name)) for b, f in zip(schema.present, column.fields, strict=True))
 
 
-def branch_for(schema: Union, column: DataType) -> int | None:
+def branch_to_write(schema: Union, column: DataType) -> int | None:
     """Which type of a union a column is written as: the widest of numbers, else the first that takes it."""
     wide = merged(schema)
     fits = [at for at, b in enumerate(schema.branches) if b.kind != "null" and not any(misfits(b, column, ""))]
