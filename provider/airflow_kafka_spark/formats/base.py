@@ -176,3 +176,17 @@ def single_column_problems(where: str, columns: Sequence[str], format: Format) -
         return []
     listed = ", ".join(f"`{c}`" for c in columns) or "none"
     return [Problem(where, f"{type(format).__name__} holds one column, found {listed}", "Name one column, or use Json")]
+
+
+def duplicate_problems(where: str, columns: Sequence[str]) -> list[Problem]:
+    """Return a problem for each name that several columns have."""
+    twice = sorted({c for c in columns if list(columns).count(c) > 1})
+    return [Problem(where, f"column `{c}` is there twice", "Rename one of them") for c in twice]
+
+
+def column_name_problems(column: str, where: str) -> list[Problem]:
+    """Return what is wrong with the option ``column``, the name of a format's only column."""
+    if isinstance(column, str) and column:
+        return []
+    found = f"found {column!r}; expected a column's name"
+    return [Problem(f"{where}.column", found, "Give it a name, or leave it out: it is `value` then")]

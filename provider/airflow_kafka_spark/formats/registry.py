@@ -1,86 +1,109 @@
-"""Confluent's wire format: a magic byte, the id of the schema in four bytes, big-endian, and then the value. Pure."""
+"""Formats whose schemas a schema registry may keep: Confluent's wire format, subjects, and the choice of the schema to write."""
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, RegistryRefused, SchemaInvalid, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.base import Format, Part, as_struct
-from airflow_kafka_spark.formats.json.logical_types import plain
+from airflow_kafka_spark.formats.base import Format, Part, StructEncoder, as_struct, duplicate_problems
 from airflow_kafka_spark.formats.text import BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Struct, Text
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column as SparkColumn
 
-    from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder
     from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema, SchemaRegistryHook
 
+_Self = TypeVar("_Self", bound="RegistryFormat")
+log = logging.getLogger(__name__)
 
-HEADER = 5
-_OTHERS = {
+LATEST: Literal["latest"] = "latest"
+OPTION_SCHEMA = "the option `schema`"
+_MAX_REFERENCE_DEPTH = 20
+_MAX_PROBLEM_CHARACTERS = 1000
+
+# --- Confluent's wire format ----------------------------------------------------------------------------------------------
+
+HEADER_BYTES = 5
+"""The magic byte 0x00 and the id of the schema, big-endian in four bytes."""
+
+_OTHER_ENCODINGS = {
     b"\xc3\x01": "it looks like Avro's single-object encoding",
     b"Obj\x01": "it looks like an Avro file",
     b"{": "it looks like JSON without a header",
 }
-"""What else begins so."""
+"""Other encodings, by the bytes they begin with."""
+
+
+def wire_header(schema_id: int) -> bytes:
+    """Return the header of values that are written with this schema."""
+    return b"\0" + schema_id.to_bytes(4, "big")
+
+
+def schema_id_of(value: bytes) -> int:
+    """Return the schema id in a value's header.
+
+    :raises BadValue: the value has no such header.
+    """
+    if len(value) < HEADER_BYTES:
+        raise BadValue(f"found {len(value)} bytes, expected at least {HEADER_BYTES}: the magic byte 0x00 and the id of a schema")
+    if value[0]:
+        like = next((f"; {what}" for begin, what in _OTHER_ENCODINGS.items() if value.startswith(begin)), "")
+        raise BadValue(f"found the first byte 0x{value[0]:02x}, expected the magic byte 0x00 of Confluent's wire format{like}")
+    return int.from_bytes(value[1:HEADER_BYTES], "big")
+
+
+def unknown_schema_id(number: int, known: str, unusable: Mapping[int, str]) -> str:
+    """Return the reason why a record with this schema id is bad.
+
+    :param known: the ids that are known, as text.
+    :param unusable: for ids whose schema cannot be used, the reason.
+    """
+    if number in unusable:
+        return f"found schema id {number}: {unusable[number]}"
+    return f"found schema id {number}, expected one of {known}"
+
+
+# --- subjects -------------------------------------------------------------------------------------------------------------
+
 SubjectNameStrategy = Literal["TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy"]
 STRATEGIES = ("TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy")
 
 
-def header(schema_id: int) -> bytes:
-    """What stands before a value of this schema."""
-    return b"\0" + schema_id.to_bytes(4, "big")
-
-
-def schema_id(value: bytes) -> int:
-    """The id that a value names.
-
-    :raises BadValue: it has no such header.
-    """
-    if len(value) < HEADER:
-        raise BadValue(f"found {len(value)} bytes, expected at least {HEADER}: the magic byte 0x00 and the id of a schema")
-    if value[0]:
-        like = next((f"; {what}" for begin, what in _OTHERS.items() if value.startswith(begin)), "")
-        raise BadValue(f"found the first byte 0x{value[0]:02x}, expected the magic byte 0x00 of Confluent's wire format{like}")
-    return int.from_bytes(value[1:HEADER], "big")
-
-
 def subject_of(strategy: str, topic: str, part: str, record: str) -> str:
-    """The subject under which a strategy keeps the schemas of a topic's keys or values.
+    """Return the subject under which a strategy keeps the schemas of a topic's keys or values.
 
-    :param record: the full name of the record, which all strategies but the topic's use.
+    :param record: the full name of the record; the topic name strategy does not use it.
     """
     if strategy == "TopicNameStrategy":
         return f"{topic}-{part}"
     return record if strategy == "RecordNameStrategy" else f"{topic}-{record}"
 
 
-def span(numbers: Sequence[int]) -> str:
-    """Numbers for people: all of a few, the ends of many."""
+def format_numbers(numbers: Sequence[int]) -> str:
+    """Return up to eight numbers as a list, more as the range from the smallest to the largest."""
     ordered = sorted(numbers)
     return ", ".join(map(str, ordered)) if len(ordered) <= 8 else f"{ordered[0]} to {ordered[-1]}"
 
 
-# --- row_values --------------------
-# Which columns a field of a schema takes, for formats that write row by row. Pure.
+# --- which columns a schema takes -----------------------------------------------------------------------------------------
+
+INTEGER_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
-INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+def mismatches(columns: Sequence[Column], fields: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield why columns cannot be written as the fields of a schema: the problem, and what to do about it.
 
+    A value is never converted to fit. This function compares types; a value that does not fit is reported with its row.
 
-def misfits(columns: Sequence[Column], fields: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
-    """Why columns cannot be written as fields, with what to do about it. A value is never written as something else: what does
-    not fit by its type is told here, what does not fit by its value when its row is met.
-
-    :param columns: of the rows.
-    :param fields: of the schema.
+    :param columns: the columns of the rows.
+    :param fields: the columns that the schema describes.
     """
     known = {f.name: f for f in fields}
     seen: set[str] = set()
@@ -91,54 +114,57 @@ def misfits(columns: Sequence[Column], fields: Sequence[Column], path: str = "")
         elif column.name not in known:
             yield f"the schema has no field for column `{here}`", "Leave the column out, or give the schema such a field"
         else:
-            yield from _misfits(column.type, plain(known[column.name].type), here)
+            yield from _type_mismatches(column.type, known[column.name].type, here)
         seen.add(column.name)
 
 
-def _misfits(found: DataType, wanted: DataType, path: str) -> Iterator[tuple[str, str]]:
+def name_mismatches(fields: Sequence[Column], columns: Sequence[str], required: Collection[str]) -> list[tuple[str, str]]:
+    """Return why columns of these names cannot be written as the fields of a schema: each problem, and what to do about it.
+
+    :param required: the names of the fields that need a column.
+    """
+    known = {f.name for f in fields}
+    action = "Leave the column out, or give the schema such a field"
+    unknown = [(f"the schema has no field for column `{c}`", action) for c in columns if c not in known]
+    missing = [f.name for f in fields if f.name in required and f.name not in columns]
+    return unknown + [(f"there is no column for field `{name}`, which is required", "Add the column") for name in missing]
+
+
+def _type_mismatches(found: DataType, wanted: DataType, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(found, Struct) and isinstance(wanted, Struct):
-        yield from misfits(found.fields, wanted.fields, f"{path}.")
+        yield from mismatches(found.fields, wanted.fields, f"{path}.")
     elif isinstance(found, Array) and isinstance(wanted, Array):
-        yield from _misfits(found.element, wanted.element, f"{path}[]")
+        yield from _type_mismatches(found.element, wanted.element, f"{path}[]")
     elif isinstance(found, Map) and isinstance(wanted, Map):
-        yield from _misfits(found.key, wanted.key, f"{path} (its keys)")
-        yield from _misfits(found.value, wanted.value, f"{path}[]")
-    elif not _taken(found, wanted):
+        yield from _type_mismatches(found.key, wanted.key, f"{path} (its keys)")
+        yield from _type_mismatches(found.value, wanted.value, f"{path}[]")
+    elif not _accepts(wanted, found):
         yield f"column `{path}` is of type {found}, and its field takes {wanted}", "Cast the column, or change the schema"
 
 
-def _taken(found: DataType, wanted: DataType) -> bool:
+def _accepts(wanted: DataType, found: DataType) -> bool:
     if isinstance(found, Text):
         return isinstance(wanted, Text)
     if isinstance(wanted, Decimal):
         if isinstance(found, Decimal):
             return found.scale <= wanted.scale and found.precision - found.scale <= wanted.precision - wanted.scale
-        # Of a uint64: numbers below 0 are told with their rows.
-        return str(found) in INTEGERS and (wanted.precision - wanted.scale >= 19 or str(found) != "bigint")
-    if str(found) in INTEGERS:
-        return str(wanted) in INTEGERS or (str(wanted) == "double" and str(found) != "bigint")
+        # The field of a uint64: negative numbers are reported with their rows.
+        return str(found) in INTEGER_BITS and (wanted.precision - wanted.scale >= 19 or str(found) != "bigint")
+    if str(found) in INTEGER_BITS:
+        return str(wanted) in INTEGER_BITS or (str(wanted) == "double" and str(found) != "bigint")
     return str(found) == str(wanted) or (str(found), str(wanted)) == ("float", "double")
 
 
-# --- registry --------------------
-# What formats in Confluent's wire format share: subjects, the schemas of a registry, and which of them is written.
-
-
-_Self = TypeVar("_Self", bound="Registered")
-log = logging.getLogger(__name__)
-
-_MAX_DEPTH, _SHOWN = 20, 1000
-GIVEN = "the option `schema`"
-LATEST: Literal["latest"] = "latest"
+# --- the formats ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Document:
-    """A schema and what it refers to.
+class SchemaDocument:
+    """The text of a schema with the schemas that it refers to.
 
     :param text: the schema.
-    :param references: the texts of the schemas that it refers to, by the names by which it does.
-    :param name: which one it is, as it stands in a sentence.
+    :param references: name and text of each schema it refers to.
+    :param name: the schema's description in messages.
     """
 
     text: str
@@ -147,20 +173,20 @@ class Document:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Registered(Format):
-    """A format whose schemas a registry may keep. Its subclasses say what a schema is.
+class RegistryFormat(Format):
+    """Base of the formats whose schemas a registry may keep; its subclasses define what a schema is.
 
     :param registry: the Airflow connection of the schema registry (:class:`.SchemaRegistryHook`).
-    :param subject: the subject of the schemas; default what the strategy says of the topics.
+    :param subject: the subject of the schemas; default: derived from the topics by ``subject_name_strategy``.
     :param subject_name_strategy: Confluent's ``TopicNameStrategy`` (``<topic>-value``), ``RecordNameStrategy`` or
         ``TopicRecordNameStrategy``.
-    :param reader_schema: what columns there are: ``latest``, a version of the subject, or a schema's text.
-    :param auto_register_schemas: to write: register the schema, if it is compatible. False: it has to be registered already.
-        Default True, but for ``use_latest_version``.
-    :param use_latest_version: to write with the subject's latest schema, whatever columns there are; they have to fit it.
-    :param normalize_schemas: schemas that differ only in what means nothing are the same.
-    :param topics: what :meth:`of_topics` has been told.
-    :param part: what :meth:`of_topics` has been told.
+    :param reader_schema: the schema that defines the columns: ``latest`` (default), a version of the subject, or a schema's text.
+    :param auto_register_schemas: when writing, register the schema if it is compatible. False: the schema must be registered
+        already. Default True, unless ``use_latest_version`` is set.
+    :param use_latest_version: write with the subject's latest schema; the columns have to fit it.
+    :param normalize_schemas: treat schemas as equal that differ only in their notation.
+    :param topics: set by :meth:`of_topics`.
+    :param part: set by :meth:`of_topics`.
     """
 
     registry: str = ""
@@ -174,79 +200,91 @@ class Registered(Format):
     part: Part = "value"
 
     kind: ClassVar[str]
-    """The registry's word for it."""
+    """The schema type, as the registry names it."""
+    name_option: ClassVar[str]
+    """The option that determines the name of the records to read."""
 
     def of_topics(self: _Self, topics: Sequence[str], part: Part) -> _Self:
-        """The same for these topics, which subjects are named after."""
+        """Return this format for these topics, from which subjects are derived."""
         return replace(self, topics=tuple(topics), part=part)
 
     @abstractmethod
     def _record_name(self) -> str:
-        """The full name that all strategies but the topic's go by; empty where it is not known."""
+        """Return the full name of the records to read, for the strategies that use it; empty if it is unknown."""
 
     @property
     @abstractmethod
-    def _has_own(self) -> bool:
-        """Whether there is a schema of one's own, the option ``schema``."""
+    def _has_schema(self) -> bool:
+        """Return True if the option ``schema`` is given."""
 
     @property
     @abstractmethod
-    def _own(self) -> str:
-        """The text of the schema of one's own, to write and, without a registry, to read with; empty without one.
+    def _schema_text(self) -> str:
+        """Return the text of the option ``schema``, or of the schema derived from it; empty if it is not given.
 
-        :raises SchemaInvalid: columns that it is made of cannot be read.
+        :raises SchemaInvalid: the schema is given as columns that cannot be read.
         """
 
     def __getstate__(self) -> dict[str, Any]:
-        # The client holds connections and a lock.
+        # The hook's client holds connections and a lock.
         return {name: value for name, value in self.__dict__.items() if name != "_hook"}
 
     # --- options -----------------------------------------------------------------------------------------------------
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options, the schemas, or the registry, which is asked if there is one."""
-        problems = self._option_problems(where)
-        if problems:
-            return problems
+        """Return the problems of the options and of the schemas; asks the registry if there is one."""
         try:
-            self._check_readable()
+            problems = self._option_problems(where)
+            if not problems:
+                self._check_readable()
+            return problems
         except KafkaSparkError as e:
-            return [self._told(where, e)]
-        return []
+            return [self._problem_of(where, e)]
 
     @abstractmethod
     def _option_problems(self, where: str) -> list[Problem]:
-        """What is wrong with the options to read, asking nobody."""
+        """Return the problems of the options for reading, without asking the registry."""
 
     @abstractmethod
     def _check_readable(self) -> None:
-        """:raises KafkaSparkError: schemas cannot be had, or not be read by."""
+        """Check that there are columns to read.
+
+        :raises KafkaSparkError: the schemas are not available, or they have no columns.
+        """
+
+    def _strategy_problems(self, where: str) -> list[Problem]:
+        if self.subject_name_strategy in STRATEGIES:
+            return []
+        found = f"found {self.subject_name_strategy!r}; expected one of {', '.join(STRATEGIES)}"
+        return [Problem(f"{where}.subject_name_strategy", found, "Write it as Confluent's serializers do")]
 
     def _subject_problems(self, where: str, nameless: str) -> list[Problem]:
-        """:param nameless: what is told of subjects that are named after topics, where none is known."""
-        if self.subject_name_strategy not in STRATEGIES:
-            found = f"found {self.subject_name_strategy!r}; expected one of {', '.join(STRATEGIES)}"
-            return [Problem(f"{where}.subject_name_strategy", found, "Write it as Confluent's serializers do")]
-        if self.registry and not self._subjects_known:
+        """Return the problems of the options that determine subjects.
+
+        :param nameless: the problem when subjects are named after topics, and no topic is known.
+        """
+        problems = self._strategy_problems(where)
+        if not problems and self.registry and not self._subjects_known:
             by_topic = self.subject_name_strategy == "TopicNameStrategy"
-            found = nameless if by_topic else "the name of the records is not known"
-            return [Problem(f"{where}.subject", found, "Give `subject`" + ("" if by_topic else ", or say the name"))]
-        return []
+            found = nameless if by_topic else "the record's name is not known"
+            action = "Give `subject`" if by_topic else f"Give `subject` or `{self.name_option}`"
+            problems = [Problem(f"{where}.subject", found, action)]
+        return problems
 
     def _registry_problems(self, where: str) -> list[Problem]:
-        """What is wrong with the options, asking nobody."""
+        """Return the problems of the options of this class for reading."""
         problems = self._subject_problems(where, "no subject is known")
         if isinstance(self.reader_schema, bool) or not isinstance(self.reader_schema, (str, int)):
             found = f"found {self.reader_schema!r}; expected latest, a version or a schema's text"
             problems.append(Problem(f"{where}.reader_schema", found, "Leave it out to read with the latest version"))
         elif not self.registry and isinstance(self.reader_schema, int):
             problems.append(Problem(f"{where}.reader_schema", "a version is one of a registry", "Give the schema's text"))
-        if not self.registry and not self._has_own:
+        if not self.registry and not self._has_schema:
             action = "Give `schema` for values without a header, `registry` for Confluent's wire format"
-            problems.append(Problem(where, "found neither `schema` nor `registry`; expected one of them", action))
+            problems.append(Problem(where, "found neither of `schema` and `registry`; expected one of them", action))
         return problems
 
-    def _told(self, where: str, error: KafkaSparkError) -> Problem:
+    def _problem_of(self, where: str, error: KafkaSparkError) -> Problem:
         if isinstance(error, SchemaInvalid):
             return Problem(f"{where}.schema", f"{error.found}; expected {error.expected}", error.action)
         option = "reader_schema" if self._reader_given else "registry" if self.registry else "schema"
@@ -260,7 +298,7 @@ class Registered(Format):
 
     @property
     def _reader_given(self) -> bool:
-        """Whether the reader's schema is a text of the user's."""
+        """Return True if ``reader_schema`` is the text of a schema."""
         return isinstance(self.reader_schema, str) and self.reader_schema not in (LATEST, "")
 
     @cached_property
@@ -271,7 +309,7 @@ class Registered(Format):
         name = "" if self.subject_name_strategy == "TopicNameStrategy" else self._record_name()
         return tuple(dict.fromkeys(subject_of(self.subject_name_strategy, t, self.part, name) for t in self.topics))
 
-    # --- the registry ------------------------------------------------------------------------------------------------
+    # --- the schemas of the registry ---------------------------------------------------------------------------------
 
     @cached_property
     def _hook(self) -> SchemaRegistryHook:
@@ -279,193 +317,220 @@ class Registered(Format):
 
         return SchemaRegistryHook(self.registry)
 
-    def _document(self, registered: RegisteredSchema) -> Document:
-        """A registered schema with what it refers to, by name.
+    def _document(self, registered: RegisteredSchema) -> SchemaDocument:
+        """Return a registered schema with the schemas it refers to, by name.
 
-        :raises SchemaUnusable: it is of another kind.
+        :raises SchemaUnusable: the schema is of another type.
         """
+        self._check_kind(registered)
+        references: dict[str, str] = {}
+        if registered.references:
+            self._collect_references(registered.subject, registered.version, references, 0)
+        return SchemaDocument(registered.text, tuple(references.items()), str(registered))
+
+    def _check_kind(self, registered: RegisteredSchema) -> None:
         if registered.kind != self.kind:
             detail = f"it is of type {registered.kind}, not {self.kind}"
             raise SchemaUnusable(str(registered), detail, "Read the topic with its own format")
-        found: dict[str, str] = {}
-        if registered.references:
-            self._collect(registered.subject, registered.version, found, 0)
-        return Document(registered.text, tuple(found.items()), str(registered))
 
-    def _collect(self, subject: str, version: int, found: dict[str, str], depth: int) -> None:
+    def _collect_references(self, subject: str, version: int, found: dict[str, str], depth: int) -> None:
         with self._hook._asking(f"version {version} of subject `{subject}`"):
             schema = self._hook.client.get_version(subject, version, deleted=True).schema
-        for reference in schema.references or () if depth < _MAX_DEPTH else ():
+        for reference in schema.references or () if depth < _MAX_REFERENCE_DEPTH else ():
             name, of, number = str(reference.name), str(reference.subject), int(reference.version or 0)
             if name not in found:
                 found[name] = self._hook.version(of, number).text
-                self._collect(of, number, found, depth + 1)
+                self._collect_references(of, number, found, depth + 1)
 
-    def _chosen(self) -> RegisteredSchema:
-        """The subjects' schema that is the reader's.
+    @cached_property
+    def _reader_document(self) -> SchemaDocument:
+        """The schema that defines the columns; the registry is asked for it once.
+
+        :raises KafkaSparkError: there is none, or the registry does not return it.
+        """
+        if self._reader_given:
+            return SchemaDocument(str(self.reader_schema), (), "the option `reader_schema`")
+        if self.registry:
+            return self._document(self._reader_version())
+        return SchemaDocument(self._schema_text, (), OPTION_SCHEMA)
+
+    def _reader_version(self) -> RegisteredSchema:
+        """Return the registered schema that defines the columns.
 
         :raises SchemaUnusable: the subjects of several topics have different ones.
         """
-        chosen = [self._hook.version(subject, self.reader_schema) for subject in self.subjects]
+        chosen = tuple(self._hook.version(subject, self.reader_schema) for subject in self.subjects)
         if any((c.text, c.references) != (chosen[0].text, chosen[0].references) for c in chosen):
             named = " and ".join(map(str, chosen[:2]))
             detail = "they are different, and columns are the same for all topics"
             raise SchemaUnusable(named, detail, "Give the text of one as `reader_schema`")
+        self.__dict__["_known"] = chosen
         return chosen[0]
 
     def _all_versions(self) -> tuple[RegisteredSchema, ...]:
-        """All schemas that records may have; asked for are those that have come since the last time."""
+        """Return all schemas that records may have; the registry is asked for those that are new since the last call."""
         known: tuple[RegisteredSchema, ...] = self.__dict__.get("_known", ())
         found = tuple(v for s in self.subjects for v in self._hook.versions(s, known))
         self.__dict__["_known"] = found
         return found
 
-    def _known_as(self, versions: Sequence[RegisteredSchema]) -> str:
-        """Those, as they stand in a sentence."""
-        of = ", ".join(f"`{s}` (versions {span([v.version for v in versions if v.subject == s])})" for s in self.subjects)
-        return f"{span([v.id for v in versions])} of {of}"
+    def _describe_versions(self, versions: Sequence[RegisteredSchema]) -> str:
+        """Return ids, subjects and versions for a message."""
+        of = ", ".join(
+            f"`{s}` (versions {format_numbers([v.version for v in versions if v.subject == s])})" for s in self.subjects
+        )
+        return f"{format_numbers([v.id for v in versions])} of {of}"
 
-    # --- what is written ---------------------------------------------------------------------------------------------
+    # --- the schema to write -----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _made_of(self, columns: Sequence[types.Column]) -> str:
-        """The text of a schema that is made of columns.
+    def _schema_from_columns(self, columns: Sequence[types.Column]) -> str:
+        """Return the text of a schema derived from columns.
 
-        :raises SchemaUnusable: one has no counterpart.
+        :raises SchemaUnusable: a column has no counterpart.
         """
 
     @abstractmethod
-    def _fields_to_write(self, document: Document) -> Sequence[types.Column]:
-        """The columns that a schema takes.
+    def _mismatches(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[tuple[str, str]]:
+        """Return why columns cannot be written with a schema: each problem, and what to do about it.
 
-        :raises SchemaUnusable: it cannot be written with.
+        :raises SchemaUnusable: the schema cannot be written with.
         """
 
     @abstractmethod
-    def _lacking(self, fields: Sequence[types.Column], columns: Sequence[str]) -> list[str]:
-        """The fields without which nothing can be written, and for which there is no column."""
+    def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the mismatches that the names of the columns alone show, as :meth:`_mismatches` does."""
 
     @abstractmethod
-    def _encoder(self, document: Document, columns: Sequence[str], prefix: bytes) -> RowEncoder:
-        """What writes rows with a schema.
+    def _encoder(self, document: SchemaDocument, columns: Sequence[types.Column], header: bytes) -> StructEncoder:
+        """Return the encoder of rows.
 
-        :param prefix: what stands before every value.
+        :param header: the bytes before every value.
         """
 
     @property
-    def _is_made(self) -> bool:
-        """Whether the schema to write with is made of the columns."""
-        return not self._has_own and not self.use_latest_version
+    def _derives_schema(self) -> bool:
+        """Return True if the schema to write is derived from the columns."""
+        return not self._has_schema and not self.use_latest_version
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """What keeps rows from being written, as far as the columns' names tell: options, the schema, whether the registry knows
-        it or would take it. The registry is asked, and not changed."""
-        problems = self._writing_option_problems(where)
-        if problems:
-            return problems
-        twice = sorted({c for c in columns if list(columns).count(c) > 1})
-        problems = [Problem(where, f"column `{c}` is there twice", "Rename one of them") for c in twice]
+        """Return why rows cannot be written, as far as options, schema and the names of the columns show it.
+
+        Asks the registry whether it knows the schema or would accept it, and changes nothing there.
+        """
+        problems = self._writing_option_problems(where) or duplicate_problems(where, columns)
         if problems or not columns:
             return problems or [Problem(where, "there is no column to write", "Name some")]
         try:
-            if self._is_made:
-                # Whether it would take the schema is known with the types; whether it answers, now.
-                self._hook.knows(self._subject_to_write)
-                return []
-            document, number = self._chosen_to_write()
-            found = [Problem(where, *told) for told in self._name_misfits(document, columns)]
-            return found or (self._refusals(where, document) if self.registry and number is None else [])
+            if self._derives_schema:
+                # The schema follows from the types, which are not known yet: only check that the registry answers.
+                found = self._derivation_problems(where, columns)
+                if not found:
+                    self._hook.knows(self._subject_to_write(None))
+                return found
+            document, number = self._given_schema()
+            found = [Problem(where, *mismatch) for mismatch in self._name_mismatches(document, columns)]
+            return found or (self._registration_problems(where, document) if self.registry and number is None else [])
         except KafkaSparkError as e:
-            at = "schema" if isinstance(e, SchemaUnusable) and self._has_own else "registry" if self.registry else "schema"
+            at = "schema" if isinstance(e, SchemaUnusable) and self._has_schema else "registry" if self.registry else "schema"
             return [Problem(f"{where}.{at}", e.found, e.action)]
 
+    def _derivation_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+        """Return why no schema can be derived from columns of these names."""
+        return []
+
     def _writing_option_problems(self, where: str) -> list[Problem]:
+        """Return the problems of the options for writing, without asking the registry."""
         problems = []
-        if not self.registry and not self._has_own:
+        if not self.registry and not self._has_schema:
             action = "Give `registry`, or `schema` for values without a header, which nobody could read without knowing it"
             problems.append(Problem(where, "found neither `schema` nor `registry`", action))
-        subject = self._subject_problems(where, "no topic is known")
-        problems += subject
-        if not subject and self.registry and len(self.subjects) != 1:
-            problems.append(Problem(f"{where}.subject", f"there are {len(self.subjects)}; expected one", "Give `subject`"))
-        if self.use_latest_version and (self.auto_register_schemas or self._has_own):
-            other = "schema" if self._has_own else "auto_register_schemas"
+        problems += self._written_subject_problems(where)
+        if self.use_latest_version and (self.auto_register_schemas or self._has_schema):
+            other = "schema" if self._has_schema else "auto_register_schemas"
             problems.append(Problem(f"{where}.use_latest_version", f"it is there beside `{other}`", "Leave one of them out"))
-        if self._is_made and self.auto_register_schemas is False:
+        if self._derives_schema and self.auto_register_schemas is False:
             action = "Give the registered schema as `schema`, or set `use_latest_version=True`"
             found = "a schema that is made of columns has to be registered"
             problems.append(Problem(f"{where}.auto_register_schemas", found, action))
         return problems
 
-    @property
-    def _subject_to_write(self) -> str:
+    def _written_subject_problems(self, where: str) -> list[Problem]:
+        problems = self._subject_problems(where, "no topic is known")
+        if not problems and self.registry and len(self.subjects) != 1:
+            problems = [Problem(f"{where}.subject", f"there are {len(self.subjects)}; expected one", "Give `subject`")]
+        return problems
+
+    def _subject_to_write(self, document: SchemaDocument | None) -> str:
+        """Return the subject of the schema to write.
+
+        :param document: the schema; None as long as it is not known.
+        """
         (subject,) = self.subjects
         return subject
 
-    def _chosen_to_write(self) -> tuple[Document, int | None]:
-        """The schema that does not depend on the columns, and its id where it is the registry's."""
+    def _given_schema(self) -> tuple[SchemaDocument, int | None]:
+        """Return the schema to write that does not depend on the columns, and its id if it is registered."""
         if not self.use_latest_version:
-            return Document(self._own, (), GIVEN), None
-        latest = self._hook.version(self._subject_to_write, LATEST)
+            return SchemaDocument(self._schema_text, (), OPTION_SCHEMA), None
+        latest = self._hook.version(self._subject_to_write(None), LATEST)
         return self._document(latest), latest.id
 
-    def _name_misfits(self, document: Document, columns: Sequence[str]) -> list[tuple[str, str]]:
-        fields = self._fields_to_write(document)
-        known = {f.name for f in fields}
-        action = "Leave the column out, or give the schema such a field"
-        unknown = [(f"the schema has no field for column `{c}`", action) for c in columns if c not in known]
-        lacking = self._lacking(fields, columns)
-        return unknown + [(f"there is no column for field `{name}`, which is required", "Add the column") for name in lacking]
-
-    def _refusals(self, where: str, document: Document) -> list[Problem]:
-        """Whether the registry knows a schema, or would take it."""
-        subject, normalize = self._subject_to_write, self.normalize_schemas
+    def _registration_problems(self, where: str, document: SchemaDocument) -> list[Problem]:
+        """Return why a schema is not registered and cannot be."""
+        subject, normalize = self._subject_to_write(document), self.normalize_schemas
         if self._hook.id_of(subject, document.text, self.kind, normalize) is not None:
             return []
         if self.auto_register_schemas is False:
             found = f"the schema of {document.name} is not registered for subject `{subject}`"
             return [Problem(f"{where}.schema", found, "Register it, or set `auto_register_schemas=True`")]
-        wrong = self._hook.incompatibilities(subject, document.text, self.kind, normalize)
-        found = f"subject `{subject}` does not take the schema of {document.name}: {'; '.join(wrong)}"
+        reasons = self._hook.incompatibilities(subject, document.text, self.kind, normalize)
+        if not reasons:
+            return []
+        explained = "; ".join(self._explain(reasons, subject, document))
+        found = f"subject `{subject}` does not take the schema of {document.name}: {explained}"
         action = "Make the change a compatible one, or change the subject's compatibility"
-        return [Problem(f"{where}.schema", found[:_SHOWN], action)] if wrong else []
+        return [Problem(f"{where}.schema", found[:_MAX_PROBLEM_CHARACTERS], action)]
 
-    def encode(self, columns: Sequence[str]) -> Column:
-        """The rows themselves, as a struct: tasks make the bytes, with :meth:`struct_encoder`."""
+    def _explain(self, reasons: list[str], subject: str, document: SchemaDocument) -> list[str]:
+        """Return the registry's reasons against a schema, or better ones if it gave none."""
+        return reasons
+
+    def encode(self, columns: Sequence[str]) -> SparkColumn:
+        """Return the rows themselves as a struct; tasks encode them with :meth:`struct_encoder`."""
         return as_struct(columns)
 
     @property
     def encodes_in_tasks(self) -> bool:
-        """Tasks make the bytes, and not :meth:`encode`."""
+        """True: tasks make the bytes, not :meth:`encode`."""
         return True
 
-    def struct_encoder(self, columns: Sequence[types.Column]) -> RowEncoder:
-        """What tasks encode with; the schema is registered now, or looked up, and its id is the encoder's.
+    def struct_encoder(self, columns: Sequence[types.Column]) -> StructEncoder:
+        """Return the encoder that tasks use. The schema is registered, or looked up, before this method returns.
 
         :param columns: names and types of the columns to write, in order.
-        :raises ValidationError: the columns do not fit the schema, or the registry does not take it.
+        :raises ValidationError: the columns do not fit the schema, or the registry does not accept it.
         :raises KafkaSparkError: the registry does not answer, or refuses.
         """
-        names = [c.name for c in columns]
-        if self._is_made:
-            document, number = Document(self._made_of(columns), (), f"the columns of the {self.part}"), None
+        if self._derives_schema:
+            name = f"the columns of the {self.part}"
+            document, number = SchemaDocument(self._schema_from_columns(columns), (), name), None
         else:
-            document, number = self._chosen_to_write()
-        found = [*misfits(columns, self._fields_to_write(document)), *self._name_misfits(document, names)]
-        if found:
-            raise ValidationError([Problem(self.part, *told) for told in dict.fromkeys(found)])
-        return self._encoder(document, names, self._prefix(document, number))
-
-    def _prefix(self, document: Document, number: int | None) -> bytes:
-        """What stands before each value."""
+            document, number = self._given_schema()
+        if found := dict.fromkeys(self._mismatches(document, columns)):
+            raise ValidationError([Problem(self.part, *mismatch) for mismatch in found])
         if not self.registry:
-            return b""
-        return header(self._registered(document) if number is None else number)
+            return self._encoder(document, columns, b"")
+        return self._encoder(document, columns, wire_header(self._registered_id(document) if number is None else number))
 
-    def _registered(self, document: Document) -> int:
-        if wrong := self._refusals(self.part, document):
-            raise ValidationError(wrong)
-        subject, normalize = self._subject_to_write, self.normalize_schemas
+    def _registered_id(self, document: SchemaDocument) -> int:
+        """Return the id of a schema, which is registered if it is not yet.
+
+        :raises ValidationError: the registry does not accept it.
+        """
+        if problems := self._registration_problems(self.part, document):
+            raise ValidationError(problems)
+        subject, normalize = self._subject_to_write(document), self.normalize_schemas
         number = self._hook.id_of(subject, document.text, self.kind, normalize)
         if number is None:
             try:
@@ -474,10 +539,3 @@ class Registered(Format):
                 raise ValidationError([Problem(f"{self.part}.schema", e.found, e.action)]) from None
             log.info("Registered the schema of %s for subject `%s`: id %d", document.name, subject, number)
         return number
-
-
-def unknown_id(number: int, known: str, unusable: Mapping[int, str]) -> str:
-    """Why a record of this id is bad."""
-    if number in unusable:
-        return f"found schema id {number}: {unusable[number]}"
-    return f"found schema id {number}, expected one of {known}"

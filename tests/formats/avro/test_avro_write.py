@@ -20,6 +20,7 @@ from airflow_kafka_spark.formats import Avro
 from airflow_kafka_spark.formats.avro.schema import columns_of, parse, record_of
 from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
 from airflow_kafka_spark.formats.base import Encoded
+from airflow_kafka_spark.formats.registry import wire_header
 from airflow_kafka_spark.formats.types import arrow_schema, parse_ddl
 from tests.formats.avro.random_avro import RandomAvro, bare, encoded
 from tests.formats.avro.test_avro_meaning import GOOD, field, logical
@@ -269,7 +270,7 @@ def test_a_string_that_is_not_utf8_is_refused() -> None:
 
 def test_all_rows_that_do_not_fit_are_told_and_the_others_are_written() -> None:
     ddl = "x bigint"
-    encoder = pickle.loads(pickle.dumps(AvroEncoder(parse(json.dumps(field("int"))), parse_ddl(ddl), 7)))
+    encoder = pickle.loads(pickle.dumps(AvroEncoder(parse(json.dumps(field("int"))), parse_ddl(ddl), wire_header(7))))
     made = batch(ddl, {"x": 1}, {"x": 2})
     struct = pa.StructArray.from_arrays(made.columns, fields=list(made.schema), mask=pa.array([True, False]))
     assert encoder.encode_struct(struct) == Encoded(pa.array([None, b"\0\0\0\0\x07\x04"], pa.binary()))
@@ -307,7 +308,7 @@ def test_a_text_that_is_not_utf8_is_one_bad_row_among_others(type_: Any) -> None
 
 
 def test_a_type_that_is_no_record_is_one_column_and_a_null_is_no_value() -> None:
-    encoder = AvroEncoder(parse('"long"'), parse_ddl("id bigint"), 1)
+    encoder = AvroEncoder(parse('"long"'), parse_ddl("id bigint"), wire_header(1))
     assert encoder.encode({"id": pa.array([5, None, -1])}).to_pylist() == [b"\0\0\0\0\x01\x0a", None, b"\0\0\0\0\x01\x01"]
     rows = pa.array([{"id": None}, None, {"id": 1}], pa.struct([("id", pa.int64())]))
     assert encoder.encode_struct(rows).values.to_pylist() == [None, None, b"\0\0\0\0\x01\x02"]

@@ -21,7 +21,7 @@ from airflow_kafka_spark.formats.json.json_schema import bundled, fields_of
 from airflow_kafka_spark.formats.json.logical_types import plain_columns
 from airflow_kafka_spark.formats.json.registered import _as_written, _plain_fields
 from airflow_kafka_spark.formats.json.tasks.registered import RegisteredJsonDecoder
-from airflow_kafka_spark.formats.registry import Document, header
+from airflow_kafka_spark.formats.registry import SchemaDocument, wire_header
 from airflow_kafka_spark.formats.types import parse_ddl
 from tests.formats.contract import CHECKS, Case
 
@@ -85,15 +85,15 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
 
 def test_headers_that_are_wrong_are_told_and_the_rest_is_read() -> None:
     decoder = framed()
-    good = header(2) + GOOD
+    good = wire_header(2) + GOOD
     wrong = {
         b"": "found 0 bytes, expected at least 5",
         b"{" + good[1:]: "found the first byte 0x7b, expected the magic byte 0x00 of Confluent's wire format; it looks like JSON",
         b"\xc3\x01" + good: "it looks like Avro's single-object encoding",
-        header(3) + GOOD: "found schema id 3, expected one of 1, 2 of `orders-value`",
-        header(99) + GOOD: "found schema id 99: it is of type AVRO",
-        header(1): "",
-        header(1) + b'{"id":1.5}': "column `id`",
+        wire_header(3) + GOOD: "found schema id 3, expected one of 1, 2 of `orders-value`",
+        wire_header(99) + GOOD: "found schema id 99: it is of type AVRO",
+        wire_header(1): "",
+        wire_header(1) + b'{"id":1.5}': "column `id`",
     }
     for decode in (decoder.decode, pickle.loads(pickle.dumps(decoder)).decode):
         found = decode([good, *wrong, None, *[good] * 3000])
@@ -105,7 +105,12 @@ def test_headers_that_are_wrong_are_told_and_the_rest_is_read() -> None:
 
 
 def test_values_are_checked_only_where_that_is_asked_for() -> None:
-    values = [header(1) + b'{"id":-1,"note":null}', header(1) + b'{"id":1,"note":null,"state":"GONE"}', header(1) + GOOD, None]
+    values = [
+        wire_header(1) + b'{"id":-1,"note":null}',
+        wire_header(1) + b'{"id":1,"note":null,"state":"GONE"}',
+        wire_header(1) + GOOD,
+        None,
+    ]
     assert framed().decode(values).bad == ()
     found = framed(checks=True).decode(values)
     assert found.bad == (
@@ -191,12 +196,13 @@ def test_a_number_means_what_the_schema_says_that_it_was_written_with() -> None:
     latest, before, plain = price(4, type="string"), price(2, type="string"), price(2, type="number")
     columns = _plain_fields(JsonSchema(schema=latest)._fields)
     others = {
-        n: _as_written(columns, Document(json.dumps(schema), (), "it")) for n, schema in ((1, before), (2, plain), (3, latest))
+        n: _as_written(columns, SchemaDocument(json.dumps(schema), (), "it"))
+        for n, schema in ((1, before), (2, plain), (3, latest))
     }
     assert others[3] == others[2] == tuple(columns) != others[1]
     decoder = RegisteredJsonDecoder(columns, dict.fromkeys((1, 2, 3), ""), {}, "", True, False, {1: others[1]})
-    values = [header(1) + b'{"n":1,"p":"AJY="}', header(2) + b'{"n":2,"p":1.5}', header(3) + b'{"n":3,"p":"AJY="}']
-    values = [*values, None, header(1) + b'{"n":4,"p":"1.50"}', header(9), *values * 100]
+    values = [wire_header(1) + b'{"n":1,"p":"AJY="}', wire_header(2) + b'{"n":2,"p":1.5}', wire_header(3) + b'{"n":3,"p":"AJY="}']
+    values = [*values, None, wire_header(1) + b'{"n":4,"p":"1.50"}', wire_header(9), *values * 100]
     for one in (decoder, pickle.loads(pickle.dumps(decoder))):
         found = one.decode(values)
         read = [(row["n"], row["p"]) for row in found.batch.to_pylist()]
@@ -257,11 +263,11 @@ def test_a_number_means_what_its_version_says_though_other_properties_of_it_cann
         }
 
     columns = _plain_fields(JsonSchema(schema=version("4"))._fields)
-    value = header(7) + b'{"price":"AMg=","o":{"price":"AMg="},"l":[{"price":"AMg="}]}'
+    value = wire_header(7) + b'{"price":"AMg=","o":{"price":"AMg="},"l":[{"price":"AMg="}]}'
     older: list[dict[str, Any]] = [version("2", any={}), version("2", x={"type": ["string", "integer"]}), version("2")]
     older[2] |= {"if": {}}
     for schema in older:
-        others = {7: _as_written(columns, Document(json.dumps(schema), (), "it"))}
+        others = {7: _as_written(columns, SchemaDocument(json.dumps(schema), (), "it"))}
         found = RegisteredJsonDecoder(columns, {7: ""}, {}, "7", True, False, others).decode([value])
         two = {"price": Decimal("2.0000")}
         assert found.bad == () and found.batch.to_pylist() == [{**two, "o": two, "l": [two]}]
@@ -320,7 +326,7 @@ def test_a_schema_made_of_columns_gives_their_values_back_and_validates_them() -
     values = written(format, [ROW, nulls], MADE)
     found = format.decoder().decode(values)
     assert (found.batch.to_pylist(), found.bad) == ([ROW, nulls], ())
-    schema = json.loads(format._own)
+    schema = json.loads(format._schema_text)
     jsonschema.Draft7Validator.check_schema(schema)
     for value in values:
         jsonschema.validate(json.loads(value), schema)
@@ -393,7 +399,7 @@ def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
         "definitions": {"units": {"type": "integer"}},
     }
     whole = bundled(
-        Document(
+        SchemaDocument(
             json.dumps(root), (("money.json", json.dumps(money)), ("http://example.org/money.json", json.dumps(money))), "it"
         )
     )
@@ -426,4 +432,4 @@ def test_wrong_options_are_told(options: dict[str, Any], found: str) -> None:
 
 def test_what_cannot_be_put_together_is_told() -> None:
     with pytest.raises(SchemaUnusable, match="of `money.json`"):
-        bundled(Document("{}", (("money.json", "["),), "it"))
+        bundled(SchemaDocument("{}", (("money.json", "["),), "it"))

@@ -19,8 +19,8 @@ from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationEr
 from airflow_kafka_spark.formats import Protobuf
 from airflow_kafka_spark.formats.protobuf.schema import compiled, message_in, messages_of, misread, pool_of
 from airflow_kafka_spark.formats.protobuf.tasks.decode import ProtobufDecoder, message_indexes
-from airflow_kafka_spark.formats.protobuf.tasks.encode import header as indexed
-from airflow_kafka_spark.formats.registry import Document, header
+from airflow_kafka_spark.formats.protobuf.tasks.encode import message_header as indexed
+from airflow_kafka_spark.formats.registry import SchemaDocument, wire_header
 from airflow_kafka_spark.formats.types import parse_ddl
 from tests.formats.contract import CHECKS, Case
 
@@ -65,7 +65,7 @@ def message_class(text: str, name: str = "") -> Any:
 
 
 def files_of(text: str) -> bytes:
-    (files,) = compiled([Document(text, (), "it")])
+    (files,) = compiled([SchemaDocument(text, (), "it")])
     assert isinstance(files, bytes), files
     return files
 
@@ -393,19 +393,19 @@ NEW += "message A { Order o = 1; message B { int32 x = 1; } }"
 
 def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_told() -> None:
     decoder = framed(writers={1: OLD, 2: NEW}, reader=NEW)
-    old = header(1) + b"\0" + message_class(OLD)(id=-5, gone="x").SerializeToString()
-    new = header(2) + b"\x02\x02" + message_class(NEW, "Order")(id=2**40, note="n").SerializeToString()
+    old = wire_header(1) + b"\0" + message_class(OLD)(id=-5, gone="x").SerializeToString()
+    new = wire_header(2) + b"\x02\x02" + message_class(NEW, "Order")(id=2**40, note="n").SerializeToString()
     wrong = {
         b"": "found 0 bytes, expected at least 5",
         b"\1" + old[1:]: "found the first byte 0x01",
-        header(3) + b"\0": "found schema id 3, expected one of 1, 2 of `orders-value`",
-        header(99) + b"\0": "found schema id 99: it is of type AVRO",
-        header(2) + b"\0": "found schema id 2: the record is a `Other`, expected `Order`",
-        header(2) + b"\x04\x04\x00": "the record is a `A.B`, expected `Order`",
-        header(2) + b"\x02\x08": "found message indexes [4], which the schema of id 2 has not",
-        header(2): "found message indexes that do not end",
-        header(2) + b"\x01": "found -1 message indexes",
-        header(2) + b"\xff\xff\xff\xff\xff\xff": "found message indexes that do not end",
+        wire_header(3) + b"\0": "found schema id 3, expected one of 1, 2 of `orders-value`",
+        wire_header(99) + b"\0": "found schema id 99: it is of type AVRO",
+        wire_header(2) + b"\0": "found schema id 2: the record is a `Other`, expected `Order`",
+        wire_header(2) + b"\x04\x04\x00": "the record is a `A.B`, expected `Order`",
+        wire_header(2) + b"\x02\x08": "found message indexes [4], which the schema of id 2 has not",
+        wire_header(2): "found message indexes that do not end",
+        wire_header(2) + b"\x01": "found -1 message indexes",
+        wire_header(2) + b"\xff\xff\xff\xff\xff\xff": "found message indexes that do not end",
         old[:-1]: "no message of type `Order`",
     }
     for decode in (decoder.decode, pickle.loads(pickle.dumps(decoder)).decode):
@@ -456,9 +456,9 @@ def test_texts_import_by_the_names_of_references_and_never_leave_their_directory
     money = 'syntax = "proto3"; package b; message Money { int64 units = 1; }'
     good, bad, worse = compiled(
         [
-            Document(text, (("b/money.proto", money),)),
-            Document("syntax", (), "it"),
-            Document(text, (("../../x.proto", money),), "it"),
+            SchemaDocument(text, (("b/money.proto", money),)),
+            SchemaDocument("syntax", (), "it"),
+            SchemaDocument(text, (("../../x.proto", money),), "it"),
         ]
     )
     assert isinstance(good, bytes) and [m.full_name for _, m in messages_of(good)] == ["a.M"]

@@ -109,7 +109,7 @@ _TAKES = {
 }
 
 
-def misfits(schema: Schema, column: DataType, path: str) -> Iterator[tuple[str, str]]:
+def column_mismatches(schema: Schema, column: DataType, path: str) -> Iterator[tuple[str, str]]:
     """What a type cannot be written as: what was found, and what helps; nothing when it can.
 
     :param schema: the type in Avro.
@@ -117,18 +117,18 @@ def misfits(schema: Schema, column: DataType, path: str) -> Iterator[tuple[str, 
     :param path: the column's name.
     """
     if isinstance(schema, Union):
-        yield from _misfits_of_union(schema, column, path)
+        yield from _union_mismatches(schema, column, path)
     elif isinstance(schema, Record) and isinstance(column, Struct):
-        yield from misfits_of_record(schema, column.fields, path)
+        yield from record_mismatches(schema, column.fields, path)
     elif isinstance(schema, ArrayOf) and isinstance(column, Array):
-        yield from misfits(schema.items, column.element, f"{path}[]")
+        yield from column_mismatches(schema.items, column.element, f"{path}[]")
     elif isinstance(schema, MapOf) and isinstance(column, Map) and isinstance(column.key, Text):
-        yield from misfits(schema.values, column.value, f"{path}[]")
+        yield from column_mismatches(schema.values, column.value, f"{path}[]")
     elif not _scalar_fits(schema, column):
         yield f"column `{path}` is {column}, and the schema has {schema}", "Cast the column, or correct the schema"
 
 
-def misfits_of_record(schema: Record, columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
+def record_mismatches(schema: Record, columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
     """The same for a record's fields and columns of their names."""
     fields = {f.name: f for f in schema.fields}
     for column in columns:
@@ -136,7 +136,7 @@ def misfits_of_record(schema: Record, columns: Sequence[Column], path: str = "")
         if column.name not in fields:
             yield f"{schema} has no field for column `{here}`", "Leave the column out, or give the schema such a field"
         else:
-            yield from misfits(fields[column.name].type, column.type, here)
+            yield from column_mismatches(fields[column.name].type, column.type, here)
     there = {column.name for column in columns}
     for f in schema.fields:
         if f.name not in there and not f.default:
@@ -144,9 +144,9 @@ def misfits_of_record(schema: Record, columns: Sequence[Column], path: str = "")
             yield f"there is no column for field `{here}`, which has no default", "Add the column, or give the field a default"
 
 
-def _misfits_of_union(schema: Union, column: DataType, path: str) -> Iterator[tuple[str, str]]:
+def _union_mismatches(schema: Union, column: DataType, path: str) -> Iterator[tuple[str, str]]:
     if len(schema.present) == 1:
-        yield from misfits(schema.present[0], column, path)
+        yield from column_mismatches(schema.present[0], column, path)
     elif not is_of_members(schema, column) and branch_to_write(schema, column) is None:
         action = "Cast the column to one of them, or make it a struct<member0,...> as it is read"
         yield f"column `{path}` is {column}, and the schema has {schema}", action
@@ -158,13 +158,13 @@ def is_of_members(schema: Union, column: DataType) -> bool:
         return False
     if [f.name for f in column.fields] != [f"member{n}" for n in range(len(schema.present))]:
         return False
-    return all(not any(misfits(b, f.type, f.name)) for b, f in zip(schema.present, column.fields, strict=True))
+    return all(not any(column_mismatches(b, f.type, f.name)) for b, f in zip(schema.present, column.fields, strict=True))
 
 
 def branch_to_write(schema: Union, column: DataType) -> int | None:
     """Which type of a union a column is written as: the widest of numbers, else the first that takes it."""
     wide = merged(schema)
-    fits = [at for at, b in enumerate(schema.branches) if b.kind != "null" and not any(misfits(b, column, ""))]
+    fits = [at for at, b in enumerate(schema.branches) if b.kind != "null" and not any(column_mismatches(b, column, ""))]
     return next(iter([*(at for at in fits if schema.branches[at].kind == wide), *fits]), None)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
-from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, spark_column
+from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, duplicate_problems, spark_column
 from airflow_kafka_spark.formats.json.envelope_schema import Precision, connect_schema
 from airflow_kafka_spark.formats.json.format import Json
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, SparkSchema, Struct, Text, backticked
@@ -108,10 +108,9 @@ class JsonEnvelope(Format):
             return wrong
         known = {c.name for c in self.columns}
         missing = [c for c in columns if c not in known]
-        twice = sorted({c for c in columns if list(columns).count(c) > 1})
         return [
             *(Problem(f"{where}.schema", f"column `{c}` is not in it; expected the type of each", "Add it") for c in missing),
-            *(Problem(where, f"column `{c}` is there twice", "Rename one of them") for c in twice),
+            *duplicate_problems(where, columns),
         ]
 
     def _written(self, names: Sequence[str]) -> list[Column]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
-from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, as_struct
+from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, as_struct, duplicate_problems
 from airflow_kafka_spark.formats.json.json_schema import columns_of_json_schema, parse_json_schema
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, SparkSchema, Struct, Text, arrow_schema, columns_of
 
@@ -123,8 +123,7 @@ class Json(Format):
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """An object takes any columns, each name once."""
-        twice = sorted({c for c in columns if list(columns).count(c) > 1})
-        return [Problem(where, f"column `{c}` is there twice", "Rename one of them") for c in twice]
+        return duplicate_problems(where, columns)
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
         """One object per row, all columns in order, nulls written as ``null``: by Spark's ``to_json``, instants with microseconds

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urljoin
 
 from airflow_kafka_spark.errors import SchemaInvalid, SchemaUnusable
 from airflow_kafka_spark.formats.json.logical_types import Carried, carried
-from airflow_kafka_spark.formats.registry import Document
+from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
 _MAX_NESTING = 50
@@ -268,7 +268,7 @@ class Field(Column):
 # --- putting together ----------------------------------------------------------------------------------------------------
 
 
-def bundled(document: Document) -> dict[str, Any]:
+def bundled(document: SchemaDocument) -> dict[str, Any]:
     """A schema that stands alone: what it refers to is among its ``definitions``.
 
     :raises SchemaUnusable: it is no JSON Schema.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SchemaUnusable
 from airflow_kafka_spark.formats.base import Decoder
 from airflow_kafka_spark.formats.json.logical_types import as_sent, plain_columns
-from airflow_kafka_spark.formats.registry import Document, Registered
+from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches
 from airflow_kafka_spark.formats.types import Column, SparkSchema, columns_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class JsonSchema(Registered):
+class JsonSchema(RegistryFormat):
     """One JSON object per record, described by a JSON Schema (draft-07 or 2020-12); its properties become the columns.
 
     With ``registry``: values are in Confluent's wire format (a magic byte, the id of the writer's schema, the object), and
@@ -48,27 +48,28 @@ class JsonSchema(Registered):
     check_values: bool = False
 
     kind: ClassVar[str] = "JSON"
+    name_option: ClassVar[str] = "title"
 
     def _record_name(self) -> str:
         if self.title:
             return self.title
         try:
-            text = str(self.reader_schema) if self._reader_given else self._own
+            text = str(self.reader_schema) if self._reader_given else self._schema_text
             return str(json.loads(text).get("title", "")) if text else ""
         except (ValueError, AttributeError, KafkaSparkError):
             return ""
 
     @property
-    def _has_own(self) -> bool:
+    def _has_schema(self) -> bool:
         return bool(self.schema)
 
     @cached_property
-    def _own(self) -> str:
+    def _schema_text(self) -> str:
         if isinstance(self.schema, Mapping):
             return json.dumps(self.schema, ensure_ascii=False, separators=(",", ":"))
         if isinstance(self.schema, str) and (not self.schema.strip() or self.schema.lstrip()[0] == "{"):
             return self.schema.strip()
-        return self._made_of(columns_of(self.schema))
+        return self._schema_from_columns(columns_of(self.schema))
 
     # --- validate ----------------------------------------------------------------------------------------------------
 
@@ -93,11 +94,7 @@ class JsonSchema(Registered):
 
         :raises KafkaSparkError: there is no schema, or it cannot be columns.
         """
-        if self._reader_given:
-            return _fields_of(Document(str(self.reader_schema), (), "the option `reader_schema`"))
-        if self.registry:
-            return _fields_of(self._document(self._chosen()))
-        return _fields_of(Document(self._own, (), "the option `schema`"))
+        return _fields_of(self._reader_document)
 
     def arrow_schema(self) -> pa.Schema:
         """The reader's columns; asked of the registry once.
@@ -118,7 +115,7 @@ class JsonSchema(Registered):
 
         columns = _plain_fields(self._fields)
         if not self.registry:
-            return RegisteredJsonDecoder(columns, {0: self._own}, {}, "", False, self.check_values)
+            return RegisteredJsonDecoder(columns, {0: self._schema_text}, {}, "", False, self.check_values)
         versions = self._all_versions()
         known, unusable, others = dict[int, str](), dict[int, str](), dict[int, Sequence[Column]]()
         for registered in versions:
@@ -131,34 +128,36 @@ class JsonSchema(Registered):
             written = _as_written(columns, document)
             if written != tuple(columns):
                 others[registered.id] = written
-        return RegisteredJsonDecoder(columns, known, unusable, self._known_as(versions), True, self.check_values, others)
+        return RegisteredJsonDecoder(columns, known, unusable, self._describe_versions(versions), True, self.check_values, others)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _made_of(self, columns: Sequence[Column]) -> str:
+    def _schema_from_columns(self, columns: Sequence[Column]) -> str:
         from airflow_kafka_spark.formats.json.json_schema import schema_of
 
         return schema_of(columns, self.title or self.part.capitalize())
 
-    def _fields_to_write(self, document: Document) -> Sequence[Field]:
-        return _fields_of(document)
+    def _mismatches(self, document: SchemaDocument, columns: Sequence[Column]) -> list[tuple[str, str]]:
+        found = mismatches(columns, plain_columns(_fields_of(document)))
+        return [*found, *self._name_mismatches(document, [c.name for c in columns])]
 
-    def _lacking(self, fields: Sequence[Column], columns: Sequence[str]) -> list[str]:
-        return [f.name for f in fields if f.name not in columns and not getattr(f, "absent", True)]
+    def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
+        fields = _fields_of(document)
+        return name_mismatches(fields, columns, {f.name for f in fields if not f.absent})
 
-    def _encoder(self, document: Document, columns: Sequence[str], prefix: bytes) -> RowEncoder:
+    def _encoder(self, document: SchemaDocument, columns: Sequence[Column], header: bytes) -> RowEncoder:
         from airflow_kafka_spark.formats.json.tasks.registered import JsonSchemaEncoder
 
-        return JsonSchemaEncoder(_fields_of(document), columns, prefix)
+        return JsonSchemaEncoder(_fields_of(document), [c.name for c in columns], header)
 
 
-def _fields_of(document: Document) -> tuple[Field, ...]:
+def _fields_of(document: SchemaDocument) -> tuple[Field, ...]:
     from airflow_kafka_spark.formats.json.json_schema import bundled, fields_of
 
     return fields_of(bundled(document), document.name)
 
 
-def _as_written(columns: Sequence[Column], document: Document) -> tuple[Column, ...]:
+def _as_written(columns: Sequence[Column], document: SchemaDocument) -> tuple[Column, ...]:
     """Columns, with what carries their values in records of a schema; as they are, where that cannot be columns."""
     from airflow_kafka_spark.formats.json.json_schema import bundled, readable_fields
 

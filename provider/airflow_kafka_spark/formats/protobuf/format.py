@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from airflow_kafka_spark.errors import Problem, ProtobufNotInstalled, SchemaUnusable
 from airflow_kafka_spark.formats.base import Decoder
-from airflow_kafka_spark.formats.registry import GIVEN, Document, Registered
+from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches
 from airflow_kafka_spark.formats.types import Column, SparkSchema, Struct, columns_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _IS_PROTO = re.compile(r"\{|^\s*(?:syntax|edition)\s*=").search
 
 
 @dataclass(frozen=True)
-class Protobuf(Registered):
+class Protobuf(RegistryFormat):
     """One Protobuf message per record; its fields become the columns.
 
     Either with ``schema`` alone: values are messages, without a header. Or with ``registry``: values are in Confluent's wire
@@ -52,21 +52,22 @@ class Protobuf(Registered):
     nanoseconds: Literal["fail", "cut"] = "fail"
 
     kind: ClassVar[str] = "PROTOBUF"
+    name_option: ClassVar[str] = "message"
 
     def _record_name(self) -> str:
         return self.message
 
     @property
-    def _has_own(self) -> bool:
+    def _has_schema(self) -> bool:
         return bool(self.schema)
 
     @cached_property
-    def _own(self) -> str:
+    def _schema_text(self) -> str:
         if isinstance(self.schema, bytes):
             return ""
         if isinstance(self.schema, str) and (not self.schema.strip() or _IS_PROTO(self.schema)):
             return self.schema
-        return self._made_of(columns_of(self.schema))
+        return self._schema_from_columns(columns_of(self.schema))
 
     # --- validate ----------------------------------------------------------------------------------------------------
 
@@ -95,11 +96,8 @@ class Protobuf(Registered):
     @cached_property
     def _files(self) -> bytes:
         """The descriptor set of the reader's schema."""
-        if self._reader_given:
-            return _compiled(Document(str(self.reader_schema), (), "the option `reader_schema`"))
-        if self.registry:
-            return _compiled(self._document(self._chosen()))
-        return self.schema if isinstance(self.schema, bytes) else _compiled(Document(self._own, (), GIVEN))
+        given = not (self._reader_given or self.registry)
+        return self.schema if given and isinstance(self.schema, bytes) else _compiled(self._reader_document)
 
     @cached_property
     def _layout(self) -> Node:
@@ -137,14 +135,14 @@ class Protobuf(Registered):
             return ProtobufDecoder(self._files, self._layout, cut_nanoseconds=cut)
         versions = self._all_versions()
         writers, unusable = self._writers(versions)
-        return ProtobufDecoder(self._files, self._layout, writers, unusable, self._known_as(versions), cut)
+        return ProtobufDecoder(self._files, self._layout, writers, unusable, self._describe_versions(versions), cut)
 
     def _writers(self, versions: Sequence[RegisteredSchema]) -> tuple[dict[int, Mapping[tuple[int, ...], str]], dict[int, str]]:
         """What records may hold, by schema id; and why schemas cannot be used."""
         from airflow_kafka_spark.formats.protobuf.schema import compiled, message_in
 
         reader = message_in(self._files, self.message, "the reader's message")
-        documents, unusable = dict[int, Document](), dict[int, str]()
+        documents, unusable = dict[int, SchemaDocument](), dict[int, str]()
         for registered in versions:
             try:
                 documents[registered.id] = self._document(registered)
@@ -171,31 +169,36 @@ class Protobuf(Registered):
                 return [Problem(where, e.found, e.action)]
         return problems
 
-    def _made_of(self, columns: Sequence[Column]) -> str:
+    def _schema_from_columns(self, columns: Sequence[Column]) -> str:
         from airflow_kafka_spark.formats.protobuf.schema import proto_of
 
         return proto_of(columns, self.message or self.part.capitalize())
 
-    def _message_to_write(self, document: Document) -> tuple[bytes, Node]:
+    def _message_to_write(self, document: SchemaDocument) -> tuple[bytes, Node]:
         given = isinstance(self.schema, bytes) and not self.registry
         files = self.schema if given and isinstance(self.schema, bytes) else _compiled(document)
         return files, self._layout_of(files, document.name)
 
-    def _fields_to_write(self, document: Document) -> Sequence[Column]:
+    def _fields_to_write(self, document: SchemaDocument) -> Sequence[Column]:
         return [node.column for node in self._message_to_write(document)[1].fields]
 
-    def _lacking(self, fields: Sequence[Column], columns: Sequence[str]) -> list[str]:
-        return []  # what has no column is the field's default
+    def _mismatches(self, document: SchemaDocument, columns: Sequence[Column]) -> list[tuple[str, str]]:
+        found = mismatches(columns, self._fields_to_write(document))
+        return [*found, *self._name_mismatches(document, [c.name for c in columns])]
 
-    def _encoder(self, document: Document, columns: Sequence[str], prefix: bytes) -> RowEncoder:
+    def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
+        # A field without a column is written as its default.
+        return name_mismatches(self._fields_to_write(document), columns, required=())
+
+    def _encoder(self, document: SchemaDocument, columns: Sequence[Column], header: bytes) -> RowEncoder:
         from airflow_kafka_spark.formats.protobuf.schema import messages_of
-        from airflow_kafka_spark.formats.protobuf.tasks.encode import ProtobufEncoder, header
+        from airflow_kafka_spark.formats.protobuf.tasks.encode import ProtobufEncoder, message_header
 
         files, layout = self._message_to_write(document)
-        if prefix:
+        if header:
             path = next(path for path, message in messages_of(files) if message.full_name == layout.full_name)
-            prefix = header(prefix, path)
-        return ProtobufEncoder(files, layout, columns, prefix)
+            header = message_header(header, path)
+        return ProtobufEncoder(files, layout, [c.name for c in columns], header)
 
 
 def _check_packages() -> None:
@@ -211,7 +214,7 @@ def _check_packages() -> None:
 
 
 @lru_cache(maxsize=32)
-def _compiled(document: Document) -> bytes:
+def _compiled(document: SchemaDocument) -> bytes:
     """Kept: a schema is looked at by its fields, by its message and by its indexes, and every time protoc would be started."""
     from airflow_kafka_spark.formats.protobuf.schema import compiled
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ProtobufNotInstalled, SchemaUnusable
-from airflow_kafka_spark.formats.registry import Document
+from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ for directory, roots, main in json.load(sys.stdin):
 """
 
 
-def compiled(documents: Sequence[Document]) -> list[bytes | SchemaUnusable]:
+def compiled(documents: Sequence[SchemaDocument]) -> list[bytes | SchemaUnusable]:
     """The descriptor sets of texts, with all they import; the last file of each is the text's own.
 
     :raises ProtobufNotInstalled: protoc is not there.
@@ -52,7 +52,7 @@ def compiled(documents: Sequence[Document]) -> list[bytes | SchemaUnusable]:
     return [one for one in found if one is not None]
 
 
-def _serialized(document: Document) -> bytes | None:
+def _serialized(document: SchemaDocument) -> bytes | None:
     """Confluent's clients for Python register descriptors in base64; those become a set without protoc."""
     text = document.text.strip()
     if not text or any(mark in text for mark in '{};" '):
@@ -83,7 +83,7 @@ def _add_imports(files: Any, of: Any, given: dict[str, str]) -> None:
             _add_imports(files, imported, given)
             files.file.append(imported)
         else:
-            (known,) = _by_protoc((Document(f'syntax = "proto3"; import "{name}"; message None {{}}'),))
+            (known,) = _by_protoc((SchemaDocument(f'syntax = "proto3"; import "{name}"; message None {{}}'),))
             if isinstance(known, SchemaUnusable):
                 raise KeyError(name)
             for one in descriptor_pb2.FileDescriptorSet.FromString(known).file[:-1]:
@@ -92,7 +92,7 @@ def _add_imports(files: Any, of: Any, given: dict[str, str]) -> None:
 
 
 @lru_cache(maxsize=64)
-def _by_protoc(documents: tuple[Document, ...]) -> tuple[bytes | SchemaUnusable, ...]:
+def _by_protoc(documents: tuple[SchemaDocument, ...]) -> tuple[bytes | SchemaUnusable, ...]:
     if not documents:
         return ()
     include = _include()

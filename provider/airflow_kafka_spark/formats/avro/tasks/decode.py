@@ -48,7 +48,7 @@ from airflow_kafka_spark.formats.avro.tasks.row_decode import (
     without_logical,
 )
 from airflow_kafka_spark.formats.avro.tasks.row_encode import long_of
-from airflow_kafka_spark.formats.registry import HEADER, schema_id
+from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of
 from airflow_kafka_spark.formats.tasks.batch_decoder import CHUNK_BYTES, DividingDecoder, Doubt, Pieces, never_null
 from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import arrow_schema
@@ -72,7 +72,7 @@ class AvroDecoder(DividingDecoder):
         self._reader, self._writers, self._framed, self._known = reader, dict(writers), framed, known
         self._references: dict[int, Reference] = {}
         self._plans: dict[bytes, Plan | None] = {}
-        self._header = HEADER if framed else 0
+        self._header = HEADER_BYTES if framed else 0
         super().__init__(arrow_schema(columns_of(reader)), self._read_value, few)
 
     def __reduce__(self) -> tuple[type[AvroDecoder], tuple[Record, dict[int, Record | str], bool, str, int]]:
@@ -81,7 +81,7 @@ class AvroDecoder(DividingDecoder):
     # --- value by value ----------------------------------------------------------------------------------------------
 
     def _read_value(self, value: bytes) -> list[Any]:
-        number = schema_id(value) if self._framed else 0
+        number = schema_id_of(value) if self._framed else 0
         reference = self._references.get(number)
         if reference is None:
             reference = self._references[number] = Reference(self._writer(number), self._reader)
@@ -143,7 +143,7 @@ class AvroDecoder(DividingDecoder):
 
     def _made(self, head: bytes) -> Plan | None:
         try:
-            return Plan(self._writer(schema_id(head) if self._framed else 0), self._reader, self._header)
+            return Plan(self._writer(schema_id_of(head) if self._framed else 0), self._reader, self._header)
         except (BadValue, NoFastPath):
             return None
 

@@ -15,7 +15,6 @@ from airflow_kafka_spark.formats.avro.schema import ArrayOf, Enum, Fixed, Leaf, 
 from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID
 from airflow_kafka_spark.formats.avro.tasks.row_encode import default_bytes, long_of, record_writer, writing
 from airflow_kafka_spark.formats.base import Encoded, Encoder
-from airflow_kafka_spark.formats.registry import header
 from airflow_kafka_spark.formats.tasks.batch_decoder import Doubt
 from airflow_kafka_spark.formats.tasks.row_encoder import all_of, not_utf8
 from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
@@ -30,12 +29,12 @@ class AvroEncoder(Encoder):
 
     :param schema: what values are written with: a record, whose fields are columns; or another type, which one column is.
     :param columns: the columns and their types, all of which the schema takes.
-    :param schema_id: what stands before each value in Confluent's wire format; None for values without a header.
+    :param header: the bytes before each value; empty without Confluent's wire format.
     """
 
-    def __init__(self, schema: Schema, columns: tuple[Column, ...], schema_id: int | None = None) -> None:
-        self.schema, self.columns, self.schema_id = schema, columns, schema_id
-        self._header = b"" if schema_id is None else header(schema_id)
+    def __init__(self, schema: Schema, columns: tuple[Column, ...], header: bytes = b"") -> None:
+        self.schema, self.columns = schema, columns
+        self._header = header
         if isinstance(schema, Record):
             self._pieces, self._write = record_pieces(schema, columns), record_writer(schema, columns)
             return
@@ -44,7 +43,7 @@ class AvroEncoder(Encoder):
         self._pieces, self._write = lambda rows: parts(rows[column.name]), lambda out, row: write(out, row[column.name])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.schema, self.columns, self.schema_id)
+        return type(self), (self.schema, self.columns, self._header)
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
         """The rows' values. Of a schema that is no record, a null is no value.
@@ -146,7 +145,7 @@ def joined(parts: Sequence[Part], rows: int) -> pa.Array:
 
 
 def pieces(schema: Schema, column: DataType) -> Parts:
-    """How values of a column are written as a type that takes it, see :func:`.avro.compatibility.misfits`."""
+    """How values of a column are written as a type that takes it, see :func:`.avro.compatibility.column_mismatches`."""
     if isinstance(schema, Union):
         return _union(schema, column)
     if isinstance(schema, Record):

@@ -55,7 +55,7 @@ _SHOWN = 60
 
 
 def writing(schema: Schema, column: DataType) -> Write:
-    """Writes values of a column as a type that takes it, see :func:`.avro.compatibility.misfits`."""
+    """Writes values of a column as a type that takes it, see :func:`.avro.compatibility.column_mismatches`."""
     if isinstance(schema, Union):
         return _union(schema, column)
     if isinstance(schema, Record):

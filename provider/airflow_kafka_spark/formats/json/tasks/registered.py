@@ -18,7 +18,7 @@ from airflow_kafka_spark.formats.base import Decoded, Decoder
 from airflow_kafka_spark.formats.json.json_schema import Field
 from airflow_kafka_spark.formats.json.logical_types import Carried, plain_columns
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
-from airflow_kafka_spark.formats.registry import HEADER, INTEGERS, header, schema_id, unknown_id
+from airflow_kafka_spark.formats.registry import HEADER_BYTES, INTEGER_BITS, schema_id_of, unknown_schema_id, wire_header
 from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder, Unfit, as_java, pairs, unscaled
 from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text
@@ -51,7 +51,7 @@ class RegisteredJsonDecoder(Decoder):
         self._given = (tuple(carried), dict(known), dict(unusable), span, framed, checks, dict(others))
         self._known, self._unusable, self._span, self._framed, self._checks = known, unusable, span, framed, checks
         self._json = JsonDecoder(plain_columns(carried), carried=carried)
-        self._others = {header(n): JsonDecoder(plain_columns(columns), carried=columns) for n, columns in others.items()}
+        self._others = {wire_header(n): JsonDecoder(plain_columns(columns), carried=columns) for n, columns in others.items()}
         self._heads: set[bytes] = set()
         self._validators: dict[int, Callable[[bytes], str]] = {}
 
@@ -72,7 +72,7 @@ class RegisteredJsonDecoder(Decoder):
         """Each record as what carries its values is in its own schema."""
         groups: dict[JsonDecoder, list[int]] = {}
         for at, value in enumerate(values):
-            groups.setdefault(self._others.get((value or b"")[:HEADER], self._json), []).append(at)
+            groups.setdefault(self._others.get((value or b"")[:HEADER_BYTES], self._json), []).append(at)
         batches, bad, places = [], dict[int, str](), list[int]()
         for decoder, group in groups.items():
             decoded = decoder.decode([texts[at] for at in group])
@@ -88,20 +88,20 @@ class RegisteredJsonDecoder(Decoder):
         """What is behind the headers; None where that is not known."""
         heads, found = self._heads, list[bytes | None]()
         for at, value in enumerate(values):
-            if value is not None and value[:HEADER] not in heads:
+            if value is not None and value[:HEADER_BYTES] not in heads:
                 try:
                     self._admit(value)
                 except BadValue as e:
                     bad[at] = e.reason
                     value = None
-            found.append(None if value is None else value[HEADER:])
+            found.append(None if value is None else value[HEADER_BYTES:])
         return found
 
     def _admit(self, value: bytes) -> None:
-        number = schema_id(value)
+        number = schema_id_of(value)
         if number not in self._known:
-            raise BadValue(unknown_id(number, self._span, self._unusable))
-        self._heads.add(value[:HEADER])
+            raise BadValue(unknown_schema_id(number, self._span, self._unusable))
+        self._heads.add(value[:HEADER_BYTES])
 
     def _checked(
         self, decoded: Decoded, values: Sequence[bytes | None], texts: Sequence[bytes | None], bad: dict[int, str]
@@ -110,7 +110,7 @@ class RegisteredJsonDecoder(Decoder):
         for at, text in enumerate(texts):
             if text is None or at in bad:
                 continue
-            number = schema_id(values[at] or b"") if self._framed else 0
+            number = schema_id_of(values[at] or b"") if self._framed else 0
             if reason := self._validator(number)(text):
                 bad[at] = reason
                 wrong.append(at)
@@ -218,8 +218,8 @@ def _text(data_type: DataType, path: str) -> _Text:
         return lambda value: _number(Decimal(value), wanted)
     if isinstance(data_type, Text):
         return _string
-    if data_type.name in INTEGERS:
-        limit = 1 << (INTEGERS[data_type.name] - 1)
+    if data_type.name in INTEGER_BITS:
+        limit = 1 << (INTEGER_BITS[data_type.name] - 1)
         return lambda value: _integer(value, limit)
     return _SCALARS[data_type.name]
 

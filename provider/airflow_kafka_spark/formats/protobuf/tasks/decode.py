@@ -22,7 +22,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.protobuf.layout import Node
 from airflow_kafka_spark.formats.protobuf.schema import pool_of
-from airflow_kafka_spark.formats.registry import HEADER, schema_id, unknown_id
+from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of, unknown_schema_id
 from airflow_kafka_spark.formats.tasks.batch_decoder import DividingDecoder, Pieces
 from airflow_kafka_spark.formats.text import MAX_SECOND, MIN_SECOND, BadValue
 from airflow_kafka_spark.formats.types import Struct, arrow_schema, arrow_type
@@ -81,7 +81,7 @@ class ProtobufDecoder(DividingDecoder):
             if self._writers is None:
                 messages = [parse(r) for r in records]
             else:
-                messages = [parse(r[HEADER + 1 :] if r[: HEADER + 1] in heads else payload(r)) for r in records]
+                messages = [parse(r[HEADER_BYTES + 1 :] if r[: HEADER_BYTES + 1] in heads else payload(r)) for r in records]
         except DecodeError as e:
             raise BadValue(f"no message of type `{self._layout.full_name}`: {e}") from None
         return pa.RecordBatch.from_arrays(self._columns.of(messages), schema=self._schema)
@@ -91,19 +91,19 @@ class ProtobufDecoder(DividingDecoder):
 
         :raises BadValue: it is not one that can be read.
         """
-        number = schema_id(record)
+        number = schema_id_of(record)
         assert self._writers is not None
         paths = self._writers.get(number)
         if paths is None:
-            raise BadValue(unknown_id(number, self._known, self._unusable))
-        path, at = message_indexes(record, HEADER)
+            raise BadValue(unknown_schema_id(number, self._known, self._unusable))
+        path, at = message_indexes(record, HEADER_BYTES)
         wrong = paths.get(path)
         if wrong is None:
             raise BadValue(f"found message indexes {list(path)}, which the schema of id {number} has not")
         if wrong:
             raise BadValue(f"found schema id {number}: {wrong}")
-        if record[HEADER : HEADER + 1] == _ONE_PATH:
-            self._heads.add(record[: HEADER + 1])
+        if record[HEADER_BYTES : HEADER_BYTES + 1] == _ONE_PATH:
+            self._heads.add(record[: HEADER_BYTES + 1])
         return record[at:]
 
     def read_by_reference(self, records: Sequence[bytes], start: int) -> Pieces:

@@ -177,7 +177,7 @@ def _decimal(value: decimal.Decimal, wanted: types.Decimal) -> dict[str, Any]:
     return {"value": as_java(unscaled(decimal.Decimal(value), wanted)), "precision": wanted.precision, "scale": wanted.scale}
 
 
-def header(prefix: bytes, path: Sequence[int]) -> bytes:
+def message_header(prefix: bytes, path: Sequence[int]) -> bytes:
     """What stands before a message in Confluent's wire format.
 
     :param prefix: magic byte and id.
