@@ -165,7 +165,7 @@ def parse_ddl(text: str) -> tuple[Column, ...]:
     :raises SchemaInvalid: naming the position, what was found there and what was expected; also for names that occur twice, or
         twice but for their case, since neither Spark nor most databases tell these apart.
     """
-    parser = _Parser(text)
+    parser = _DdlParser(text)
     if parser.word() == "struct" and parser.tokens[1].text == "<":
         column_type = parser.data_type()
         assert isinstance(column_type, Struct)
@@ -177,7 +177,7 @@ def parse_ddl(text: str) -> tuple[Column, ...]:
     return columns
 
 
-class _Parser:
+class _DdlParser:
     """Recursive descent over the tokens."""
 
     def __init__(self, text: str) -> None:
@@ -370,17 +370,17 @@ def _from_json_value(value: Any) -> DataType:
         for f in value["fields"]:
             comment = (f.get("metadata") or {}).get("comment", "")
             fields.append(Column(f["name"], _from_json_value(f["type"]), f.get("nullable", True), comment))
-        _refuse_doubles(fields)
+        _refuse_duplicates(fields)
         return Struct(tuple(fields))
     if isinstance(value, str):
-        parser = _Parser(value)
+        parser = _DdlParser(value)
         data_type = parser.data_type()
         if parser.token.kind == "end":
             return data_type
     raise SchemaInvalid(str(value), 0, f"the type {value}", f"one of {', '.join(_KNOWN)}")
 
 
-def _refuse_doubles(fields: Sequence[Column]) -> None:
+def _refuse_duplicates(fields: Sequence[Column]) -> None:
     seen: dict[str, str] = {}
     for f in fields:
         if not f.name:

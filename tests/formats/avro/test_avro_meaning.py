@@ -35,8 +35,8 @@ def decode(schema: Any, values: list[bytes | None], reader: Any = None) -> tuple
     made = Avro(json.dumps(schema), reader_schema=json.dumps(reader) if reader else "latest").decoder()
     assert isinstance(made, AvroDecoder)
     fast = AvroDecoder(made._reader, made._writers, False, few=0)
-    decoded, by_reference = fast.decode(values), made.decode_by_reference(values)
-    assert rows(decoded) == rows(by_reference) and decoded.bad == by_reference.bad
+    decoded, row_wise = fast.decode(values), made.decode_row_wise(values)
+    assert rows(decoded) == rows(row_wise) and decoded.bad == row_wise.bad
     return decoded.batch.to_pylist(), dict(decoded.bad)
 
 

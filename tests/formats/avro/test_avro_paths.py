@@ -30,7 +30,7 @@ def decoders(schema: dict, reader: dict | None = None) -> tuple[AvroDecoder, Avr
 
 
 def agree(fast: AvroDecoder, reference: AvroDecoder, values: list[bytes]) -> None:
-    one, two = fast.decode(values), reference.decode_by_reference(values)
+    one, two = fast.decode(values), reference.decode_row_wise(values)
     assert one.bad == two.bad
     assert rows(one) == rows(two)
     one.batch.validate(full=True)
@@ -47,7 +47,7 @@ def test_what_fastavro_writes_is_read_as_fastavro_reads_it(seed: int) -> None:
     read = [fastavro.schemaless_reader(io.BytesIO(v), parsed, parsed) for v in values]
     fast, reference = decoders(schema)
     wanted = pa.array([shown(schema, r) for r in read], pa.struct(list(fast._schema)))
-    for decoded in (fast.decode(values), reference.decode_by_reference(values)):
+    for decoded in (fast.decode(values), reference.decode_row_wise(values)):
         assert decoded.bad == ()
         assert rows(decoded) == [repr(row) for row in wanted.to_pylist()]
 
@@ -89,6 +89,6 @@ def test_the_fast_way_is_taken_for_every_ordinary_type() -> None:
         fast, _ = decoders(schema)
         assert fast.decode(values).bad == ()
         # A map's key may have come twice only where fastavro wrote one twice, which it does not.
-        assert fast.by_reference == 0, schema
+        assert fast.row_wise_count == 0, schema
         taken += 1
     assert taken > 50

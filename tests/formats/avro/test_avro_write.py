@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import RowRejected, ValidationError
 from airflow_kafka_spark.formats import Avro
-from airflow_kafka_spark.formats.avro.schema import columns_of, parse, record_of
+from airflow_kafka_spark.formats.avro.schema import columns_of, parse, record_from_columns
 from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
 from airflow_kafka_spark.formats.base import Encoded
 from airflow_kafka_spark.formats.registry import wire_header
@@ -35,9 +35,9 @@ class Watched(AvroEncoder):
 
     asked = 0
 
-    def encode_by_reference(self, *args: Any) -> Encoded:
+    def encode_row_wise(self, *args: Any) -> Encoded:
         self.asked += 1
-        return super().encode_by_reference(*args)
+        return super().encode_row_wise(*args)
 
 
 def encode(schema: Any, rows: pa.RecordBatch, ddl: str = "") -> list[bytes]:
@@ -49,7 +49,7 @@ def encode(schema: Any, rows: pa.RecordBatch, ddl: str = "") -> list[bytes]:
     fast = encoder.encode(given_rows)
     fast.validate(full=True)
     assert encoder.asked == 0 and fast.null_count == 0
-    assert encoder.encode_by_reference(given_rows, range(rows.num_rows)) == Encoded(fast)
+    assert encoder.encode_row_wise(given_rows, range(rows.num_rows)) == Encoded(fast)
     return fast.to_pylist()
 
 
@@ -129,7 +129,7 @@ def some_rows() -> st.SearchStrategy[list[dict[str, Any]]]:
 @settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(some_rows())
 def test_columns_of_every_type_with_a_schema_made_of_them_are_read_again_and_by_fastavro(rows: list[dict[str, Any]]) -> None:
-    text = record_of(parse_ddl(TYPES), "shop.Order")
+    text = record_from_columns(parse_ddl(TYPES), "shop.Order")
     made = batch(TYPES, *rows)
     values = encode(json.loads(text), made, TYPES)
     decoded = Avro(text).decoder().decode(values)
@@ -142,7 +142,7 @@ def test_columns_of_every_type_with_a_schema_made_of_them_are_read_again_and_by_
 
 def test_a_schema_made_of_columns_says_what_may_be_null_and_names_records_by_their_place() -> None:
     ddl = "id bigint NOT NULL, a struct<b: struct<a: date>> NOT NULL, b array<struct<a: int>>, m map<string,decimal(5,2)>"
-    assert json.loads(record_of(parse_ddl(ddl), "shop.Order")) == {
+    assert json.loads(record_from_columns(parse_ddl(ddl), "shop.Order")) == {
         "type": "record", "name": "Order", "namespace": "shop", "fields": [
             {"name": "id", "type": "long"},
             {"name": "a", "type": {"type": "record", "name": "a", "namespace": "shop.Order", "fields": [
@@ -171,7 +171,7 @@ def test_records_may_be_nested_deep() -> None:
     ddl, row = "int", 7
     for _ in range(20):
         ddl, row = f"struct<x: {ddl}>", {"x": row}  # type: ignore[assignment]
-    schema = json.loads(record_of(parse_ddl(f"x {ddl}"), "R"))
+    schema = json.loads(record_from_columns(parse_ddl(f"x {ddl}"), "R"))
     (value, nothing) = encode(schema, batch(f"x {ddl}", {"x": row}, {"x": None}), f"x {ddl}")
     assert fastavro.schemaless_reader(io.BytesIO(value), fastavro.parse_schema(schema), None) == {"x": row}
     assert value == b"\x02" * 21 + b"\x0e" and nothing == b"\0"

@@ -54,7 +54,7 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
 def disagreement(format: Csv, values: Sequence[bytes | None]) -> str:
     """What the two ways say differently; even the smallest batch goes to Arrow first."""
     decoder = CsvDecoder(format.columns, format.dialect, format.timestamp_format, few=0)
-    fast, reference = decoder.decode(values), decoder.decode_by_reference(values)
+    fast, reference = decoder.decode(values), decoder.decode_row_wise(values)
     fast.batch.validate(full=True)
     one, other = ([repr(row) for row in d.batch.to_pylist()] for d in (fast, reference))
     same = one == other and fast.bad == reference.bad and fast.batch.schema == reference.batch.schema
@@ -292,10 +292,10 @@ def test_ordinary_records_go_the_fast_way_and_a_bad_one_spoils_little() -> None:
     decoder = CASES["csv"].format.decoder()
     assert isinstance(decoder, CsvDecoder)
     assert decoder.decode(values).batch.column("id").to_pylist() == list(range(MANY))
-    assert decoder.by_reference == 0
+    assert decoder.row_wise_count == 0
     values[2_222] = b'1,"'
     assert [at for at, _ in decoder.decode(values).bad] == [2_222]
-    assert decoder.by_reference <= 64
+    assert decoder.row_wise_count <= 64
 
 
 def test_huge_fields() -> None:

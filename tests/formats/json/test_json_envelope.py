@@ -80,7 +80,7 @@ CASES = {
 def both(format: JsonEnvelope, *values: bytes | None) -> Decoded:
     """By both ways, which must say the same."""
     decoder = EnvelopeDecoder(format.columns, few=0, defaults=format.replace_null_with_default)
-    fast, reference = decoder.decode(values), decoder.decode_by_reference(values)
+    fast, reference = decoder.decode(values), decoder.decode_row_wise(values)
     again = decoder.decode(values)
     for other in (reference, again):
         assert repr(fast.batch.to_pylist()) == repr(other.batch.to_pylist())
@@ -333,7 +333,7 @@ def test_the_schema_is_read_once_and_payloads_go_the_fast_way() -> None:
     assert isinstance(decoder, EnvelopeDecoder)
     assert decoder.decode(values).batch.column("id").to_pylist() == list(range(MANY))
     (plan,) = decoder._plans.values()
-    assert plan.decoder is not None and plan.decoder.by_reference <= 1
+    assert plan.decoder is not None and plan.decoder.row_wise_count <= 1
 
 
 def test_schemas_that_change_with_every_record_are_read_as_well() -> None:

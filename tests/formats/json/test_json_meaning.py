@@ -18,7 +18,7 @@ UTC = dt.timezone.utc
 def decode(schema: str, *values: bytes) -> tuple[list[dict[str, Any]], dict[int, str]]:
     """By the fast path and by the reference, which must say the same."""
     columns = Json(schema).columns
-    fast, reference = JsonDecoder(columns, few=0).decode(values), JsonDecoder(columns).decode_by_reference(values)
+    fast, reference = JsonDecoder(columns, few=0).decode(values), JsonDecoder(columns).decode_row_wise(values)
     assert repr(fast.batch.to_pylist()) == repr(reference.batch.to_pylist())
     assert fast.bad == reference.bad
     return fast.batch.to_pylist(), dict(fast.bad)

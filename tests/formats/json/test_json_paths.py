@@ -28,7 +28,7 @@ ORDERS = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
 def disagreement(schema: str, values: Sequence[bytes | None]) -> str:
     """What the two say differently about these values; empty when they agree. Even the smallest batch goes to Arrow first."""
     decoder = JsonDecoder(parse_ddl(schema), few=0)
-    fast, reference = decoder.decode(values), decoder.decode_by_reference(values)
+    fast, reference = decoder.decode(values), decoder.decode_row_wise(values)
     try:
         fast.batch.validate(full=True)
         rows = [repr(row) for row in fast.batch.to_pylist()]
@@ -72,14 +72,14 @@ def test_fast_path_equals_reference_for_many_seeds() -> None:
         assert disagreement(ddl(schema), values) == "", seed
         decoder = JsonDecoder(parse_ddl(ddl(schema)), few=0)
         bad = len(decoder.decode(values).bad)
-        fast += len(values) - min(decoder.by_reference, len(values))
+        fast += len(values) - min(decoder.row_wise_count, len(values))
         total += len(values) - bad
     assert fast > 0.4 * total
 
 
 def test_fast_path_equals_reference_where_suspects_are_sifted_out(monkeypatch: pytest.MonkeyPatch) -> None:
     # Several chunks, so that some of them come after one in which bad records were found.
-    monkeypatch.setattr(batch_decoder, "SIFTED_RECORDS", 2)
+    monkeypatch.setattr(batch_decoder, "FINDER_MIN_RECORDS", 2)
     monkeypatch.setattr(batch_decoder, "CHUNK_RECORDS", 8)
     sifted = 0
     for seed in range(examples(200)):
@@ -88,7 +88,9 @@ def test_fast_path_equals_reference_where_suspects_are_sifted_out(monkeypatch: p
         values = [maker.record(schema, (0.995, 0.97)[seed % 2]) for _ in range(2 + seed % 30)]
         assert disagreement(ddl(schema), values) == "", seed
         decoder = JsonDecoder(parse_ddl(ddl(schema)), few=0)
-        sifted += decoder._sift([value for value in values if value is not None], 0, decoder._screens) is not None
+        sifted += (
+            decoder._read_without_suspects([value for value in values if value is not None], 0, decoder._screens) is not None
+        )
     assert sifted > 10
 
 
@@ -251,7 +253,7 @@ def test_huge_values_and_batches_of_them() -> None:
     assert [at for at, _ in decoded.bad] == [10]
     assert [len(a or "") for a in decoded.batch.column("a").to_pylist()] == [5 << 20, 0, *[5 << 20] * 8, 0, 0]
     assert decoded.batch.column("n").flatten().to_pylist().count(2) == 9
-    assert decoder.by_reference < 6
+    assert decoder.row_wise_count < 6
 
 
 # --- the comparison itself ------------------------------------------------------------------------------------------------
@@ -260,10 +262,10 @@ def test_huge_values_and_batches_of_them() -> None:
 def test_the_comparison_goes_red_when_the_fast_path_means_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each check of the fast path is there for a value: without it the comparison finds the difference."""
     removed = [
-        ("_fitting", lambda array: array, "a decimal(5,2)", [b'{"a":1000}', b"{}"]),
+        ("_check_digits", lambda array: array, "a decimal(5,2)", [b'{"a":1000}', b"{}"]),
         ("check_years", lambda array: array, "a timestamp", [b'{"a":"0000-12-31T23:59:59Z"}', b"{}"]),
         ("_finite", lambda array: array, "a float", [b'{"a":1e39}', b"{}"]),
-        ("never_null", lambda change: change, "a int NOT NULL", [b"{}", b'{"a":1}']),
+        ("refuse_nulls", lambda change: change, "a int NOT NULL", [b"{}", b'{"a":1}']),
         ("too_deep", lambda value: False, "a int", [b'{"z":' + b"[" * 501 + b"]" * 501 + b"}", b"{}"]),
         ("_odd_infinity", lambda buffer: None, "a int", [b'{"z":Inf}', b"{}"]),
         ("_separators", lambda buffer, count: decode.np.array([len(buffer)]), "a int", [b'{"a":', b"1}", b'{"a":2}{"a":3}']),
@@ -319,7 +321,7 @@ def test_ordinary_records_go_the_fast_way(change: dict[str, object]) -> None:
     values = [order(n, **change) for n in range(MANY)]
     decoded = decoder.decode(values)
     assert decoded.bad == ()
-    assert decoder.by_reference <= 1
+    assert decoder.row_wise_count <= 1
     assert decoded.batch.column("id").to_pylist() == list(range(MANY))
 
 
@@ -328,7 +330,7 @@ def test_space_around_records_goes_the_fast_way_too(frame: bytes) -> None:
     decoder = JsonDecoder(parse_ddl(ORDERS))
     pretty = [json.dumps(json.loads(order(n)), indent=2).encode() for n in range(MANY)]
     assert decoder.decode([frame % value for value in pretty]).bad == ()
-    assert decoder.by_reference == 0
+    assert decoder.row_wise_count == 0
 
 
 @pytest.mark.parametrize("bad", [b'{"id":"x"}', b'{"id":1', b"", b'{"amount":0.001}', b"null", b'{"placed_at":"soon"}', b"\xff"])
@@ -342,7 +344,7 @@ def test_the_work_is_in_proportion_to_the_bad_records(bad: bytes) -> None:
         decoded = decoder.decode(spoiled)
         assert [at for at, _ in decoded.bad] == places
         assert decoded.batch.column("id").null_count == len(places)
-        assert decoder.by_reference <= 64 * len(places)
+        assert decoder.row_wise_count <= 64 * len(places)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +363,7 @@ def test_one_bad_record_in_a_hundred_is_sifted_out(bad: bytes) -> None:
     assert [at for at, _ in decoded.bad] == list(places)
     assert decoded.batch.column("id").drop_null().to_pylist() == [at for at in range(MANY) if at not in places]
     # The suspects, and the first record of a batch, which tells whether timestamps are numbers.
-    assert decoder.by_reference <= 1.5 * len(places)
+    assert decoder.row_wise_count <= 1.5 * len(places)
 
 
 @pytest.mark.parametrize("placed_at", ["2026-11-05", "2026-11-05T07:08", "2026-11-05 07:08:09+02"])
@@ -371,7 +373,7 @@ def test_bad_records_are_sifted_out_of_good_ones_that_are_not_written_as_usual(p
     values = [order(at, placed_at=placed_at, born=None if at in places else "2026-11-05") for at in range(MANY)]
     assert [at for at, _ in decoder.decode(values).bad] == list(places)
     # The first looks are in vain, and are not asked again.
-    assert decoder.by_reference <= 2 * len(places)
+    assert decoder.row_wise_count <= 2 * len(places)
 
 
 def test_a_screen_that_has_found_bad_records_looks_before_arrow_reads_and_one_that_finds_none_does_not() -> None:
@@ -380,7 +382,7 @@ def test_a_screen_that_has_found_bad_records_looks_before_arrow_reads_and_one_th
     for bad, spoiled in ((b"[]", True), (None, False), (b'{"a":1,"a":2}', False)):
         values = [*good, bad] if bad else good
         decoded = decoder.decode(values)
-        assert ([at for at, _ in decoded.bad], decoder._spoiled) == ([2000] if bad else [], spoiled)
+        assert ([at for at, _ in decoded.bad], decoder._recently_bad) == ([2000] if bad else [], spoiled)
         assert decoded.batch.column("a").to_pylist()[:2000] == list(range(2000))
 
 
@@ -390,4 +392,4 @@ def test_timestamps_that_become_numbers_midway_go_the_fast_way() -> None:
     decoded = decoder.decode(values)
     assert decoded.bad == ()
     assert len(decoded.batch.column("placed_at").unique()) == 1
-    assert decoder.by_reference < 200
+    assert decoder.row_wise_count < 200

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import Debezium, JsonSchema
-from airflow_kafka_spark.formats.json.json_schema import bundled, fields_of
-from airflow_kafka_spark.formats.json.logical_types import plain_columns
+from airflow_kafka_spark.formats.json.json_schema import bundle_references, fields_of
+from airflow_kafka_spark.formats.json.logical_types import sql_columns
 from airflow_kafka_spark.formats.json.registered import _as_written, _plain_fields
 from airflow_kafka_spark.formats.json.tasks.registered import RegisteredJsonDecoder
 from airflow_kafka_spark.formats.registry import SchemaDocument, wire_header
@@ -225,7 +225,7 @@ def test_a_decimal_in_base64_is_of_the_scale_that_is_said_whatever_scale_its_col
     scale: str, kind: str, text: str, expected: str
 ) -> None:
     format = JsonSchema(schema={"type": "object", "properties": {"a": base64_decimal(scale)}})
-    assert [str(f.type) for f in plain_columns(format._fields)] == [kind]
+    assert [str(f.type) for f in sql_columns(format._fields)] == [kind]
     value = b'{"a":"%s"}' % text.encode()
     found = format.decoder().decode([value])
     assert found.bad == () and found.batch.to_pylist() == [{"a": Decimal(expected)}]
@@ -330,7 +330,7 @@ def test_a_schema_made_of_columns_gives_their_values_back_and_validates_them() -
     jsonschema.Draft7Validator.check_schema(schema)
     for value in values:
         jsonschema.validate(json.loads(value), schema)
-    again = [str(c) for c in plain_columns(fields_of(schema, "it"))]
+    again = [str(c) for c in sql_columns(fields_of(schema, "it"))]
     assert again == [str(c) for c in parse_ddl(MADE.replace("varchar(3)", "string"))]
 
 
@@ -398,12 +398,12 @@ def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
         "properties": {"units": {"$ref": "#/definitions/units"}},
         "definitions": {"units": {"type": "integer"}},
     }
-    whole = bundled(
+    whole = bundle_references(
         SchemaDocument(
             json.dumps(root), (("money.json", json.dumps(money)), ("http://example.org/money.json", json.dumps(money))), "it"
         )
     )
-    assert [str(c) for c in plain_columns(fields_of(whole, "it"))] == ["price struct<units:bigint>", "same bigint", "own boolean"]
+    assert [str(c) for c in sql_columns(fields_of(whole, "it"))] == ["price struct<units:bigint>", "same bigint", "own boolean"]
     jsonschema.validate({"price": {"units": 1}, "same": 2, "own": True}, whole)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"price": {"units": "1"}}, whole)
@@ -422,7 +422,7 @@ def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
         ({"registry": "sr"}, "no subject is known"),
         (
             {"registry": "sr", "topics": ("t",), "subject_name_strategy": "RecordNameStrategy"},
-            "the name of the records is not known",
+            "the record's name is not known",
         ),
     ],
 )
@@ -432,4 +432,4 @@ def test_wrong_options_are_told(options: dict[str, Any], found: str) -> None:
 
 def test_what_cannot_be_put_together_is_told() -> None:
     with pytest.raises(SchemaUnusable, match="of `money.json`"):
-        bundled(SchemaDocument("{}", (("money.json", "["),), "it"))
+        bundle_references(SchemaDocument("{}", (("money.json", "["),), "it"))

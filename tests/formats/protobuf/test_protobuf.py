@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import Protobuf
-from airflow_kafka_spark.formats.protobuf.schema import compiled, message_in, messages_of, misread, pool_of
+from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, incompatibility, message_in, messages_of, pool_of
 from airflow_kafka_spark.formats.protobuf.tasks.decode import ProtobufDecoder, message_indexes
 from airflow_kafka_spark.formats.protobuf.tasks.encode import message_header as indexed
 from airflow_kafka_spark.formats.registry import SchemaDocument, wire_header
@@ -65,7 +65,7 @@ def message_class(text: str, name: str = "") -> Any:
 
 
 def files_of(text: str) -> bytes:
-    (files,) = compiled([SchemaDocument(text, (), "it")])
+    (files,) = compile_schemas([SchemaDocument(text, (), "it")])
     assert isinstance(files, bytes), files
     return files
 
@@ -448,13 +448,13 @@ def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_told(
 )
 def test_a_version_whose_fields_would_be_taken_for_something_else_is_found(old: str, new: str, wrong: str) -> None:
     of = [message_in(files_of(f'syntax = "proto3"; message M {{ {body} }}'), "", "it") for body in (old, new)]
-    assert (wrong in misread(*of)) if wrong else misread(*of) == ""
+    assert (wrong in incompatibility(*of)) if wrong else incompatibility(*of) == ""
 
 
 def test_texts_import_by_the_names_of_references_and_never_leave_their_directory() -> None:
     text = 'syntax = "proto3"; package a; import "b/money.proto"; message M { b.Money m = 1; }'
     money = 'syntax = "proto3"; package b; message Money { int64 units = 1; }'
-    good, bad, worse = compiled(
+    good, bad, worse = compile_schemas(
         [
             SchemaDocument(text, (("b/money.proto", money),)),
             SchemaDocument("syntax", (), "it"),

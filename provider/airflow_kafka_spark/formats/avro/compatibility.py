@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from airflow_kafka_spark.formats.avro.schema import ArrayOf, Enum, Field, Fixed, Leaf, MapOf, Record, Schema, Union, merged
+from airflow_kafka_spark.formats.avro.schema import (
+    AvroArray,
+    AvroEnum,
+    AvroField,
+    AvroFixed,
+    AvroMap,
+    AvroPrimitive,
+    AvroRecord,
+    AvroSchema,
+    AvroUnion,
+    merged_number_type,
+)
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
 _PROMOTED = {
@@ -19,34 +30,34 @@ _PROMOTED = {
 }
 
 
-def goes_with(writer: Schema, reader: Schema) -> bool:
+def is_readable_as(writer: AvroSchema, reader: AvroSchema) -> bool:
     """Whether values of one type can be read as another, as far as the types themselves tell. Names are looked at in unions."""
-    if isinstance(writer, Leaf):
-        return reader.kind in _PROMOTED[writer.kind] and _measure_alike(writer, reader) and not _digits_as_text(writer, reader)
-    if isinstance(writer, Fixed):
-        return isinstance(reader, Fixed) and reader.size == writer.size
+    if isinstance(writer, AvroPrimitive):
+        return reader.kind in _PROMOTED[writer.kind] and _same_measure(writer, reader) and not _digits_as_text(writer, reader)
+    if isinstance(writer, AvroFixed):
+        return isinstance(reader, AvroFixed) and reader.size == writer.size
     return writer.kind == reader.kind
 
 
-def _measure_alike(writer: Leaf, reader: Schema) -> bool:
+def _same_measure(writer: AvroPrimitive, reader: AvroSchema) -> bool:
     """Whether not one is a day, say, and the other an instant: both are numbers, but no number is the same as both."""
-    found = {b.meaning.measures for b in (writer, reader) if isinstance(b, Leaf) and b.meaning and b.meaning.measures}
+    found = {b.meaning.measures for b in (writer, reader) if isinstance(b, AvroPrimitive) and b.meaning and b.meaning.measures}
     return len(found) < 2
 
 
-def _digits_as_text(writer: Leaf, reader: Schema) -> bool:
+def _digits_as_text(writer: AvroPrimitive, reader: AvroSchema) -> bool:
     """Whether one is a decimal and the other a text: bytes become texts, but those of a number are none."""
     return any(a.kind == "string" and b.logical and b.logical.name == "decimal" for a, b in _both_ways(writer, reader))
 
 
-def _both_ways(writer: Leaf, reader: Schema) -> tuple[tuple[Leaf, Leaf], ...]:
-    return ((writer, reader), (reader, writer)) if isinstance(reader, Leaf) else ()
+def _both_ways(writer: AvroPrimitive, reader: AvroSchema) -> tuple[tuple[AvroPrimitive, AvroPrimitive], ...]:
+    return ((writer, reader), (reader, writer)) if isinstance(reader, AvroPrimitive) else ()
 
 
-def recounted(writer: Schema, reader: Schema) -> tuple[int, int] | None:
+def unit_ratio(writer: AvroSchema, reader: AvroSchema) -> tuple[int, int] | None:
     """By what a number is multiplied and divided that two versions count by different units, where one of these makes no column
     type of its own; None where there is no such difference."""
-    if not isinstance(writer, Leaf) or not isinstance(reader, Leaf) or not (writer.counts or reader.counts):
+    if not isinstance(writer, AvroPrimitive) or not isinstance(reader, AvroPrimitive) or not (writer.counts or reader.counts):
         return None
     was, now = (b.meaning.rate if b.meaning else 0 for b in (writer, reader))
     if not was or not now or was == now:
@@ -54,24 +65,24 @@ def recounted(writer: Schema, reader: Schema) -> tuple[int, int] | None:
     return (now // was, 1) if now > was else (1, was // now)
 
 
-def branch_to_read(writer: Schema, reader: Union) -> int | None:
+def branch_to_read(writer: AvroSchema, reader: AvroUnion) -> int | None:
     """Which branch of a reader's union takes a writer's type: one of the same type and name, then of the same type, then one that
     it is promoted to."""
-    fits = [at for at, branch in enumerate(reader.branches) if goes_with(writer, branch)]
+    fits = [at for at, branch in enumerate(reader.branches) if is_readable_as(writer, branch)]
     same = [at for at in fits if reader.branches[at].kind == writer.kind]
     named = [at for at in same if _same_name(writer, reader.branches[at])]
     alike = [at for at in named if getattr(reader.branches[at], "logical", None) == getattr(writer, "logical", None)]
     return next(iter([*alike, *named, *same, *fits]), None)
 
 
-def _same_name(writer: Schema, reader: Schema) -> bool:
-    if not isinstance(writer, (Record, Enum, Fixed)) or not isinstance(reader, (Record, Enum, Fixed)):
+def _same_name(writer: AvroSchema, reader: AvroSchema) -> bool:
+    if not isinstance(writer, (AvroRecord, AvroEnum, AvroFixed)) or not isinstance(reader, (AvroRecord, AvroEnum, AvroFixed)):
         return True
     names = {reader.name, *reader.aliases}
     return writer.name in names or writer.name.rpartition(".")[2] in {n.rpartition(".")[2] for n in names}
 
 
-def field_for(written: Field, writer: Record, reader: Record) -> Field | None:
+def field_for(written: AvroField, writer: AvroRecord, reader: AvroRecord) -> AvroField | None:
     """The reader's field that takes a writer's: of the same name, or with that name as an alias while the writer has not both."""
     by_name = next((f for f in reader.fields if f.name == written.name), None)
     if by_name is not None:
@@ -80,11 +91,11 @@ def field_for(written: Field, writer: Record, reader: Record) -> Field | None:
     return next((f for f in reader.fields if f.name not in own and _first_alias(f, own) == written.name), None)
 
 
-def _first_alias(field: Field, own: set[str]) -> str | None:
+def _first_alias(field: AvroField, own: set[str]) -> str | None:
     return next((a for a in field.aliases if a in own), None)
 
 
-def symbols_for(writer: Enum, reader: Enum) -> list[str | None]:
+def read_symbols(writer: AvroEnum, reader: AvroEnum) -> list[str | None]:
     """What the reader sees of each symbol of the writer; None where it knows no such."""
     return [s if s in reader.symbols else reader.default for s in writer.symbols]
 
@@ -109,26 +120,26 @@ _TAKES = {
 }
 
 
-def column_mismatches(schema: Schema, column: DataType, path: str) -> Iterator[tuple[str, str]]:
+def column_mismatches(schema: AvroSchema, column: DataType, path: str) -> Iterator[tuple[str, str]]:
     """What a type cannot be written as: what was found, and what helps; nothing when it can.
 
     :param schema: the type in Avro.
     :param column: the column's.
     :param path: the column's name.
     """
-    if isinstance(schema, Union):
+    if isinstance(schema, AvroUnion):
         yield from _union_mismatches(schema, column, path)
-    elif isinstance(schema, Record) and isinstance(column, Struct):
+    elif isinstance(schema, AvroRecord) and isinstance(column, Struct):
         yield from record_mismatches(schema, column.fields, path)
-    elif isinstance(schema, ArrayOf) and isinstance(column, Array):
+    elif isinstance(schema, AvroArray) and isinstance(column, Array):
         yield from column_mismatches(schema.items, column.element, f"{path}[]")
-    elif isinstance(schema, MapOf) and isinstance(column, Map) and isinstance(column.key, Text):
+    elif isinstance(schema, AvroMap) and isinstance(column, Map) and isinstance(column.key, Text):
         yield from column_mismatches(schema.values, column.value, f"{path}[]")
     elif not _scalar_fits(schema, column):
         yield f"column `{path}` is {column}, and the schema has {schema}", "Cast the column, or correct the schema"
 
 
-def record_mismatches(schema: Record, columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
+def record_mismatches(schema: AvroRecord, columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
     """The same for a record's fields and columns of their names."""
     fields = {f.name: f for f in schema.fields}
     for column in columns:
@@ -144,34 +155,34 @@ def record_mismatches(schema: Record, columns: Sequence[Column], path: str = "")
             yield f"there is no column for field `{here}`, which has no default", "Add the column, or give the field a default"
 
 
-def _union_mismatches(schema: Union, column: DataType, path: str) -> Iterator[tuple[str, str]]:
+def _union_mismatches(schema: AvroUnion, column: DataType, path: str) -> Iterator[tuple[str, str]]:
     if len(schema.present) == 1:
         yield from column_mismatches(schema.present[0], column, path)
-    elif not is_of_members(schema, column) and branch_to_write(schema, column) is None:
+    elif not is_member_struct(schema, column) and branch_to_write(schema, column) is None:
         action = "Cast the column to one of them, or make it a struct<member0,...> as it is read"
         yield f"column `{path}` is {column}, and the schema has {schema}", action
 
 
-def is_of_members(schema: Union, column: DataType) -> bool:
+def is_member_struct(schema: AvroUnion, column: DataType) -> bool:
     """Whether a column has the form in which a union of several types is read: a struct with a member for each."""
-    if not isinstance(column, Struct) or merged(schema):
+    if not isinstance(column, Struct) or merged_number_type(schema):
         return False
     if [f.name for f in column.fields] != [f"member{n}" for n in range(len(schema.present))]:
         return False
     return all(not any(column_mismatches(b, f.type, f.name)) for b, f in zip(schema.present, column.fields, strict=True))
 
 
-def branch_to_write(schema: Union, column: DataType) -> int | None:
+def branch_to_write(schema: AvroUnion, column: DataType) -> int | None:
     """Which type of a union a column is written as: the widest of numbers, else the first that takes it."""
-    wide = merged(schema)
+    wide = merged_number_type(schema)
     fits = [at for at, b in enumerate(schema.branches) if b.kind != "null" and not any(column_mismatches(b, column, ""))]
     return next(iter([*(at for at in fits if schema.branches[at].kind == wide), *fits]), None)
 
 
-def _scalar_fits(schema: Schema, column: DataType) -> bool:
-    if isinstance(schema, Enum):
+def _scalar_fits(schema: AvroSchema, column: DataType) -> bool:
+    if isinstance(schema, AvroEnum):
         return isinstance(column, Text)
-    if not isinstance(schema, (Leaf, Fixed)) or schema.kind == "null":
+    if not isinstance(schema, (AvroPrimitive, AvroFixed)) or schema.kind == "null":
         return False
     name = schema.logical.name if schema.logical else ""
     if name == "decimal":
@@ -187,20 +198,20 @@ def _scalar_fits(schema: Schema, column: DataType) -> bool:
     return column.name in _TAKES.get(schema.kind, ())
 
 
-def differences(old: Schema, new: Schema, path: str = "") -> list[str]:
+def differences(old: AvroSchema, new: AvroSchema, path: str = "") -> list[str]:
     """What is not the same in two versions of a schema, and may be why they are not compatible."""
-    if isinstance(old, Record) and isinstance(new, Record):
+    if isinstance(old, AvroRecord) and isinstance(new, AvroRecord):
         return _differences_of_records(old, new, path)
-    if isinstance(old, ArrayOf) and isinstance(new, ArrayOf):
+    if isinstance(old, AvroArray) and isinstance(new, AvroArray):
         return differences(old.items, new.items, f"{path}[]")
-    if isinstance(old, MapOf) and isinstance(new, MapOf):
+    if isinstance(old, AvroMap) and isinstance(new, AvroMap):
         return differences(old.values, new.values, f"{path}[]")
-    if isinstance(old, Union) and isinstance(new, Union) and old.optional and new.optional:
+    if isinstance(old, AvroUnion) and isinstance(new, AvroUnion) and old.optional and new.optional:
         return differences(old.present[0], new.present[0], path)
     return [] if old == new else [f"{f'`{path}`' if path else 'it'} was {old}, is {new}"]
 
 
-def _differences_of_records(old: Record, new: Record, path: str) -> list[str]:
+def _differences_of_records(old: AvroRecord, new: AvroRecord, path: str) -> list[str]:
     before, after = ({f.name: f for f in r.fields} for r in (old, new))
     found = [] if old.name == new.name else [f"{f'`{path}`' if path else 'it'} was {old}, is {new}"]
     for name in dict.fromkeys([*before, *after]):

@@ -18,17 +18,17 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.avro.compatibility import column_mismatches, differences, record_mismatches
 from airflow_kafka_spark.formats.avro.schema import (
-    Record,
-    Schema,
+    AvroRecord,
+    AvroSchema,
     as_record,
     columns_of,
+    derivation_problems,
     full_name,
     is_full_name,
     namespace_of,
     parse,
-    record_of,
-    refused,
-    type_of,
+    record_from_columns,
+    type_from_column,
 )
 from airflow_kafka_spark.formats.base import Decoder, Part, column_name_problems
 from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, subject_of
@@ -139,14 +139,14 @@ class Avro(RegistryFormat):
         return SchemaDocument(registered.text, tuple(("", text) for text in registered.references), str(registered))
 
     @cached_property
-    def _reader(self) -> Record:
+    def _reader(self) -> AvroRecord:
         """The schema whose fields are the columns.
 
         :raises KafkaSparkError: there is none, or it cannot be used.
         """
         return as_record(self._checked(self._reader_document, "Read such values with Raw"), self.column)
 
-    def _checked(self, document: SchemaDocument, action: str) -> Schema:
+    def _checked(self, document: SchemaDocument, action: str) -> AvroSchema:
         """Return the schema of a document.
 
         :param action: what to do about a type that clients write in different ways.
@@ -183,7 +183,7 @@ class Avro(RegistryFormat):
         writers = {registered.id: self._writer(registered) for registered in versions}
         return AvroDecoder(reader, writers, framed=True, known=self._describe_versions(versions))
 
-    def _writer(self, registered: RegisteredSchema) -> Record | str:
+    def _writer(self, registered: RegisteredSchema) -> AvroRecord | str:
         """Return the schema of a writer, or the reason why it cannot be used."""
         try:
             return as_record(_parsed(self._document(registered)), self.column)
@@ -236,28 +236,28 @@ class Avro(RegistryFormat):
 
     def _derivation_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         untyped = [types.Column(name, types.Struct(())) for name in columns]
-        return [Problem(where, *problem) for problem in refused(untyped)]
+        return [Problem(where, *problem) for problem in derivation_problems(untyped)]
 
     def _schema_from_columns(self, columns: Sequence[types.Column]) -> str:
-        if found := list(refused(columns)):
+        if found := list(derivation_problems(columns)):
             raise ValidationError([Problem(self.part, *problem) for problem in found])
         if self.part == "key" and len(columns) == 1 and not isinstance(columns[0].type, types.Struct):
-            return type_of(columns[0], self._derived_name)
-        return record_of(columns, self._derived_name)
+            return type_from_column(columns[0], self._derived_name)
+        return record_from_columns(columns, self._derived_name)
 
-    def _schema_to_write(self, document: SchemaDocument) -> Schema:
+    def _schema_to_write(self, document: SchemaDocument) -> AvroSchema:
         """Return the schema of a document, which can be read again once it is written.
 
         :raises AvroSchemaInvalid: it cannot be used.
         """
         schema = self._checked(document, "Write such values with Raw, or in a record")
-        if isinstance(schema, Record):
+        if isinstance(schema, AvroRecord):
             columns_of(schema, document.name)
         return schema
 
     def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
         schema = self._schema_to_write(document)
-        if not isinstance(schema, Record):
+        if not isinstance(schema, AvroRecord):
             listed = ", ".join(f"`{c}`" for c in columns)
             found = f"the schema is {schema}, which one column is, found {listed}"
             return [(found, "Name one column")] if len(columns) != 1 else []
@@ -270,7 +270,7 @@ class Avro(RegistryFormat):
 
     def _mismatches(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[tuple[str, str]]:
         schema = self._schema_to_write(document)
-        if isinstance(schema, Record):
+        if isinstance(schema, AvroRecord):
             return list(record_mismatches(schema, columns))
         named = self._name_mismatches(document, [c.name for c in columns])
         return named or list(column_mismatches(schema, columns[0].type, columns[0].name))
@@ -294,9 +294,9 @@ class Avro(RegistryFormat):
         return AvroEncoder(self._schema_to_write(document), tuple(columns), header)
 
 
-def _parsed(document: SchemaDocument) -> Schema:
+def _parsed(document: SchemaDocument) -> AvroSchema:
     return parse(document.text, document.name, [text for _, text in document.references])
 
 
-def _name_of(schema: Schema) -> str:
+def _name_of(schema: AvroSchema) -> str:
     return getattr(schema, "name", schema.kind)

@@ -18,7 +18,7 @@ from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, 
 
 
 @dataclass(frozen=True)
-class Logical:
+class AvroLogicalType:
     """A logical type; precision and scale are those of a decimal."""
 
     name: str
@@ -47,7 +47,7 @@ class Logical:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class AvroPrimitive:
     """null, boolean, int, long, float, double, bytes or string.
 
     :param logical: what makes it another type of column.
@@ -55,24 +55,24 @@ class Leaf:
     """
 
     kind: str
-    logical: Logical | None = None
-    counts: Logical | None = None
+    logical: AvroLogicalType | None = None
+    counts: AvroLogicalType | None = None
 
     def __str__(self) -> str:
         return _described(self.kind, self.meaning)
 
     @property
-    def meaning(self) -> Logical | None:
+    def meaning(self) -> AvroLogicalType | None:
         """What is said of its values, whatever the column is."""
         return self.logical or self.counts
 
 
 @dataclass(frozen=True)
-class Fixed:
+class AvroFixed:
     name: str
     size: int
     aliases: tuple[str, ...] = ()
-    logical: Logical | None = None
+    logical: AvroLogicalType | None = None
     kind: str = "fixed"
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Enum:
+class AvroEnum:
     name: str
     symbols: tuple[str, ...]
     aliases: tuple[str, ...] = ()
@@ -92,8 +92,8 @@ class Enum:
 
 
 @dataclass(frozen=True)
-class ArrayOf:
-    items: Schema
+class AvroArray:
+    items: AvroSchema
     kind: str = "array"
 
     def __str__(self) -> str:
@@ -101,8 +101,8 @@ class ArrayOf:
 
 
 @dataclass(frozen=True)
-class MapOf:
-    values: Schema
+class AvroMap:
+    values: AvroSchema
     kind: str = "map"
 
     def __str__(self) -> str:
@@ -110,15 +110,15 @@ class MapOf:
 
 
 @dataclass(frozen=True)
-class Union:
-    branches: tuple[Schema, ...]
+class AvroUnion:
+    branches: tuple[AvroSchema, ...]
     kind: str = "union"
 
     def __str__(self) -> str:
         return f"[{', '.join(map(str, self.branches))}]"
 
     @property
-    def present(self) -> tuple[Schema, ...]:
+    def present(self) -> tuple[AvroSchema, ...]:
         """All branches but null."""
         return tuple(b for b in self.branches if b.kind != "null")
 
@@ -129,18 +129,18 @@ class Union:
 
 
 @dataclass(frozen=True)
-class Field:
+class AvroField:
     name: str
-    type: Schema
+    type: AvroSchema
     aliases: tuple[str, ...] = ()
     default: tuple[Any, ...] = ()
     """The default in JSON, alone in a tuple; empty when there is none."""
 
 
 @dataclass(frozen=True)
-class Record:
+class AvroRecord:
     name: str
-    fields: tuple[Field, ...]
+    fields: tuple[AvroField, ...]
     aliases: tuple[str, ...] = ()
     kind: str = "record"
 
@@ -148,7 +148,7 @@ class Record:
         return f"record {self.name}"
 
 
-Schema: TypeAlias = Leaf | Fixed | Enum | ArrayOf | MapOf | Union | Record
+AvroSchema: TypeAlias = AvroPrimitive | AvroFixed | AvroEnum | AvroArray | AvroMap | AvroUnion | AvroRecord
 
 _LEAVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _LOGICAL_OF = {
@@ -177,7 +177,7 @@ _PER_SECOND = {"millis": 1000, "micros": 1_000_000, "nanos": 1_000_000_000}
 _MAX_NESTING = 60
 
 
-def _described(kind: str, logical: Logical | None) -> str:
+def _described(kind: str, logical: AvroLogicalType | None) -> str:
     if logical is None:
         return kind
     return f"decimal({logical.precision},{logical.scale})" if logical.name == "decimal" else logical.name
@@ -186,7 +186,7 @@ def _described(kind: str, logical: Logical | None) -> str:
 # --- from JSON -----------------------------------------------------------------------------------------------------------
 
 
-def parse(text: str, what: str = "the option `schema`", references: Sequence[str] = ()) -> Schema:
+def parse(text: str, what: str = "the option `schema`", references: Sequence[str] = ()) -> AvroSchema:
     """Read a schema.
 
     :param text: its JSON; the name of a primitive type may stand without quotes.
@@ -194,16 +194,16 @@ def parse(text: str, what: str = "the option `schema`", references: Sequence[str
     :param references: texts of schemas whose names it uses, each after those that it uses itself.
     :raises AvroSchemaInvalid: it is no JSON or no Avro schema, or a record holds itself.
     """
-    parser = _Parser(what)
+    parser = _AvroParser(what)
     for reference in references:
         parser.schema(parser.json(reference), "", 0)
     return parser.schema(parser.json(text), "", 0)
 
 
-class _Parser:
+class _AvroParser:
     def __init__(self, what: str) -> None:
         self.what = what
-        self.named: dict[str, Schema | None] = {}
+        self.named: dict[str, AvroSchema | None] = {}
 
     def fail(self, detail: str, action: str = "") -> AvroSchemaInvalid:
         return AvroSchemaInvalid(self.what, detail, action)
@@ -218,11 +218,11 @@ class _Parser:
         except (ValueError, RecursionError) as e:
             raise self.fail(f"it is no JSON: {e}") from None
 
-    def schema(self, value: Any, namespace: str, depth: int) -> Schema:
+    def schema(self, value: Any, namespace: str, depth: int) -> AvroSchema:
         if depth > _MAX_NESTING:
             raise self.fail(f"types are nested more than {_MAX_NESTING} deep")
         if isinstance(value, str):
-            return Leaf(value) if value in _LEAVES else self._of_name(value, namespace)
+            return AvroPrimitive(value) if value in _LEAVES else self._of_name(value, namespace)
         if isinstance(value, list):
             return self._union(value, namespace, depth)
         if not isinstance(value, dict) or "type" not in value:
@@ -231,16 +231,16 @@ class _Parser:
         if kind in ("record", "error", "enum", "fixed"):
             return self._named(value, namespace, depth)
         if kind == "array":
-            return ArrayOf(self.schema(value.get("items"), namespace, depth + 1))
+            return AvroArray(self.schema(value.get("items"), namespace, depth + 1))
         if kind == "map":
-            return MapOf(self.schema(value.get("values"), namespace, depth + 1))
+            return AvroMap(self.schema(value.get("values"), namespace, depth + 1))
         if kind in _LEAVES:
             logical = self._logical(value, kind)
             on, counts = _COUNTS_OF.get(str(value.get("logicalType", value.get("connect.name"))), ("", ""))
-            return Leaf(kind, logical, Logical(counts) if on == kind and logical is None else None)
+            return AvroPrimitive(kind, logical, AvroLogicalType(counts) if on == kind and logical is None else None)
         return self.schema(kind, namespace, depth + 1)
 
-    def _of_name(self, name: str, namespace: str) -> Schema:
+    def _of_name(self, name: str, namespace: str) -> AvroSchema:
         for full in (name,) if "." in name or not namespace else (f"{namespace}.{name}", name):
             if full in self.named:
                 found = self.named[full]
@@ -251,14 +251,14 @@ class _Parser:
                 return found
         raise self.fail(f"the type `{name}` is not defined in it")
 
-    def _union(self, value: list[Any], namespace: str, depth: int) -> Schema:
+    def _union(self, value: list[Any], namespace: str, depth: int) -> AvroSchema:
         branches = tuple(self.schema(v, namespace, depth + 1) for v in value)
         names = [getattr(b, "name", b.kind) for b in branches]
-        if not branches or any(isinstance(b, Union) for b in branches) or len(set(names)) != len(names):
+        if not branches or any(isinstance(b, AvroUnion) for b in branches) or len(set(names)) != len(names):
             raise self.fail(f"the union {json.dumps(value)[:80]} is empty, holds a union, or holds a type twice")
-        return Union(branches)
+        return AvroUnion(branches)
 
-    def _named(self, value: Mapping[str, Any], outer: str, depth: int) -> Schema:
+    def _named(self, value: Mapping[str, Any], outer: str, depth: int) -> AvroSchema:
         name = value.get("name")
         if not isinstance(name, str) or not name:
             raise self.fail(f"a {value['type']} has no name")
@@ -271,7 +271,7 @@ class _Parser:
             size = value.get("size")
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
                 raise self.fail(f"fixed `{full}` has the size {size!r}; expected a number of bytes")
-            schema: Schema = Fixed(full, size, aliases, self._logical(value, "fixed", size))
+            schema: AvroSchema = AvroFixed(full, size, aliases, self._logical(value, "fixed", size))
         elif value["type"] == "enum":
             schema = self._enum(full, aliases, value)
         else:
@@ -280,25 +280,25 @@ class _Parser:
         self.named[full] = schema
         return schema
 
-    def _enum(self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any]) -> Enum:
+    def _enum(self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any]) -> AvroEnum:
         symbols, default = value.get("symbols"), value.get("default")
         if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols) or len(set(symbols)) != len(symbols):
             raise self.fail(f"enum `{full}` has no symbols, or one twice")
         if default is not None and default not in symbols:
             raise self.fail(f"the default of enum `{full}` is not one of its symbols")
-        return Enum(full, tuple(symbols), aliases, default)
+        return AvroEnum(full, tuple(symbols), aliases, default)
 
-    def _record(self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any], namespace: str, depth: int) -> Record:
-        fields: list[Field] = []
+    def _record(self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any], namespace: str, depth: int) -> AvroRecord:
+        fields: list[AvroField] = []
         for f in value.get("fields") or ():
             if not isinstance(f, dict) or not isinstance(f.get("name"), str) or "type" not in f:
                 raise self.fail(f"a field of `{full}` has no name or no type")
             default = (f["default"],) if "default" in f else ()
             aliases_of_field = self._aliases(f, f"{full}.{f['name']}")
-            fields.append(Field(f["name"], self.schema(f["type"], namespace, depth + 1), aliases_of_field, default))
+            fields.append(AvroField(f["name"], self.schema(f["type"], namespace, depth + 1), aliases_of_field, default))
         if len({f.name for f in fields}) != len(fields):
             raise self.fail(f"record `{full}` has a field twice")
-        return Record(full, tuple(fields), aliases)
+        return AvroRecord(full, tuple(fields), aliases)
 
     def _aliases(self, value: Mapping[str, Any], of: str) -> tuple[str, ...]:
         found = value.get("aliases") or []
@@ -306,33 +306,33 @@ class _Parser:
             raise self.fail(f"the aliases of `{of}` are {json.dumps(found)[:80]}; expected a list of names")
         return tuple(found)
 
-    def _logical(self, value: Mapping[str, Any], kind: str, size: int = 0) -> Logical | None:
+    def _logical(self, value: Mapping[str, Any], kind: str, size: int = 0) -> AvroLogicalType | None:
         name = value.get("logicalType", _CONNECT_NAMES.get(str(value.get("connect.name"))))
         if not isinstance(name, str) or kind not in _LOGICAL_OF.get(name, ()):
             return None
         if name == "uuid" and kind == "fixed" and size != 16:
             return None
         if name != "decimal":
-            return Logical(name)
+            return AvroLogicalType(name)
         precision, scale = value.get("precision"), value.get("scale", 0)
         if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision or precision < 1:
             return None
         if kind == "fixed" and 10**precision > 1 << (8 * size - 1):
             return None
-        return Logical(name, precision, scale)
+        return AvroLogicalType(name, precision, scale)
 
 
 # --- as columns ----------------------------------------------------------------------------------------------------------
 
-TOP = "airflow_kafka_spark.Value"
+WRAPPER_RECORD = "airflow_kafka_spark.Value"
 
 
-def as_record(schema: Schema, column: str) -> Record:
+def as_record(schema: AvroSchema, column: str) -> AvroRecord:
     """A schema whose fields are the columns: itself, or a record of one field, which has the same bytes."""
-    return schema if isinstance(schema, Record) else Record(TOP, (Field(column, schema),))
+    return schema if isinstance(schema, AvroRecord) else AvroRecord(WRAPPER_RECORD, (AvroField(column, schema),))
 
 
-def columns_of(schema: Record, what: str = "the option `schema`") -> tuple[types.Column, ...]:
+def columns_of(schema: AvroRecord, what: str = "the option `schema`") -> tuple[types.Column, ...]:
     """The columns of a record.
 
     :raises AvroSchemaInvalid: something in it has no column type.
@@ -340,7 +340,7 @@ def columns_of(schema: Record, what: str = "the option `schema`") -> tuple[types
     return _fields(schema, what, "")
 
 
-def _fields(schema: Record, what: str, path: str) -> tuple[types.Column, ...]:
+def _fields(schema: AvroRecord, what: str, path: str) -> tuple[types.Column, ...]:
     columns: list[types.Column] = []
     seen: dict[str, str] = {}
     for f in schema.fields:
@@ -359,23 +359,23 @@ def _fields(schema: Record, what: str, path: str) -> tuple[types.Column, ...]:
 _PLAIN = {"boolean": "boolean", "int": "int", "long": "bigint", "float": "float", "double": "double", "bytes": "binary"}
 
 
-def _column_type(schema: Schema, what: str, path: str) -> tuple[types.DataType, bool]:
+def _column_type(schema: AvroSchema, what: str, path: str) -> tuple[types.DataType, bool]:
     """The type, and whether there may be nulls."""
-    if isinstance(schema, Union):
+    if isinstance(schema, AvroUnion):
         return _union_type(schema, what, path)
-    if isinstance(schema, Record):
+    if isinstance(schema, AvroRecord):
         return types.Struct(_fields(schema, what, path)), False
-    if isinstance(schema, ArrayOf):
+    if isinstance(schema, AvroArray):
         return types.Array(*_column_type(schema.items, what, f"{path}[]")), False
-    if isinstance(schema, MapOf):
+    if isinstance(schema, AvroMap):
         return types.Map(types.Text(), *_column_type(schema.values, what, f"{path}[]")), False
-    if isinstance(schema, Enum) or (schema.logical and schema.logical.name == "uuid"):
+    if isinstance(schema, AvroEnum) or (schema.logical and schema.logical.name == "uuid"):
         return types.Text(), False
     return _scalar_type(schema, what, path), False
 
 
-def _scalar_type(schema: Leaf | Fixed, what: str, path: str) -> types.DataType:
-    if schema.kind == "null" or (isinstance(schema, Fixed) and not schema.size):
+def _scalar_type(schema: AvroPrimitive | AvroFixed, what: str, path: str) -> types.DataType:
+    if schema.kind == "null" or (isinstance(schema, AvroFixed) and not schema.size):
         raise AvroSchemaInvalid(
             what, f"`{path}` is always {'null' if schema.kind == 'null' else 'empty'}, which has no column type"
         )
@@ -392,7 +392,7 @@ def _scalar_type(schema: Leaf | Fixed, what: str, path: str) -> types.DataType:
     return types.Primitive("date" if name == "date" else "timestamp_ntz" if name.startswith("local-") else "timestamp")
 
 
-def merged(schema: Union) -> str:
+def merged_number_type(schema: AvroUnion) -> str:
     """``long`` or ``double`` where a union is of plain int and long, or float and double, which are one column; else nothing."""
     kinds = {b.kind for b in schema.present if getattr(b, "logical", None) is None}
     if len(schema.present) != 2 or len(kinds) != 2:
@@ -400,13 +400,13 @@ def merged(schema: Union) -> str:
     return "long" if kinds == {"int", "long"} else "double" if kinds == {"float", "double"} else ""
 
 
-def _union_type(schema: Union, what: str, path: str) -> tuple[types.DataType, bool]:
+def _union_type(schema: AvroUnion, what: str, path: str) -> tuple[types.DataType, bool]:
     nullable = len(schema.present) < len(schema.branches)
     if not schema.present:
         raise AvroSchemaInvalid(what, f"`{path}` is always null, which has no column type")
     if len(schema.present) == 1:
         return _column_type(schema.present[0], what, path)[0], nullable
-    if kind := merged(schema):
+    if kind := merged_number_type(schema):
         return types.Primitive(_PLAIN[kind]), nullable
     members = [_column_type(b, what, f"{path}.member{i}")[0] for i, b in enumerate(schema.present)]
     return types.Struct(tuple(types.Column(f"member{i}", m) for i, m in enumerate(members))), nullable
@@ -446,7 +446,7 @@ def namespace_of(topic: str) -> str:
     return ".".join(part if part and not part[0].isdigit() else f"_{part}" for part in parts)
 
 
-def record_of(columns: Sequence[Column], name: str) -> str:
+def record_from_columns(columns: Sequence[Column], name: str) -> str:
     """The JSON of a record with a field per column.
 
     A column that takes nulls becomes a union with null, whose default is null. Records in it are named after their fields, in the
@@ -457,7 +457,7 @@ def record_of(columns: Sequence[Column], name: str) -> str:
     return json.dumps(_record(columns, name))
 
 
-def type_of(column: Column, name: str) -> str:
+def type_from_column(column: Column, name: str) -> str:
     """The JSON of the bare type of one column, which never holds a null.
 
     :param name: the full name of a record in it.
@@ -495,22 +495,22 @@ def _nullable(made: Any, nullable: bool) -> Any:
     return ["null", made] if nullable else made
 
 
-def refused(columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
+def derivation_problems(columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
     """What keeps a schema from being made of columns: what was found, and what helps."""
     for column in columns:
         here = f"{path}.{column.name}" if path else column.name
         if not NAME.fullmatch(column.name):
             found = f"`{here}` is no name in Avro, which has letters of ASCII, digits and `_`, and no digit first"
             yield found, "Rename the column"
-        yield from _refused_in(column.type, here)
+        yield from _type_problems(column.type, here)
 
 
-def _refused_in(data_type: DataType, path: str) -> Iterator[tuple[str, str]]:
+def _type_problems(data_type: DataType, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(data_type, Struct):
-        yield from refused(data_type.fields, path)
+        yield from derivation_problems(data_type.fields, path)
     elif isinstance(data_type, Array):
-        yield from _refused_in(data_type.element, f"{path}[]")
+        yield from _type_problems(data_type.element, f"{path}[]")
     elif isinstance(data_type, Map):
         if not isinstance(data_type.key, Text):
             yield f"`{path}` is a {data_type}, and Avro's maps have strings as keys", "Make it a map<string,...>"
-        yield from _refused_in(data_type.value, f"{path}[]")
+        yield from _type_problems(data_type.value, f"{path}[]")

@@ -13,7 +13,7 @@ from airflow_kafka_spark.formats.text import (
     short,
 )
 
-Convert = Callable[[str], Any]
+FromField = Callable[[str], Any]
 """From a field's text to the column's value; raises :class:`.BadValue`."""
 
 _PARTS = {"yyyy": "[0-9]{4}", "X": "Z|[-+][0-9]{2}(?:[0-9]{2})?", "XX": "Z|[-+][0-9]{4}", "XXX": "Z|[-+][0-9]{2}:[0-9]{2}"}
@@ -22,7 +22,7 @@ _PATTERN = re.compile(r"'((?:[^']|'')*)'|(([A-Za-z])\3*)|([^A-Za-z'\[\]{}#\"\\])
 
 
 @dataclass(frozen=True)
-class Dialect:
+class CsvDialect:
     """How the fields stand in a record; one character each.
 
     :param escape: what stands before a quote within quotes; the quote itself where quotes are doubled.
@@ -48,7 +48,7 @@ class Dialect:
 # --- values ---------------------------------------------------------------------------------------------------------------
 
 
-def timestamp_reader(pattern: str) -> Convert:
+def timestamp_reader(pattern: str) -> FromField:
     """Reads timestamps written by a pattern of Java's: ``yyyy MM dd HH mm ss``, up to nine ``S``, ``X`` to ``XXX``; texts in
     single quotes; without a zone it is UTC.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
 from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, spark_column
-from airflow_kafka_spark.formats.csv.dialect import Dialect, timestamp_reader
+from airflow_kafka_spark.formats.csv.dialect import CsvDialect, timestamp_reader
 from airflow_kafka_spark.formats.types import Array, Column, Map, SparkSchema, Struct, arrow_schema, backticked, columns_of
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ class Csv(Format):
         return columns_of(self.schema)
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> CsvDialect:
         """How fields stand in a record."""
-        return Dialect(self.delimiter, self.quote, self.escape, self.null_value)
+        return CsvDialect(self.delimiter, self.quote, self.escape, self.null_value)
 
     def validate(self, where: str) -> list[Problem]:
         """What is wrong with the schema and the options; an empty list when nothing is."""

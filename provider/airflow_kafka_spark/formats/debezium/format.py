@@ -11,7 +11,7 @@ from airflow_kafka_spark.formats.base import Decoder, Format, Part
 from airflow_kafka_spark.formats.debezium.options import REWRITING, DeleteHandling, Truncates
 from airflow_kafka_spark.formats.json.envelope import JsonEnvelope
 from airflow_kafka_spark.formats.json.format import Json
-from airflow_kafka_spark.formats.json.logical_types import carried, carry
+from airflow_kafka_spark.formats.json.logical_types import logical_type, map_leaf_types
 from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Primitive, Struct, Text, arrow_schema
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Debezium(Format):
     def event_columns(self) -> tuple[Column, ...]:
         """What is read of an event in JSON, with what carries the values."""
         assert isinstance(self.value, Json | JsonEnvelope)
-        row = [replace(c, type=carry(c.type, self._carried)) for c in self.value.columns]
+        row = [replace(c, type=map_leaf_types(c.type, self._wire_columns)) for c in self.value.columns]
         columns = [Column("op", Text()), Column("after", Struct(tuple(row)))]
         if self._rewrites:
             columns.append(Column("before", Struct(tuple(replace(c, nullable=True) for c in row))))
@@ -169,23 +169,23 @@ class Debezium(Format):
                 columns.append(column)
         return (*columns, *(Column(outer, Struct(tuple(fields.values()))) for outer, fields in nested.items()))
 
-    def _carried(self, data_type: DataType) -> DataType:
+    def _wire_columns(self, data_type: DataType) -> DataType:
         if not isinstance(self.value, Json):
             return data_type
         if isinstance(data_type, Decimal):
-            return carried(data_type, "unscaled", data_type.scale) if self.decimals == "unscaled" else data_type
+            return logical_type(data_type, "unscaled", data_type.scale) if self.decimals == "unscaled" else data_type
         if str(data_type) == "timestamp" or (str(data_type) == "timestamp_ntz" and self.timestamps != "text"):
-            return carried(data_type, self.timestamps)
+            return logical_type(data_type, self.timestamps)
         if str(data_type) in ("date", "timestamp_ntz"):
-            return carried(data_type, "iso" if self.timestamps == "text" else "days")
+            return logical_type(data_type, "iso" if self.timestamps == "text" else "days")
         return data_type
 
     def event_schema(self) -> pa.Schema:
         """The columns of events."""
-        from airflow_kafka_spark.formats.json.logical_types import plain_columns
+        from airflow_kafka_spark.formats.json.logical_types import sql_columns
 
         if isinstance(self.value, Json | JsonEnvelope):
-            return arrow_schema(plain_columns(self.event_columns()))
+            return arrow_schema(sql_columns(self.event_columns()))
         return self.value.arrow_schema()
 
     def arrow_schema(self) -> pa.Schema:
@@ -209,14 +209,14 @@ class Debezium(Format):
         :raises SchemaInvalid: the format's schema cannot be read.
         """
         from airflow_kafka_spark.formats.debezium.tasks.decode import DebeziumDecoder
-        from airflow_kafka_spark.formats.json.logical_types import plain_columns
+        from airflow_kafka_spark.formats.json.logical_types import sql_columns
 
         if isinstance(self.value, Json | JsonEnvelope):
             columns = self.event_columns()
             if isinstance(self.value, Json):
                 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 
-                events: Decoder = JsonDecoder(plain_columns(columns), carried=columns)
+                events: Decoder = JsonDecoder(sql_columns(columns), wire_columns=columns)
             else:
                 from airflow_kafka_spark.formats.json.tasks.envelope import EnvelopeDecoder
 

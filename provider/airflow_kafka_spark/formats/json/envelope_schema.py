@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from airflow_kafka_spark.formats.json.logical_types import Unit, carried
+from airflow_kafka_spark.formats.json.logical_types import Representation, logical_type
 from airflow_kafka_spark.formats.text import BadValue, short
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
-Precision = Literal["millis", "micros"]
+TimestampPrecision = Literal["millis", "micros"]
 
 _CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
 _VARIABLE = "io.debezium.data.VariableScaleDecimal"
 _ISO = (f"{_DEBEZIUM}IsoDate", f"{_DEBEZIUM}IsoTimestamp")
-_UNITS: Mapping[str, Unit] = {
+_UNITS: Mapping[str, Representation] = {
     f"{_CONNECT}Date": "days",
     f"{_CONNECT}Timestamp": "millis",
     f"{_DEBEZIUM}Date": "days",
@@ -34,7 +34,7 @@ _WRITTEN = {
 }  # fmt: skip
 
 
-def carried_columns(columns: Sequence[Column], schema: Any) -> tuple[Column, ...]:
+def columns_as_written(columns: Sequence[Column], schema: Any) -> tuple[Column, ...]:
     """The columns, each with what carries it by a record's schema.
 
     :param schema: the envelope's ``schema``, read from JSON; None says nothing, and the columns are read as they are.
@@ -81,21 +81,21 @@ def _type(wanted: DataType, schema: Any) -> DataType:
     if isinstance(wanted, Struct | Array | Map):
         return _nested(wanted, kind, schema)
     if isinstance(wanted, Decimal) and name == f"{_CONNECT}Decimal":
-        return carried(wanted, "unscaled", _scale(schema))
+        return logical_type(wanted, "unscaled", _scale(schema))
     if isinstance(wanted, Decimal) and name == _VARIABLE and kind == "struct":
-        return carried(wanted, "variable")
+        return logical_type(wanted, "variable")
     if str(wanted) in ("date", "timestamp", "timestamp_ntz"):
         return _temporal(wanted, kind, name, schema)
     if kind == "bytes" and (str(wanted) != "binary"):
-        raise _unfit(wanted, schema)
+        raise _mismatch(wanted, schema)
     if str(wanted) == "binary" and kind != "bytes":
-        raise _unfit(wanted, schema)
+        raise _mismatch(wanted, schema)
     return wanted
 
 
 def _nested(wanted: Struct | Array | Map, kind: str, schema: Mapping[str, Any]) -> DataType:
     if kind != {Struct: "struct", Array: "array", Map: "map"}[type(wanted)]:
-        raise _unfit(wanted, schema)
+        raise _mismatch(wanted, schema)
     if isinstance(wanted, Struct):
         return Struct(_fields(wanted.fields, schema))
     if isinstance(wanted, Array):
@@ -108,10 +108,10 @@ def _nested(wanted: Struct | Array | Map, kind: str, schema: Mapping[str, Any]) 
 def _temporal(wanted: DataType, kind: str, name: Any, schema: Mapping[str, Any]) -> DataType:
     unit = _UNITS.get(str(name))
     if kind == "string":
-        return carried(wanted, "iso" if name in _ISO and str(wanted) != "timestamp" else "text")
+        return logical_type(wanted, "iso" if name in _ISO and str(wanted) != "timestamp" else "text")
     if unit is None or (unit == "days") != (str(wanted) == "date"):
-        raise _unfit(wanted, schema)
-    return carried(wanted, unit)
+        raise _mismatch(wanted, schema)
+    return logical_type(wanted, unit)
 
 
 def _scale(schema: Mapping[str, Any]) -> int:
@@ -124,7 +124,7 @@ def _scale(schema: Mapping[str, Any]) -> int:
     return scale
 
 
-def _unfit(wanted: DataType, schema: Mapping[str, Any]) -> BadValue:
+def _mismatch(wanted: DataType, schema: Mapping[str, Any]) -> BadValue:
     name = schema.get("name")
     return BadValue(
         f"its schema says {schema['type']}{f' ({name})' if name else ''}, expected what a column of type {wanted} takes"
@@ -134,12 +134,12 @@ def _unfit(wanted: DataType, schema: Mapping[str, Any]) -> BadValue:
 # --- writing --------------------------------------------------------------------------------------------------------------
 
 
-def connect_schema(columns: Sequence[Column], precision: Precision) -> dict[str, Any]:
+def connect_schema(columns: Sequence[Column], precision: TimestampPrecision) -> dict[str, Any]:
     """The schema of rows with these columns."""
     return _written(Struct(tuple(columns)), False, precision)
 
 
-def _written(data_type: DataType, optional: bool, precision: Precision) -> dict[str, Any]:
+def _written(data_type: DataType, optional: bool, precision: TimestampPrecision) -> dict[str, Any]:
     found: dict[str, Any]
     if isinstance(data_type, Struct):
         fields = [_written(f.type, f.nullable, precision) | {"field": f.name} for f in data_type.fields]
@@ -159,7 +159,7 @@ def _written(data_type: DataType, optional: bool, precision: Precision) -> dict[
     return found | {"optional": optional}
 
 
-def _written_primitive(data_type: Primitive, precision: Precision) -> dict[str, Any]:
+def _written_primitive(data_type: Primitive, precision: TimestampPrecision) -> dict[str, Any]:
     if data_type.name == "date":
         return {"type": "int32", "name": f"{_CONNECT}Date", "version": 1}
     if data_type.name in ("timestamp", "timestamp_ntz"):

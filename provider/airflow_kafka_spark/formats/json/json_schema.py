@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
 from airflow_kafka_spark.errors import SchemaInvalid, SchemaUnusable
-from airflow_kafka_spark.formats.json.logical_types import Carried, carried
+from airflow_kafka_spark.formats.json.logical_types import LogicalType, logical_type
 from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
@@ -76,18 +76,18 @@ def columns_of_json_schema(schema: Mapping[str, Any]) -> tuple[Column, ...]:
 
     :raises SchemaInvalid: naming the place in the schema, what was found there and what was expected.
     """
-    reader = _Reader(schema)
+    reader = _SchemaReader(schema)
     found, nullable = reader.read(schema, "#", ())
     if not isinstance(found, Struct):
-        raise _wrong("#", f"a schema of {found}", "an object with `properties`")
+        raise _invalid("#", f"a schema of {found}", "an object with `properties`")
     return found.fields
 
 
-def _wrong(path: str, found: str, expected: str) -> SchemaInvalid:
+def _invalid(path: str, found: str, expected: str) -> SchemaInvalid:
     return SchemaInvalid("", 0, f"{found} at `{path}`,", expected)
 
 
-class _Reader:
+class _SchemaReader:
     """Goes through a document."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
@@ -101,9 +101,9 @@ class _Reader:
         """
         if not isinstance(schema, Mapping):
             what = "a schema that allows anything" if schema is True else f"{schema!r}"
-            raise _wrong(path, what, "a schema with a type")
+            raise _invalid(path, what, "a schema with a type")
         if path.count("/") > 2 * _MAX_NESTING or len(within) > _MAX_NESTING:
-            raise _wrong(path[:60], "a schema", f"types nested at most {_MAX_NESTING} deep")
+            raise _invalid(path[:60], "a schema", f"types nested at most {_MAX_NESTING} deep")
         _check_keywords(schema, path)
         nullable = schema.get("nullable") is True
         for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
@@ -111,7 +111,7 @@ class _Reader:
                 # Words of others say nothing of types here: Connect's `connect.index`, beside each `oneOf` with null.
                 beside = sorted(_READ & set(schema) - {keyword, "type" if keyword != "$ref" else ""})
                 if beside:
-                    raise _wrong(path, f"`{keyword}` beside `{beside[0]}`", f"`{keyword}` alone")
+                    raise _invalid(path, f"`{keyword}` beside `{beside[0]}`", f"`{keyword}` alone")
                 found, may_be_null = getattr(self, f"_{keyword.lstrip('$')}")(schema[keyword], path, within)
                 return found, nullable or may_be_null
         kind, may_be_null = _type_of(schema, path)
@@ -119,9 +119,9 @@ class _Reader:
 
     def _ref(self, target: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
         if not isinstance(target, str) or not target.startswith("#") or (target != "#" and not target.startswith("#/")):
-            raise _wrong(path, f"`$ref` to {target!r}", "a reference within the document, as `#/$defs/name`")
+            raise _invalid(path, f"`$ref` to {target!r}", "a reference within the document, as `#/$defs/name`")
         if target in within or target == "#":
-            raise _wrong(path, f"`$ref` to `{target}`, which it is part of,", "types that end")
+            raise _invalid(path, f"`$ref` to `{target}`, which it is part of,", "types that end")
         found: Any = self.document
         for step in target.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -131,19 +131,19 @@ class _Reader:
             elif isinstance(found, Mapping) and step in found:
                 found = found[step]
             else:
-                raise _wrong(path, f"`$ref` to `{target}`, which is not there,", "a reference within the document")
+                raise _invalid(path, f"`$ref` to `{target}`, which is not there,", "a reference within the document")
         return self.read(found, target, (*within, target))
 
     def _allOf(self, schemas: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
         if not isinstance(schemas, Sequence) or len(schemas) != 1:
-            raise _wrong(path, "`allOf` of several schemas", "one of them, which has all")
+            raise _invalid(path, "`allOf` of several schemas", "one of them, which has all")
         return self.read(schemas[0], f"{path}/allOf/0", within)
 
     def _anyOf(self, schemas: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
         branches = list(enumerate(schemas)) if isinstance(schemas, Sequence) and not isinstance(schemas, str) else []
         typed = [(n, s) for n, s in branches if not (isinstance(s, Mapping) and s.get("type") == "null")]
         if len(typed) != 1:
-            raise _wrong(path, "a choice between several types", "one type, and perhaps null")
+            raise _invalid(path, "a choice between several types", "one type, and perhaps null")
         ((n, schema),) = typed
         found, nullable = self.read(schema, f"{path}/anyOf/{n}", within)
         return found, nullable or len(branches) > 1
@@ -155,7 +155,7 @@ class _Reader:
             return self._object(schema, path, within)
         if kind == "array":
             if not isinstance(schema.get("items"), Mapping):
-                raise _wrong(path, "an array without one schema for its items", "`items`: what each of them is")
+                raise _invalid(path, "an array without one schema for its items", "`items`: what each of them is")
             element, nullable = self.read(schema["items"], f"{path}/items", within)
             return Array(element, nullable)
         if kind in _PLAIN:
@@ -163,7 +163,7 @@ class _Reader:
         if schema.get("contentEncoding") == "base64":
             return Primitive("binary")
         if "contentEncoding" in schema:
-            raise _wrong(path, f"contentEncoding {schema['contentEncoding']!r}", "base64")
+            raise _invalid(path, f"contentEncoding {schema['contentEncoding']!r}", "base64")
         return _FORMATS.get(str(schema.get("format")), Text())
 
     def _object(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
@@ -172,21 +172,21 @@ class _Reader:
             value, nullable = self.read(others, f"{path}/additionalProperties", within)
             return Map(Text(), value, nullable)
         if not isinstance(properties, Mapping) or not properties:
-            raise _wrong(path, "an object without `properties`", "its fields, or one schema for all as `additionalProperties`")
+            raise _invalid(path, "an object without `properties`", "its fields, or one schema for all as `additionalProperties`")
         required = schema.get("required") or ()
         if isinstance(required, str) or not isinstance(required, Sequence) or not all(isinstance(n, str) for n in required):
-            raise _wrong(path, f"required: {required!r}", "a list of names, beside `properties`")
+            raise _invalid(path, f"required: {required!r}", "a list of names, beside `properties`")
         unknown = [name for name in required if name not in properties]
         if unknown:
-            raise _wrong(path, f"`{unknown[0]}` as required", "names of its `properties`")
+            raise _invalid(path, f"`{unknown[0]}` as required", "names of its `properties`")
         fields, seen = [], dict[str, str]()
         for name, of_field in properties.items():
             here = f"{path}/properties/{name}"
             if not isinstance(name, str):
-                raise _wrong(here, f"the name {name!r}", "a text, as JSON's names are")
+                raise _invalid(here, f"the name {name!r}", "a text, as JSON's names are")
             other = seen.setdefault(name.casefold(), name)
             if not name or other != name:
-                raise _wrong(here, f"a name like `{other}`" if name else "no name", "names that differ by more than case")
+                raise _invalid(here, f"a name like `{other}`" if name else "no name", "names that differ by more than case")
             data_type, nullable = self.read(of_field, here, within)
             comment = of_field.get("description", "") if isinstance(of_field, Mapping) else ""
             fields.append(Column(name, data_type, nullable or name not in required, str(comment)))
@@ -196,10 +196,10 @@ class _Reader:
 def _check_keywords(schema: Mapping[str, Any], path: str) -> None:
     for keyword in schema:
         if keyword in _REFUSED:
-            raise _wrong(path, f"`{keyword}`", "a schema whose types do not depend on the record")
+            raise _invalid(path, f"`{keyword}`", "a schema whose types do not depend on the record")
         near = [] if keyword in _KNOWN else difflib.get_close_matches(str(keyword), _KNOWN, n=1, cutoff=0.85)
         if near:
-            raise _wrong(path, f"`{keyword}`", f"`{near[0]}`, perhaps")
+            raise _invalid(path, f"`{keyword}`", f"`{near[0]}`, perhaps")
 
 
 def _type_of(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
@@ -215,15 +215,15 @@ def _type_of(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
     if not kinds and "items" in schema:
         kinds = ["array"]
     if not all(isinstance(k, str) for k in kinds):
-        raise _wrong(path, f"the type {given!r}", "names of types")
+        raise _invalid(path, f"the type {given!r}", "names of types")
     rest = [k for k in kinds if k != "null"]
     if sorted(rest) == ["integer", "number"]:
         rest = ["number"]
     if len(rest) != 1:
         found = "a choice between several types" if rest else "null alone" if kinds else "a schema that allows anything"
-        raise _wrong(path, found, "one type, and perhaps null")
+        raise _invalid(path, found, "one type, and perhaps null")
     if rest[0] not in ("string", "object", "array", *_PLAIN):
-        raise _wrong(path, f"the type {rest[0]!r}", "string, integer, number, boolean, object, array or null")
+        raise _invalid(path, f"the type {rest[0]!r}", "string, integer, number, boolean, object, array or null")
     nullable = "null" in kinds and (members is None or None in members)
     return rest[0], nullable
 
@@ -238,13 +238,13 @@ def _type_of(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
 
 LOCAL = "local-date-time"
 _CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
-_CARRIED: Mapping[str, Carried] = {
-    f"{_CONNECT}Date": carried(Primitive("date"), "days"),
-    f"{_CONNECT}Timestamp": carried(Primitive("timestamp"), "millis"),
-    f"{_DEBEZIUM}Date": carried(Primitive("date"), "days"),
-    f"{_DEBEZIUM}Timestamp": carried(Primitive("timestamp_ntz"), "millis"),
-    f"{_DEBEZIUM}MicroTimestamp": carried(Primitive("timestamp_ntz"), "micros"),
-    f"{_DEBEZIUM}NanoTimestamp": carried(Primitive("timestamp_ntz"), "nanos"),
+_LOGICAL_TYPES: Mapping[str, LogicalType] = {
+    f"{_CONNECT}Date": logical_type(Primitive("date"), "days"),
+    f"{_CONNECT}Timestamp": logical_type(Primitive("timestamp"), "millis"),
+    f"{_DEBEZIUM}Date": logical_type(Primitive("date"), "days"),
+    f"{_DEBEZIUM}Timestamp": logical_type(Primitive("timestamp_ntz"), "millis"),
+    f"{_DEBEZIUM}MicroTimestamp": logical_type(Primitive("timestamp_ntz"), "micros"),
+    f"{_DEBEZIUM}NanoTimestamp": logical_type(Primitive("timestamp_ntz"), "nanos"),
 }
 """What integers are, by their titles."""
 _NUMBERS = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "float32": "float", "float64": "double"}
@@ -254,7 +254,7 @@ _UNREADABLE = Primitive("void")
 
 
 @dataclass(frozen=True)
-class Field(Column):
+class Property(Column):
     """A property.
 
     :param null: whether null is one of its values.
@@ -268,7 +268,7 @@ class Field(Column):
 # --- putting together ----------------------------------------------------------------------------------------------------
 
 
-def bundled(document: SchemaDocument) -> dict[str, Any]:
+def bundle_references(document: SchemaDocument) -> dict[str, Any]:
     """A schema that stands alone: what it refers to is among its ``definitions``.
 
     :raises SchemaUnusable: it is no JSON Schema.
@@ -277,11 +277,11 @@ def bundled(document: SchemaDocument) -> dict[str, Any]:
     if not document.references:
         return root
     names = [name for name, _ in document.references]
-    own = _moved(root, str(root.get("$id", "")), "#", names)
+    own = _relocate(root, str(root.get("$id", "")), "#", names)
     definitions = dict(own.get("definitions") or {})
     for name, text in document.references:
         part = _parsed(text, f"{document.name}, of `{name}`")
-        moved = _moved(part, str(part.get("$id", name)), _place(name), names)
+        moved = _relocate(part, str(part.get("$id", name)), _place(name), names)
         definitions[name] = {key: value for key, value in moved.items() if key not in ("$id", "$schema")}
     return {**own, "definitions": definitions}
 
@@ -297,13 +297,13 @@ def _place(name: str) -> str:
     return "#/definitions/" + quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
 
 
-def _moved(value: Any, base: str, place: str, names: Sequence[str]) -> Any:
+def _relocate(value: Any, base: str, place: str, names: Sequence[str]) -> Any:
     """A schema with its references changed to where their targets are now."""
     if isinstance(value, list):
-        return [_moved(one, base, place, names) for one in value]
+        return [_relocate(one, base, place, names) for one in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _moved(one, base, place, names) for key, one in value.items()}
+    found = {key: _relocate(one, base, place, names) for key, one in value.items()}
     target = value.get("$ref")
     if isinstance(target, str):
         document, mark, fragment = target.partition("#")
@@ -319,22 +319,22 @@ def _moved(value: Any, base: str, place: str, names: Sequence[str]) -> Any:
 # --- columns -------------------------------------------------------------------------------------------------------------
 
 
-def fields_of(schema: Mapping[str, Any], what: str) -> tuple[Field, ...]:
-    """The columns of the objects that a schema describes; their types may be :class:`.Carried`.
+def fields_of(schema: Mapping[str, Any], what: str) -> tuple[Property, ...]:
+    """The columns of the objects that a schema describes; their types may be :class:`.LogicalType`.
 
     :param what: the schema, as it stands in a sentence.
     :raises SchemaUnusable: naming the place in the schema, what was found there and what was expected.
     """
     try:
-        found, _ = _ConnectReader(schema).read(schema, "#", ())
+        found, _ = _ConnectSchemaReader(schema).read(schema, "#", ())
     except SchemaInvalid as e:
         raise SchemaUnusable(what, f"found {e.found.removeprefix('The schema has ')}; expected {e.expected}") from None
     if not isinstance(found, Struct):
         raise SchemaUnusable(what, f"found a schema of {found}; expected an object with `properties`")
-    return tuple(field for field in found.fields if isinstance(field, Field))
+    return tuple(field for field in found.fields if isinstance(field, Property))
 
 
-class _ConnectReader(_Reader):
+class _ConnectSchemaReader(_SchemaReader):
     """Knows Connect's words, and which properties may be null and which may be missing."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
@@ -353,23 +353,25 @@ class _ConnectReader(_Reader):
         required = set(schema.get("required") or ())
         return Struct(
             tuple(
-                Field(f.name, f.type, f.nullable, f.comment, self._nulls[f"{path}/properties/{f.name}"], f.name not in required)
+                Property(
+                    f.name, f.type, f.nullable, f.comment, self._nulls[f"{path}/properties/{f.name}"], f.name not in required
+                )
                 for f in found.fields
             )
         )
 
     def _typed(self, kind: str, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
         said, title = schema.get("connect.type"), str(schema.get("title", ""))
-        if kind == "integer" and title in _CARRIED and said in ("int32", "int64"):
-            return _CARRIED[title]
+        if kind == "integer" and title in _LOGICAL_TYPES and said in ("int32", "int64"):
+            return _LOGICAL_TYPES[title]
         if kind in ("number", "string") and said == "bytes" and title == f"{_CONNECT}Decimal":
             scale = _scale(schema)
             if kind == "string" and scale is None:
-                raise _wrong(
+                raise _invalid(
                     path, "a Decimal in base64 without its scale", "`connect.parameters` with a `scale` from -999 to 999"
                 )
             decimal = _decimal(schema, scale or 0)
-            return decimal if kind == "number" else carried(decimal, "unscaled", scale or 0)
+            return decimal if kind == "number" else logical_type(decimal, "unscaled", scale or 0)
         if kind == "string" and said == "bytes":
             return Primitive("binary")
         if kind in ("integer", "number") and str(said) in _NUMBERS:
@@ -379,7 +381,7 @@ class _ConnectReader(_Reader):
         return super()._typed(kind, schema, path, within)
 
 
-class _LenientReader(_ConnectReader):
+class _LenientReader(_ConnectSchemaReader):
     """Passes over what cannot be columns."""
 
     def read(self, schema: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
@@ -423,7 +425,7 @@ def _decimal(schema: Mapping[str, Any], scale: int) -> Decimal:
 # --- made of columns -----------------------------------------------------------------------------------------------------
 
 
-def schema_of(columns: Sequence[Column], title: str) -> str:
+def json_schema_from_columns(columns: Sequence[Column], title: str) -> str:
     """A JSON Schema (draft-07) of objects with these columns, and with no others, so that later versions may have more.
 
     Nullable columns may be null and may be missing. What JSON does not tell apart is told in Connect's words.

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SchemaUnusable
 from airflow_kafka_spark.formats.base import Decoder
-from airflow_kafka_spark.formats.json.logical_types import as_sent, plain_columns
+from airflow_kafka_spark.formats.json.logical_types import sql_columns, with_writer_types
 from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches
 from airflow_kafka_spark.formats.types import Column, SparkSchema, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.formats.json.json_schema import Field
+    from airflow_kafka_spark.formats.json.json_schema import Property
     from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder
 
 
@@ -89,7 +89,7 @@ class JsonSchema(RegistryFormat):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _fields(self) -> tuple[Field, ...]:
+    def _fields(self) -> tuple[Property, ...]:
         """The reader's columns.
 
         :raises KafkaSparkError: there is no schema, or it cannot be columns.
@@ -103,14 +103,14 @@ class JsonSchema(RegistryFormat):
         """
         from airflow_kafka_spark.formats.types import arrow_schema
 
-        return arrow_schema(plain_columns(self._fields))
+        return arrow_schema(sql_columns(self._fields))
 
     def decoder(self) -> Decoder:
         """A decoder that has all schemas with it; the registry is asked for versions that have come since.
 
         :raises KafkaSparkError: as :meth:`arrow_schema`.
         """
-        from airflow_kafka_spark.formats.json.json_schema import bundled
+        from airflow_kafka_spark.formats.json.json_schema import bundle_references
         from airflow_kafka_spark.formats.json.tasks.registered import RegisteredJsonDecoder
 
         columns = _plain_fields(self._fields)
@@ -121,7 +121,7 @@ class JsonSchema(RegistryFormat):
         for registered in versions:
             try:
                 document = self._document(registered)
-                known[registered.id] = json.dumps(bundled(document)) if self.check_values else ""
+                known[registered.id] = json.dumps(bundle_references(document)) if self.check_values else ""
             except SchemaUnusable as e:
                 unusable[registered.id] = e.found
                 continue
@@ -133,12 +133,12 @@ class JsonSchema(RegistryFormat):
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _schema_from_columns(self, columns: Sequence[Column]) -> str:
-        from airflow_kafka_spark.formats.json.json_schema import schema_of
+        from airflow_kafka_spark.formats.json.json_schema import json_schema_from_columns
 
-        return schema_of(columns, self.title or self.part.capitalize())
+        return json_schema_from_columns(columns, self.title or self.part.capitalize())
 
     def _mismatches(self, document: SchemaDocument, columns: Sequence[Column]) -> list[tuple[str, str]]:
-        found = mismatches(columns, plain_columns(_fields_of(document)))
+        found = mismatches(columns, sql_columns(_fields_of(document)))
         return [*found, *self._name_mismatches(document, [c.name for c in columns])]
 
     def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
@@ -151,18 +151,18 @@ class JsonSchema(RegistryFormat):
         return JsonSchemaEncoder(_fields_of(document), [c.name for c in columns], header)
 
 
-def _fields_of(document: SchemaDocument) -> tuple[Field, ...]:
-    from airflow_kafka_spark.formats.json.json_schema import bundled, fields_of
+def _fields_of(document: SchemaDocument) -> tuple[Property, ...]:
+    from airflow_kafka_spark.formats.json.json_schema import bundle_references, fields_of
 
-    return fields_of(bundled(document), document.name)
+    return fields_of(bundle_references(document), document.name)
 
 
 def _as_written(columns: Sequence[Column], document: SchemaDocument) -> tuple[Column, ...]:
     """Columns, with what carries their values in records of a schema; as they are, where that cannot be columns."""
-    from airflow_kafka_spark.formats.json.json_schema import bundled, readable_fields
+    from airflow_kafka_spark.formats.json.json_schema import bundle_references, readable_fields
 
     try:
-        return as_sent(columns, _plain_fields(readable_fields(bundled(document))))
+        return with_writer_types(columns, _plain_fields(readable_fields(bundle_references(document))))
     except SchemaUnusable:
         return tuple(columns)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from google.protobuf.descriptor import Descriptor
 
-    from airflow_kafka_spark.formats.protobuf.layout import Node
+    from airflow_kafka_spark.formats.protobuf.layout import FieldLayout
     from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder
     from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema
 
@@ -100,18 +100,18 @@ class Protobuf(RegistryFormat):
         return self.schema if given and isinstance(self.schema, bytes) else _compiled(self._reader_document)
 
     @cached_property
-    def _layout(self) -> Node:
+    def _layout(self) -> FieldLayout:
         """The reader's message.
 
         :raises KafkaSparkError: there is none, or it cannot be columns.
         """
         return self._layout_of(self._files, "the reader's message")
 
-    def _layout_of(self, files: bytes, what: str) -> Node:
-        from airflow_kafka_spark.formats.protobuf.layout import Layout
+    def _layout_of(self, files: bytes, what: str) -> FieldLayout:
+        from airflow_kafka_spark.formats.protobuf.layout import MessageLayout
         from airflow_kafka_spark.formats.protobuf.schema import message_in
 
-        return Layout(what, self.recursive_fields_max_depth).message(message_in(files, self.message, what))
+        return MessageLayout(what, self.recursive_fields_max_depth).message(message_in(files, self.message, what))
 
     def arrow_schema(self) -> pa.Schema:
         """The fields of the reader's message; asked of the registry once.
@@ -139,7 +139,7 @@ class Protobuf(RegistryFormat):
 
     def _writers(self, versions: Sequence[RegisteredSchema]) -> tuple[dict[int, Mapping[tuple[int, ...], str]], dict[int, str]]:
         """What records may hold, by schema id; and why schemas cannot be used."""
-        from airflow_kafka_spark.formats.protobuf.schema import compiled, message_in
+        from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, message_in
 
         reader = message_in(self._files, self.message, "the reader's message")
         documents, unusable = dict[int, SchemaDocument](), dict[int, str]()
@@ -149,7 +149,7 @@ class Protobuf(RegistryFormat):
             except SchemaUnusable as e:
                 unusable[registered.id] = e.found
         writers = dict[int, Mapping[tuple[int, ...], str]]()
-        for number, files in zip(documents, compiled(list(documents.values())), strict=True):
+        for number, files in zip(documents, compile_schemas(list(documents.values())), strict=True):
             try:
                 if isinstance(files, SchemaUnusable):
                     raise files
@@ -170,11 +170,11 @@ class Protobuf(RegistryFormat):
         return problems
 
     def _schema_from_columns(self, columns: Sequence[Column]) -> str:
-        from airflow_kafka_spark.formats.protobuf.schema import proto_of
+        from airflow_kafka_spark.formats.protobuf.schema import proto_from_columns
 
-        return proto_of(columns, self.message or self.part.capitalize())
+        return proto_from_columns(columns, self.message or self.part.capitalize())
 
-    def _message_to_write(self, document: SchemaDocument) -> tuple[bytes, Node]:
+    def _message_to_write(self, document: SchemaDocument) -> tuple[bytes, FieldLayout]:
         given = isinstance(self.schema, bytes) and not self.registry
         files = self.schema if given and isinstance(self.schema, bytes) else _compiled(document)
         return files, self._layout_of(files, document.name)
@@ -216,9 +216,9 @@ def _check_packages() -> None:
 @lru_cache(maxsize=32)
 def _compiled(document: SchemaDocument) -> bytes:
     """Kept: a schema is looked at by its fields, by its message and by its indexes, and every time protoc would be started."""
-    from airflow_kafka_spark.formats.protobuf.schema import compiled
+    from airflow_kafka_spark.formats.protobuf.schema import compile_schemas
 
-    (files,) = compiled([document])
+    (files,) = compile_schemas([document])
     if isinstance(files, SchemaUnusable):
         raise files
     return files
@@ -226,12 +226,12 @@ def _compiled(document: SchemaDocument) -> bytes:
 
 def _readable(files: bytes, reader: Descriptor) -> dict[tuple[int, ...], str]:
     """By its indexes, why a message of a writer's schema cannot be read; empty where it can."""
-    from airflow_kafka_spark.formats.protobuf.schema import messages_of, misread
+    from airflow_kafka_spark.formats.protobuf.schema import incompatibility, messages_of
 
     found = {}
     for path, message in messages_of(files):
         if message.full_name != reader.full_name:
             found[path] = f"the record is a `{message.full_name}`, expected `{reader.full_name}`"
         else:
-            found[path] = misread(message, reader)
+            found[path] = incompatibility(message, reader)
     return found

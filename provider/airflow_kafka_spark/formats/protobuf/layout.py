@@ -13,7 +13,7 @@ from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-How = Literal["plain", "unsigned", "enum", "message", "timestamp", "duration", "date", "decimal", "wrapper", "json"]
+Conversion = Literal["plain", "unsigned", "enum", "message", "timestamp", "duration", "date", "decimal", "wrapper", "json"]
 """How a value of one field becomes a column's: as it is; a uint64; by its symbol; by its fields; seconds and nanoseconds; a
 length of time; year, month and day; Confluent's Decimal; the one field of a wrapper; the JSON of a Struct or a Value."""
 
@@ -36,7 +36,7 @@ _WRAPPERS = {
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 }
 _JSON = {f"google.protobuf.{name}" for name in ("Struct", "Value", "ListValue")}
-_KNOWN: Mapping[str, tuple[How, DataType]] = {
+_WELL_KNOWN: Mapping[str, tuple[Conversion, DataType]] = {
     "google.protobuf.Timestamp": ("timestamp", Primitive("timestamp")),
     "google.protobuf.Duration": ("duration", Primitive("bigint")),
     "google.type.Date": ("date", Primitive("date")),
@@ -44,7 +44,7 @@ _KNOWN: Mapping[str, tuple[How, DataType]] = {
 
 
 @dataclass(frozen=True)
-class Node:
+class FieldLayout:
     """A field of a message, or the key, the value or an element of one.
 
     :param name: the field's name.
@@ -62,12 +62,12 @@ class Node:
     """
 
     name: str
-    how: How
+    how: Conversion
     type: DataType
     nullable: bool = False
     many: Literal["", "list", "map"] = ""
-    fields: tuple[Node, ...] = ()
-    inner: tuple[Node, ...] = ()
+    fields: tuple[FieldLayout, ...] = ()
+    inner: tuple[FieldLayout, ...] = ()
     symbols: tuple[tuple[int, str], ...] = ()
     numbers: frozenset[int] = frozenset()
     bounds: tuple[int, int] | None = None
@@ -86,7 +86,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MessageLayout:
     """Reads descriptors.
 
     :param what: the schema, as it stands in a sentence.
@@ -97,7 +97,7 @@ class Layout:
     what: str
     recursive_fields_max_depth: int | None = None
 
-    def message(self, message: Descriptor) -> Node:
+    def message(self, message: Descriptor) -> FieldLayout:
         """A whole message.
 
         :raises SchemaUnusable: it cannot be columns.
@@ -110,7 +110,7 @@ class Layout:
     def _wrong(self, detail: str, action: str = "") -> SchemaUnusable:
         return SchemaUnusable(self.what, detail, action)
 
-    def _message(self, message: Descriptor, within: tuple[str, ...], name: str) -> Node | None:
+    def _message(self, message: Descriptor, within: tuple[str, ...], name: str) -> FieldLayout | None:
         """None where there is nothing in it that may be a column."""
         if len(within) >= _MAX_NESTING:
             raise self._wrong(f"messages are nested more than {_MAX_NESTING} deep")
@@ -128,15 +128,15 @@ class Layout:
             return None
         struct = Struct(tuple(node.column for node in found))
         numbers = frozenset(field.number for field in message.fields)
-        return Node(name, "message", struct, fields=tuple(found), numbers=numbers, full_name=message.full_name)
+        return FieldLayout(name, "message", struct, fields=tuple(found), numbers=numbers, full_name=message.full_name)
 
-    def _field(self, field: FieldDescriptor, within: tuple[str, ...]) -> Node | None:
+    def _field(self, field: FieldDescriptor, within: tuple[str, ...]) -> FieldLayout | None:
         if is_map(field):
             entry = field.message_type
             key, value = (self._value(entry.fields_by_name[part], within) for part in ("key", "value"))
             if key is None or value is None:
                 return None
-            return Node(field.name, "plain", value.type, many="map", inner=(key, value))
+            return FieldLayout(field.name, "plain", value.type, many="map", inner=(key, value))
         node = self._value(field, within)
         if node is None or is_repeated(field):
             return node and replace(node, many="list", nullable=False)
@@ -146,28 +146,28 @@ class Layout:
         nullable = bool(field.has_presence) and not is_required(field) and not has_default
         return replace(node, nullable=nullable, choice=choice)
 
-    def _value(self, field: FieldDescriptor, within: tuple[str, ...]) -> Node | None:
+    def _value(self, field: FieldDescriptor, within: tuple[str, ...]) -> FieldLayout | None:
         kind = type_name(field)
         if kind in _PLAIN:
-            return Node(field.name, "plain", _PLAIN[kind], bounds=_BOUNDS.get(kind))
+            return FieldLayout(field.name, "plain", _PLAIN[kind], bounds=_BOUNDS.get(kind))
         if kind in ("UINT64", "FIXED64"):
-            return Node(field.name, "unsigned", Decimal(20, 0))
+            return FieldLayout(field.name, "unsigned", Decimal(20, 0))
         if kind == "ENUM":
             symbols = tuple((number, value.name) for number, value in field.enum_type.values_by_number.items())
-            return Node(field.name, "enum", Text(), symbols=symbols)
+            return FieldLayout(field.name, "enum", Text(), symbols=symbols)
         message = field.message_type
         name = message.full_name
-        if name in _KNOWN:
-            how, data_type = _KNOWN[name]
-            return Node(field.name, how, data_type, full_name=name)
+        if name in _WELL_KNOWN:
+            how, data_type = _WELL_KNOWN[name]
+            return FieldLayout(field.name, how, data_type, full_name=name)
         if name in _WRAPPERS:
             inner = self._value(message.fields_by_name["value"], within)
             assert inner is not None
-            return Node(field.name, "wrapper", inner.type, inner=(inner,), full_name=name)
+            return FieldLayout(field.name, "wrapper", inner.type, inner=(inner,), full_name=name)
         if name in _JSON:
-            return Node(field.name, "json", Text(), full_name=name)
+            return FieldLayout(field.name, "json", Text(), full_name=name)
         if name == "confluent.type.Decimal" and (decimal := _decimal(field)) is not None:
-            return Node(field.name, "decimal", decimal, full_name=name)
+            return FieldLayout(field.name, "decimal", decimal, full_name=name)
         if (times := within.count(name)) and self.recursive_fields_max_depth is None:
             raise self._wrong(
                 f"message `{name}` holds itself, by `{field.full_name}`",

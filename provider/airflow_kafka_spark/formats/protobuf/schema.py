@@ -40,7 +40,7 @@ for directory, roots, main in json.load(sys.stdin):
 """
 
 
-def compiled(documents: Sequence[SchemaDocument]) -> list[bytes | SchemaUnusable]:
+def compile_schemas(documents: Sequence[SchemaDocument]) -> list[bytes | SchemaUnusable]:
     """The descriptor sets of texts, with all they import; the last file of each is the text's own.
 
     :raises ProtobufNotInstalled: protoc is not there.
@@ -105,7 +105,7 @@ def _by_protoc(documents: tuple[SchemaDocument, ...]) -> tuple[bytes | SchemaUnu
                     document.name, f"it imports `{strange[0]}`, which is no plain path", "Rename that file"
                 )
                 continue
-            for name, text in [*KNOWN_FILES.items(), *document.references, (MAIN, document.text)]:
+            for name, text in [*WELL_KNOWN_FILES.items(), *document.references, (MAIN, document.text)]:
                 path = directory / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, "utf-8")
@@ -225,19 +225,19 @@ _WIDER: dict[str, tuple[str, ...]] = {
 }
 
 
-def misread(writer: Descriptor, reader: Descriptor) -> str:
+def incompatibility(writer: Descriptor, reader: Descriptor) -> str:
     """What of a writer's message the reader's would take for something else; empty when nothing."""
-    return _misread(writer, reader, set())
+    return _incompatibility(writer, reader, set())
 
 
-def _misread(writer: Descriptor, reader: Descriptor, seen: set[tuple[str, str]]) -> str:
+def _incompatibility(writer: Descriptor, reader: Descriptor, seen: set[tuple[str, str]]) -> str:
     if (writer.full_name, reader.full_name) in seen:
         return ""
     seen.add((writer.full_name, reader.full_name))
     theirs = writer.fields_by_number
     for number, field in reader.fields_by_number.items():
         old = theirs.get(number)
-        if old is not None and (wrong := _field_misread(old, field, seen)):
+        if old is not None and (wrong := _field_incompatibility(old, field, seen)):
             return wrong
     for choice in reader.oneofs:
         old_ones = [theirs[f.number] for f in choice.fields if f.number in theirs]
@@ -246,7 +246,7 @@ def _misread(writer: Descriptor, reader: Descriptor, seen: set[tuple[str, str]])
     return ""
 
 
-def _field_misread(old: FieldDescriptor, new: FieldDescriptor, seen: set[tuple[str, str]]) -> str:
+def _field_incompatibility(old: FieldDescriptor, new: FieldDescriptor, seen: set[tuple[str, str]]) -> str:
     was, now = type_name(old), type_name(new)
     if is_repeated(old) and not is_repeated(new):
         return f"field {new.number} (`{new.name}`) was repeated"
@@ -256,7 +256,7 @@ def _field_misread(old: FieldDescriptor, new: FieldDescriptor, seen: set[tuple[s
         return f"field {new.number} (`{new.name}`) was {'a' if is_map(old) else 'no'} map"
     if was == now == "ENUM":
         return _renumbered(old, new)
-    return _misread(old.message_type, new.message_type, seen) if now in ("MESSAGE", "GROUP") else ""
+    return _incompatibility(old.message_type, new.message_type, seen) if now in ("MESSAGE", "GROUP") else ""
 
 
 def _renumbered(old: FieldDescriptor, new: FieldDescriptor) -> str:
@@ -329,7 +329,7 @@ message Date {
   int32 day = 3;
 }
 """
-KNOWN_FILES: Mapping[str, str] = {
+WELL_KNOWN_FILES: Mapping[str, str] = {
     "confluent/meta.proto": _META,
     "confluent/type/decimal.proto": _DECIMAL,
     "google/type/date.proto": _DATE,
@@ -359,7 +359,7 @@ _IMPORTS = {
 }
 
 
-def proto_of(columns: Sequence[Column], message: str) -> str:
+def proto_from_columns(columns: Sequence[Column], message: str) -> str:
     """A proto3 file with one message whose fields are these columns, numbered from 1 in their order.
 
     Nullable columns are ``optional``; lists and maps, which Protobuf has no null of, are not.
@@ -396,13 +396,13 @@ class _Maker:
         data_type = column.type
         if isinstance(data_type, Array):
             if isinstance(data_type.element, Array | Map):
-                raise _none(path, data_type, "Put the inner one into a struct")
+                raise _no_counterpart(path, data_type, "Put the inner one into a struct")
             return "repeated ", *self._one(data_type.element, column.name, path, inner)
         if isinstance(data_type, Map):
             if str(data_type.key) not in ("string", "int", "bigint", "boolean", "smallint", "tinyint"):
-                raise _none(path, data_type, "Keys are strings, integers or booleans")
+                raise _no_counterpart(path, data_type, "Keys are strings, integers or booleans")
             if isinstance(data_type.value, Array | Map | Decimal):
-                raise _none(path, data_type, "Put the value into a struct")
+                raise _no_counterpart(path, data_type, "Put the value into a struct")
             key, _ = self._one(data_type.key, column.name, path, inner)
             value, options = self._one(data_type.value, column.name, path, inner)
             return "", f"map<{key}, {value}>", options
@@ -423,12 +423,14 @@ class _Maker:
             inner += self.message(f"{message}Value", data_type.fields, path)
             return f"{message}Value", ""
         if not isinstance(data_type, Primitive) or data_type.name not in _PROTO_TYPES:
-            raise _none(path, data_type, "Declare it timestamp" if str(data_type) == "timestamp_ntz" else "Declare another type")
+            raise _no_counterpart(
+                path, data_type, "Declare it timestamp" if str(data_type) == "timestamp_ntz" else "Declare another type"
+            )
         kind = _PROTO_TYPES[data_type.name]
         if kind in _IMPORTS:
             self.used.add(kind)
         return kind, ""
 
 
-def _none(path: str, data_type: DataType, action: str) -> SchemaUnusable:
+def _no_counterpart(path: str, data_type: DataType, action: str) -> SchemaUnusable:
     return SchemaUnusable(_WHAT, f"column `{path}` is of type {data_type}, which Protobuf has not", action)

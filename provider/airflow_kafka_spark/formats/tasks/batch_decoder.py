@@ -19,39 +19,39 @@ from airflow_kafka_spark.formats.text import MAX_MICRO, MIN_DATE, MIN_MICRO, Bad
 
 CHUNK_RECORDS = 2048
 CHUNK_BYTES = 32 << 20
-BLOCK_LIMIT = (1 << 31) - 16
+MAX_BLOCK_BYTES = (1 << 31) - 16
 FEW_RECORDS, FEW_BYTES = 8, 64 << 10
-PARTS = 8
-SIFTED_RECORDS = 64
+DIVISIONS = 8
+FINDER_MIN_RECORDS = 64
 """From so many on it is worth a look which records of a doubtful batch are bad."""
 
-Pieces = tuple[pa.RecordBatch, list[tuple[int, str]]]
+DecodedPart = tuple[pa.RecordBatch, list[tuple[int, str]]]
 """The rows of the good records, and where the bad ones are, with the reason."""
 
 
-class Doubt(Exception):
+class NeedsRowWise(Exception):
     """The fast path cannot answer for these records."""
 
 
-Screen = Callable[[Sequence[bytes]], Sequence[int]]
+SuspectFinder = Callable[[Sequence[bytes]], Sequence[int]]
 """Where bad records are likely to be, ascending; a guess, which costs time when it is wrong, and nothing else."""
 
-Change = Callable[[pa.Array], pa.Array]
+ArrayFunction = Callable[[pa.Array], pa.Array]
 """What becomes of a column."""
 
 
-def never_null(change: Change) -> Change:
+def refuse_nulls(change: ArrayFunction) -> ArrayFunction:
     """A change of a column in which a null is a matter of doubt."""
 
     def checked(array: pa.Array) -> pa.Array:
         if array.null_count:
-            raise Doubt
+            raise NeedsRowWise
         return change(array)
 
     return checked
 
 
-class DividingDecoder(Decoder):
+class BatchDecoder(Decoder):
     """Decodes records of one schema.
 
     :param schema: the columns.
@@ -67,20 +67,20 @@ class DividingDecoder(Decoder):
         schema: pa.Schema,
         read: Callable[[bytes], list[Any]],
         few: int = FEW_RECORDS,
-        only_reference: bool = False,
-        screens: Sequence[Screen] = (),
+        row_wise_only: bool = False,
+        screens: Sequence[SuspectFinder] = (),
     ) -> None:
         self._few = few
         self._schema = schema
         self._read_one = read
-        self._only_reference = only_reference
+        self._only_reference = row_wise_only
         self._screens = tuple(screens)
-        self._spoiled = False
-        self.by_reference = 0
+        self._recently_bad = False
+        self.row_wise_count = 0
         """How many records the reference decoded so far."""
 
     @abstractmethod
-    def _by_arrow(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
+    def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
         """One row per record, or None when there is any doubt."""
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
@@ -96,9 +96,9 @@ class DividingDecoder(Decoder):
             bad.extend(wrong)
         return self._assemble(pieces, values, bad)
 
-    def decode_by_reference(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode_row_wise(self, values: Sequence[bytes | None]) -> Decoded:
         """The same by the reference alone: what :meth:`decode` has to equal."""
-        piece, bad = self.read_by_reference([v for v in values if v is not None], 0)
+        piece, bad = self.read_row_wise([v for v in values if v is not None], 0)
         return self._assemble([piece], values, bad)
 
     def _assemble(self, pieces: list[pa.RecordBatch], values: Sequence[bytes | None], bad: list[tuple[int, str]]) -> Decoded:
@@ -122,54 +122,56 @@ class DividingDecoder(Decoder):
             pa.RecordBatch.from_arrays(taken, schema=self._schema), tuple(zip(wrong, (reason for _, reason in bad), strict=True))
         )
 
-    def _chunks(self, records: Sequence[bytes]) -> Iterator[Pieces]:
+    def _chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
         # In even chunks: small enough that a bad record spoils little, large enough that starting Arrow's reader costs little.
         step = math.ceil(len(records) / math.ceil(len(records) / CHUNK_RECORDS)) if records else 1
         for at in range(0, len(records), step):
             yield from self._divide(records[at : at + step], at)
 
-    def _divide(self, records: Sequence[bytes], start: int) -> Iterator[Pieces]:
+    def _divide(self, records: Sequence[bytes], start: int) -> Iterator[DecodedPart]:
         """The records by Arrow; on doubt in eight parts, so that a bad record costs little more than its chunk a second time."""
         count, size = len(records), sum(map(len, records))
-        if self._only_reference or (count <= self._few and size <= FEW_BYTES) or (count == 1 and size > BLOCK_LIMIT):
-            yield self.read_by_reference(records, start)
+        if self._only_reference or (count <= self._few and size <= FEW_BYTES) or (count == 1 and size > MAX_BLOCK_BYTES):
+            yield self.read_row_wise(records, start)
             return
         if size <= CHUNK_BYTES or count == 1:
-            found = self._at_once(records, start)
+            found = self._read_part(records, start)
             if found is not None:
                 yield found
                 return
         if count == 1:
-            yield self.read_by_reference(records, start)
+            yield self.read_row_wise(records, start)
             return
-        step = math.ceil(count / PARTS)
+        step = math.ceil(count / DIVISIONS)
         for at in range(0, count, step):
             yield from self._divide(records[at : at + step], start + at)
 
-    def _at_once(self, records: Sequence[bytes], start: int) -> Pieces | None:
+    def _read_part(self, records: Sequence[bytes], start: int) -> DecodedPart | None:
         """All of them by Arrow but for bad ones that a screen finds; None when there is any doubt."""
-        screens = self._screens if len(records) >= SIFTED_RECORDS else ()
+        screens = self._screens if len(records) >= FINDER_MIN_RECORDS else ()
         # Where bad records were there are likely to be more, and Arrow need not be asked in vain.
-        first = screens[:1] if self._spoiled else ()
-        found = self._sift(records, start, first)
+        first = screens[:1] if self._recently_bad else ()
+        found = self._read_without_suspects(records, start, first)
         if found is None:
-            batch = self._by_arrow(records)
+            batch = self._read_batch(records)
             if batch is not None:
-                self._spoiled = False
+                self._recently_bad = False
                 return batch, []
-            found = self._sift(records, start, screens[len(first) :])
+            found = self._read_without_suspects(records, start, screens[len(first) :])
         return found
 
-    def _sift(self, records: Sequence[bytes], start: int, screens: Sequence[Screen]) -> Pieces | None:
+    def _read_without_suspects(
+        self, records: Sequence[bytes], start: int, screens: Sequence[SuspectFinder]
+    ) -> DecodedPart | None:
         for screen in screens:
-            found = self._apart(records, screen(records), start)
+            found = self._separate_suspects(records, screen(records), start)
             if found is not None:
-                self._spoiled = True
+                self._recently_bad = True
                 self._screens = (screen, *(other for other in self._screens if other is not screen))
                 return found
         return None
 
-    def _apart(self, records: Sequence[bytes], suspects: Sequence[int], start: int) -> Pieces | None:
+    def _separate_suspects(self, records: Sequence[bytes], suspects: Sequence[int], start: int) -> DecodedPart | None:
         """The suspects by the reference and the others by Arrow; None where a suspect is good, or Arrow still in doubt."""
         if not suspects or 2 * len(suspects) > len(records):
             return None
@@ -177,7 +179,7 @@ class DividingDecoder(Decoder):
         others: list[bytes] = []
         reached = 0
         for at in suspects:
-            self.by_reference += 1
+            self.row_wise_count += 1
             try:
                 self._read_one(records[at])
                 return None
@@ -185,14 +187,14 @@ class DividingDecoder(Decoder):
                 wrong.append((start + at, e.reason))
             others += records[reached:at]
             reached = at + 1
-        batch = self._by_arrow([*others, *records[reached:]])
+        batch = self._read_batch([*others, *records[reached:]])
         return None if batch is None else (batch, wrong)
 
-    def read_by_reference(self, records: Sequence[bytes], start: int) -> Pieces:
+    def read_row_wise(self, records: Sequence[bytes], start: int) -> DecodedPart:
         """Record by record; positions are counted from ``start``."""
         rows: list[list[Any]] = []
         bad: list[tuple[int, str]] = []
-        self.by_reference += len(records)
+        self.row_wise_count += len(records)
         for at, record in enumerate(records, start):
             try:
                 rows.append(self._read_one(record))
@@ -209,14 +211,14 @@ def check_within(array: pa.Array, low: int, high: int) -> None:
     ends = pc.min_max(array.view(kind))
     smallest, largest = ends["min"].as_py(), ends["max"].as_py()
     if smallest is not None and not low <= smallest <= largest <= high:
-        raise Doubt
+        raise NeedsRowWise
 
 
-def check_length(length: int) -> Change:
+def check_length(length: int) -> ArrayFunction:
     def checked(array: pa.Array) -> pa.Array:
         longest = pc.max(pc.utf8_length(array)).as_py()
         if longest is not None and longest > length:
-            raise Doubt
+            raise NeedsRowWise
         return array
 
     return checked

@@ -21,12 +21,12 @@ _FIRST, _LAST = -719_162, 2_932_896
 """The days of the years 1 to 9999, counted from 1970-01-01: those that Arrow writes as everybody does."""
 
 
-def each(column: pa.Array, convert: Callable[[Any], str]) -> pa.Array:
+def map_values(column: pa.Array, convert: Callable[[Any], str]) -> pa.Array:
     """One by one, where Arrow has nothing."""
     return pa.array([None if value is None else convert(value) for value in column.to_pylist()], pa.string())
 
 
-def content(column: pa.Array) -> bytes:
+def concatenated(column: pa.Array) -> bytes:
     """All texts of a column, one behind the other."""
     offsets, data = column.buffers()[1:]
     if data is None or not len(column):
@@ -35,22 +35,22 @@ def content(column: pa.Array) -> bytes:
     return memoryview(data)[places[column.offset] : places[column.offset + len(column)]].tobytes()
 
 
-def day(column: pa.Array) -> pa.Array:
+def format_dates(column: pa.Array) -> pa.Array:
     """Dates, as ``yyyy-MM-dd``."""
     plain = column.cast(pa.int32())
     if _within(plain, _FIRST, _LAST):
         return column.cast(pa.string())
-    return _far(plain.cast(pa.int64()), "D")
+    return _format_far(plain.cast(pa.int64()), "D")
 
 
-def timestamp(column: pa.Array, between: str) -> pa.Array:
+def format_timestamps(column: pa.Array, between: str) -> pa.Array:
     """Timestamps to the microsecond, in UTC where they have a zone.
 
     :param between: what stands between date and time of day.
     """
     plain = column.cast(pa.int64())
     if not _within(plain, _FIRST * _DAY, (_LAST + 1) * _DAY - 1):
-        return pc.replace_substring(_far(plain, "us"), "T", between)
+        return pc.replace_substring(_format_far(plain, "us"), "T", between)
     text = plain.cast(pa.timestamp("us")).cast(pa.string())
     return pc.binary_replace_slice(text, 10, 11, between) if between != " " else text
 
@@ -60,18 +60,18 @@ def _within(column: pa.Array, first: int, last: int) -> bool:
     return found["min"] is None or (found["min"] >= first and found["max"] <= last)
 
 
-def _far(column: pa.Array, unit: str) -> pa.Array:
+def _format_far(column: pa.Array, unit: str) -> pa.Array:
     """Years with another number of digits, or before our time: Java puts a sign before those of five digits."""
     texts = np.datetime_as_string(np.asarray(column.fill_null(0)).view(f"datetime64[{unit}]")).tolist()
     signed = [text if text[0] == "-" or text.index("-") == 4 else f"+{text}" for text in texts]
     return pa.array(signed, pa.string(), mask=np.asarray(column.is_null()))
 
 
-def number(column: pa.Array) -> pa.Array:
+def format_decimals(column: pa.Array) -> pa.Array:
     """Decimals with more than 6 digits behind the point: Java writes the smallest of them with an exponent, as Python does."""
     if not pc.any(pc.match_substring(column, "0.000000")).as_py():
         return column
-    return each(column, lambda text: str(Decimal(text)))
+    return map_values(column, lambda text: str(Decimal(text)))
 
 
 @dataclass(frozen=True)
@@ -87,27 +87,27 @@ class TextEncoder(Encoder):
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
         """The rows' texts; null where the column is."""
-        return _TEXTS[self.kind](rows[self.column]).cast(pa.binary())
+        return _FORMATS[self.kind](rows[self.column]).cast(pa.binary())
 
 
-def _trimmed(column: pa.Array) -> pa.Array:
+def _format_trimmed_timestamps(column: pa.Array) -> pa.Array:
     """Timestamps as SQL casts them to text: without zeros at the end of a second."""
-    return pc.replace_substring_regex(timestamp(column, " "), r"\.?0+$", "")
+    return pc.replace_substring_regex(format_timestamps(column, " "), r"\.?0+$", "")
 
 
 def _as_text(column: pa.Array) -> pa.Array:
     return column.cast(pa.string())
 
 
-_TEXTS: Mapping[Kind, Callable[[pa.Array], pa.Array]] = {
+_FORMATS: Mapping[Kind, Callable[[pa.Array], pa.Array]] = {
     "integer": _as_text,
     "boolean": _as_text,
     "decimal": _as_text,
     "text": _as_text,
     "binary": lambda column: column,
-    "zoned": _trimmed,
-    "local": _trimmed,
-    "date": day,
+    "zoned": _format_trimmed_timestamps,
+    "local": _format_trimmed_timestamps,
+    "date": format_dates,
 }
 
 
@@ -122,7 +122,7 @@ _TEXTS: Mapping[Kind, Callable[[pa.Array], pa.Array]] = {
 _Is = Callable[[pa.DataType], bool]
 
 
-def shown(columns: Sequence[tuple[str, pa.Array]]) -> list[bytes]:
+def rows_as_json(columns: Sequence[tuple[str, pa.Array]]) -> list[bytes]:
     """One JSON object per row.
 
     Decimals are numbers with all their digits, instants and wall clocks are ISO 8601, bytes are base64, structs and maps are

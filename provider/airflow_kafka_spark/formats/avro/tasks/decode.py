@@ -24,39 +24,46 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.avro.compatibility import branch_to_read, field_for, goes_with, recounted, symbols_for
+from airflow_kafka_spark.formats.avro.compatibility import branch_to_read, field_for, is_readable_as, read_symbols, unit_ratio
 from airflow_kafka_spark.formats.avro.schema import (
-    ArrayOf,
-    Enum,
-    Field,
-    Fixed,
-    Leaf,
-    Logical,
-    MapOf,
-    Record,
-    Schema,
-    Union,
+    AvroArray,
+    AvroEnum,
+    AvroField,
+    AvroFixed,
+    AvroLogicalType,
+    AvroMap,
+    AvroPrimitive,
+    AvroRecord,
+    AvroSchema,
+    AvroUnion,
     columns_of,
 )
-from airflow_kafka_spark.formats.avro.tasks.encode import lengths
+from airflow_kafka_spark.formats.avro.tasks.encode import varint_sizes
 from airflow_kafka_spark.formats.avro.tasks.row_decode import (
-    Reference,
-    day_factor_of,
+    AvroRowReader,
     default_of,
-    factor_of,
+    micros_per_unit,
     smallest_size,
-    without_logical,
+    time_of_day_factor,
+    without_logical_types,
 )
-from airflow_kafka_spark.formats.avro.tasks.row_encode import long_of
-from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of
-from airflow_kafka_spark.formats.tasks.batch_decoder import CHUNK_BYTES, DividingDecoder, Doubt, Pieces, never_null
+from airflow_kafka_spark.formats.avro.tasks.row_encode import encode_long
+from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of, unknown_schema_id
+from airflow_kafka_spark.formats.tasks.batch_decoder import (
+    CHUNK_BYTES,
+    ArrayFunction,
+    BatchDecoder,
+    DecodedPart,
+    NeedsRowWise,
+    refuse_nulls,
+)
 from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import arrow_schema
 
 _FEW_VALUES, _CHUNK_VALUES = 32, 20_480
 
 
-class AvroDecoder(DividingDecoder):
+class AvroDecoder(BatchDecoder):
     """See :class:`airflow_kafka_spark.formats.avro.format.Avro`.
 
     :param reader: the schema of the columns.
@@ -67,15 +74,15 @@ class AvroDecoder(DividingDecoder):
     """
 
     def __init__(
-        self, reader: Record, writers: Mapping[int, Record | str], framed: bool, known: str = "", few: int = _FEW_VALUES
+        self, reader: AvroRecord, writers: Mapping[int, AvroRecord | str], framed: bool, known: str = "", few: int = _FEW_VALUES
     ) -> None:
         self._reader, self._writers, self._framed, self._known = reader, dict(writers), framed, known
-        self._references: dict[int, Reference] = {}
-        self._plans: dict[bytes, Plan | None] = {}
+        self._references: dict[int, AvroRowReader] = {}
+        self._plans: dict[bytes, BatchReader | None] = {}
         self._header = HEADER_BYTES if framed else 0
         super().__init__(arrow_schema(columns_of(reader)), self._read_value, few)
 
-    def __reduce__(self) -> tuple[type[AvroDecoder], tuple[Record, dict[int, Record | str], bool, str, int]]:
+    def __reduce__(self) -> tuple[type[AvroDecoder], tuple[AvroRecord, dict[int, AvroRecord | str], bool, str, int]]:
         return type(self), (self._reader, self._writers, self._framed, self._known, self._few)
 
     # --- value by value ----------------------------------------------------------------------------------------------
@@ -84,26 +91,24 @@ class AvroDecoder(DividingDecoder):
         number = schema_id_of(value) if self._framed else 0
         reference = self._references.get(number)
         if reference is None:
-            reference = self._references[number] = Reference(self._writer(number), self._reader)
+            reference = self._references[number] = AvroRowReader(self._writer(number), self._reader)
         return reference.read(value, self._header)
 
-    def _writer(self, number: int) -> Record:
+    def _writer(self, number: int) -> AvroRecord:
         writer = self._writers.get(number)
-        if writer is None:
-            raise BadValue(f"found schema id {number}, expected one of {self._known}")
-        if isinstance(writer, str):
-            raise BadValue(f"found schema id {number}: {writer}")
-        return writer
+        if isinstance(writer, AvroRecord):
+            return writer
+        raise BadValue(unknown_schema_id(number, self._known, {} if writer is None else {number: writer}))
 
     # --- whole batches -----------------------------------------------------------------------------------------------
 
-    def _chunks(self, records: Sequence[bytes]) -> Iterator[Pieces]:
+    def _chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
         # Larger chunks than for texts: a bad value is found without the others being read twice as often.
         step = math.ceil(len(records) / math.ceil(len(records) / _CHUNK_VALUES)) if records else 1
         for at in range(0, len(records), step):
             yield from self._divide(records[at : at + step], at)
 
-    def _by_arrow(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
+    def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
         if sum(map(len, records)) > CHUNK_BYTES * 4:
             return None
         head = records[0][: self._header]
@@ -119,7 +124,7 @@ class AvroDecoder(DividingDecoder):
         plan = self._plan(head)
         try:
             return plan.read(records, head) if plan else None
-        except Doubt:
+        except NeedsRowWise:
             return None
 
     def _mixed(self, kinds: set[bytes], heads: list[bytes], records: Sequence[bytes]) -> pa.RecordBatch | None:
@@ -136,15 +141,15 @@ class AvroDecoder(DividingDecoder):
         columns = [pa.concat_arrays([p.column(n) for p in pieces]).take(pa.array(back)) for n in range(len(self._schema))]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _plan(self, head: bytes) -> Plan | None:
+    def _plan(self, head: bytes) -> BatchReader | None:
         if head not in self._plans:
             self._plans[head] = self._made(head)
         return self._plans[head]
 
-    def _made(self, head: bytes) -> Plan | None:
+    def _made(self, head: bytes) -> BatchReader | None:
         try:
-            return Plan(self._writer(schema_id_of(head) if self._framed else 0), self._reader, self._header)
-        except (BadValue, NoFastPath):
+            return BatchReader(self._writer(schema_id_of(head) if self._framed else 0), self._reader, self._header)
+        except (BadValue, OnlyRowWise):
             return None
 
 
@@ -154,7 +159,7 @@ class AvroDecoder(DividingDecoder):
 # A value in Kafka is a row of an Avro file without its file. So the values of a batch become the one block of a file, whose
 # schema has the writer's types by what they are on the wire: enums and ints are longs, booleans are single bytes, decimals and
 # timestamps are bytes and longs, maps are arrays of key and value. What these mean is decided here, with Arrow and NumPy, by the
-# rules of :mod:`.avro.tasks.row_decode`; anything that might mean something else raises :class:`.Doubt`.
+# rules of :mod:`.avro.tasks.row_decode`; anything that might mean something else raises :class:`.NeedsRowWise`.
 #
 # Why row n holds value n and nothing else. After every value stands a nonce of 8 random bytes, made after the values were, and the
 # file's schema ends in a field for it. Every row that is read has to end in the nonce. As there are as many rows as nonces, and
@@ -167,11 +172,11 @@ class AvroDecoder(DividingDecoder):
 
 NONCE_BYTES = 8
 _SYNC = bytes(16)
-_silence = threading.Lock()
+_stderr_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Step:
+class FieldReader:
     """How values of one type are read.
 
     :param schema: the type in the file, as JSON.
@@ -180,11 +185,11 @@ class Step:
     """
 
     schema: Any
-    layout: Layout
-    change: Change
+    layout: WireLayout
+    change: ArrayFunction
 
 
-class Plan:
+class BatchReader:
     """Reads batches of one writer.
 
     :param writer: the schema they were written with.
@@ -193,7 +198,7 @@ class Plan:
     :raises NoFastPath: there is something in the schemas that only the reference reads.
     """
 
-    def __init__(self, writer: Record, reader: Record, header: int) -> None:
+    def __init__(self, writer: AvroRecord, reader: AvroRecord, header: int) -> None:
         self._schema = types.arrow_schema(columns_of(reader))
         self._header = header
         self._names = 0
@@ -203,9 +208,9 @@ class Plan:
         fields = [{"name": f"f{n}", "type": step.schema} for n, (step, _) in enumerate(self._steps)]
         last = {"name": "z", "type": self._fixed(NONCE_BYTES)}
         text = json.dumps({"type": "record", "name": "T", "fields": [*ahead, *fields, last]}).encode()
-        meta = long_of(1) + long_of(11) + b"avro.schema" + long_of(len(text)) + text + long_of(0)
+        meta = encode_long(1) + encode_long(11) + b"avro.schema" + encode_long(len(text)) + text + encode_long(0)
         self._head = b"Obj\x01" + meta + _SYNC
-        self._layout = Row([step.layout for step, _ in self._steps])
+        self._layout = RecordLayout([step.layout for step, _ in self._steps])
 
     def read(self, values: Sequence[bytes], head: bytes) -> pa.RecordBatch:
         """One row per value.
@@ -215,30 +220,30 @@ class Plan:
         """
         nonce = os.urandom(NONCE_BYTES)
         body = nonce.join(values) + nonce
-        file = b"".join((self._head, long_of(len(values)), long_of(len(body)), body, _SYNC))
+        file = b"".join((self._head, encode_long(len(values)), encode_long(len(body)), body, _SYNC))
         try:
-            with _silent():
+            with _no_stderr():
                 frame = pl.read_avro(io.BytesIO(file))
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, OverflowError):
-            raise Doubt from None
-        if frame.height != len(values) or content(_arrow(frame["z"]))[1].tobytes() != nonce * len(values):
-            raise Doubt
-        if head and content(_arrow(frame["h"]))[1].tobytes() != head * len(values):
-            raise Doubt
+            raise NeedsRowWise from None
+        if frame.height != len(values) or offsets_and_bytes(_arrow(frame["z"]))[1].tobytes() != nonce * len(values):
+            raise NeedsRowWise
+        if head and offsets_and_bytes(_arrow(frame["h"]))[1].tobytes() != head * len(values):
+            raise NeedsRowWise
         columns = [_arrow(frame[f"f{n}"]) for n in range(len(self._steps))]
-        if self._layout.looks:
+        if self._layout.has_branches:
             self._check(columns, values, body)
         try:
             return pa.RecordBatch.from_arrays(self._build(columns, len(values)), schema=self._schema)
         except (pa.ArrowException, OverflowError, UnicodeDecodeError):
-            raise Doubt from None
+            raise NeedsRowWise from None
 
     def _check(self, columns: list[pa.Array], values: Sequence[bytes], body: bytes) -> None:
         lengths = np.fromiter(map(len, values), np.int64, len(values))
         starts = np.cumsum(lengths + NONCE_BYTES) - lengths - NONCE_BYTES + self._header
         sizes = self._layout.sizes_of(columns)
         if not np.array_equal(sum(sizes) + self._header, lengths):
-            raise Doubt
+            raise NeedsRowWise
         self._layout.check_of(columns, sizes, starts, np.frombuffer(body, np.uint8))
 
     # --- types -------------------------------------------------------------------------------------------------------
@@ -250,78 +255,78 @@ class Plan:
         self._names += 1
         return f"N{self._names}"
 
-    def _step(self, writer: Schema, reader: Schema) -> Step:
+    def _step(self, writer: AvroSchema, reader: AvroSchema) -> FieldReader:
         """How the writer's type is read as the reader's."""
-        if isinstance(writer, Union):
+        if isinstance(writer, AvroUnion):
             return self._optional(writer, reader)
-        if isinstance(reader, Union):
+        if isinstance(reader, AvroUnion):
             if len(reader.present) != 1 or (at := branch_to_read(writer, reader)) is None or reader.branches[at].kind == "null":
-                raise NoFastPath
+                raise OnlyRowWise
             reader = reader.branches[at]
-        if not goes_with(writer, reader):
-            raise NoFastPath
-        if isinstance(writer, Record):
-            return self._record(writer, cast(Record, reader))
-        if isinstance(writer, ArrayOf):
-            return self._array(writer, cast(ArrayOf, reader))
-        if isinstance(writer, MapOf):
-            return self._map(writer, cast(MapOf, reader))
-        return self._leaf(writer, cast("Leaf | Fixed | Enum", reader))
+        if not is_readable_as(writer, reader):
+            raise OnlyRowWise
+        if isinstance(writer, AvroRecord):
+            return self._record(writer, cast(AvroRecord, reader))
+        if isinstance(writer, AvroArray):
+            return self._array(writer, cast(AvroArray, reader))
+        if isinstance(writer, AvroMap):
+            return self._map(writer, cast(AvroMap, reader))
+        return self._leaf(writer, cast("AvroPrimitive | AvroFixed | AvroEnum", reader))
 
-    def _leaf(self, writer: Leaf | Fixed | Enum, reader: Leaf | Fixed | Enum) -> Step:
-        change = scalar_change(writer, reader)
-        if isinstance(writer, Fixed):
-            return Step(self._fixed(writer.size), Sized(writer.size), change)
+    def _leaf(self, writer: AvroPrimitive | AvroFixed | AvroEnum, reader: AvroPrimitive | AvroFixed | AvroEnum) -> FieldReader:
+        change = scalar_conversion(writer, reader)
+        if isinstance(writer, AvroFixed):
+            return FieldReader(self._fixed(writer.size), FixedSizeLayout(writer.size), change)
         if writer.kind == "boolean":
-            return Step(self._fixed(1), Sized(1), change)
+            return FieldReader(self._fixed(1), FixedSizeLayout(1), change)
         if writer.kind in ("enum", "int", "long"):
-            return Step("long", Long(), change)
+            return FieldReader("long", LongLayout(), change)
         if writer.kind in ("bytes", "string"):
-            return Step(writer.kind, Binary(), change)
+            return FieldReader(writer.kind, BinaryLayout(), change)
         if writer.kind == "null":
-            raise NoFastPath
-        return Step(writer.kind, Sized(4 if writer.kind == "float" else 8), change)
+            raise OnlyRowWise
+        return FieldReader(writer.kind, FixedSizeLayout(4 if writer.kind == "float" else 8), change)
 
-    def _optional(self, writer: Union, reader: Schema) -> Step:
+    def _optional(self, writer: AvroUnion, reader: AvroSchema) -> FieldReader:
         if not writer.optional:
-            raise NoFastPath
-        if isinstance(reader, Union) and (not reader.optional):
-            raise NoFastPath
+            raise OnlyRowWise
+        if isinstance(reader, AvroUnion) and (not reader.optional):
+            raise OnlyRowWise
         step = self._step(writer.present[0], reader)
         first = writer.branches[0].kind == "null"
-        change = step.change if isinstance(reader, Union) else never_null(step.change)
+        change = step.change if isinstance(reader, AvroUnion) else refuse_nulls(step.change)
         schema = ["null", step.schema] if first else [step.schema, "null"]
-        return Step(schema, Optional(step.layout, 2 if first else 0, 0 if first else 2), change)
+        return FieldReader(schema, OptionalLayout(step.layout, 2 if first else 0, 0 if first else 2), change)
 
-    def _array(self, writer: ArrayOf, reader: ArrayOf) -> Step:
+    def _array(self, writer: AvroArray, reader: AvroArray) -> FieldReader:
         # Items without bytes could be more than memory holds.
         if not smallest_size(writer.items):
-            raise NoFastPath
+            raise OnlyRowWise
         item, wanted = self._step(writer.items, reader.items), _type_of(reader)
 
         def change(array: pa.Array) -> pa.Array:
             return pa.ListArray.from_arrays(_offsets(array), item.change(array.flatten()), type=wanted)
 
-        return Step({"type": "array", "items": item.schema}, Items(item.layout), change)
+        return FieldReader({"type": "array", "items": item.schema}, ArrayLayout(item.layout), change)
 
-    def _map(self, writer: MapOf, reader: MapOf) -> Step:
-        key, item = self._leaf(Leaf("string"), Leaf("string")), self._step(writer.values, reader.values)
+    def _map(self, writer: AvroMap, reader: AvroMap) -> FieldReader:
+        key, item = self._leaf(AvroPrimitive("string"), AvroPrimitive("string")), self._step(writer.values, reader.values)
         wanted = cast(pa.MapType, _type_of(reader))
 
         def change(array: pa.Array) -> pa.Array:
             entries = array.flatten()
             keys, values = key.change(entries.field(0)), item.change(entries.field(1))
-            _refuse_doubles(array, keys)
+            _refuse_duplicate_keys(array, keys)
             made = pa.MapArray.from_arrays(_offsets(array), keys, values)
             return made if made.type == wanted else made.cast(wanted)
 
         fields = [{"name": "k", "type": key.schema}, {"name": "v", "type": item.schema}]
         schema = {"type": "array", "items": {"type": "record", "name": self._name(), "fields": fields}}
-        return Step(schema, Items(Row([key.layout, item.layout])), change)
+        return FieldReader(schema, ArrayLayout(RecordLayout([key.layout, item.layout])), change)
 
-    def _record(self, writer: Record, reader: Record) -> Step:
+    def _record(self, writer: AvroRecord, reader: AvroRecord) -> FieldReader:
         if not writer.fields:
-            raise NoFastPath
+            raise OnlyRowWise
         steps, build = self._fields(writer, reader)
         wanted = _type_of(reader)
 
@@ -330,23 +335,25 @@ class Plan:
             return pa.StructArray.from_arrays(children, fields=list(wanted), mask=array.is_null())
 
         fields = [{"name": f"f{n}", "type": step.schema} for n, (step, _) in enumerate(steps)]
-        return Step({"type": "record", "name": self._name(), "fields": fields}, Row([s.layout for s, _ in steps]), change)
+        return FieldReader(
+            {"type": "record", "name": self._name(), "fields": fields}, RecordLayout([s.layout for s, _ in steps]), change
+        )
 
     def _fields(
-        self, writer: Record, reader: Record
-    ) -> tuple[list[tuple[Step, Field | None]], Callable[[Sequence[pa.Array], int], list[pa.Array]]]:
+        self, writer: AvroRecord, reader: AvroRecord
+    ) -> tuple[list[tuple[FieldReader, AvroField | None]], Callable[[Sequence[pa.Array], int], list[pa.Array]]]:
         """The steps of a writer's fields, and what makes the reader's columns of what they read."""
-        steps: list[tuple[Step, Field | None]] = []
+        steps: list[tuple[FieldReader, AvroField | None]] = []
         for written in writer.fields:
             field = field_for(written, writer, reader)
-            bare = without_logical(written.type)
+            bare = without_logical_types(written.type)
             steps.append((self._step(bare, bare) if field is None else self._step(written.type, field.type), field))
         taken = {field.name for _, field in steps if field}
         constants: dict[str, pa.Array] = {}
         for f in reader.fields:
             if f.name not in taken:
                 if not f.default:
-                    raise NoFastPath
+                    raise OnlyRowWise
                 constants[f.name] = pa.array([default_of(f)], _type_of(f.type))
 
         def build(arrays: Sequence[pa.Array], rows: int) -> list[pa.Array]:
@@ -358,8 +365,8 @@ class Plan:
         return steps, build
 
 
-def _type_of(schema: Schema) -> pa.DataType:
-    return types.arrow_schema(columns_of(Record("one", (Field("x", schema),)))).field(0).type
+def _type_of(schema: AvroSchema) -> pa.DataType:
+    return types.arrow_schema(columns_of(AvroRecord("one", (AvroField("x", schema),)))).field(0).type
 
 
 def _arrow(series: pl.Series) -> pa.Array:
@@ -373,12 +380,12 @@ def _offsets(array: pa.Array) -> pa.Array:
     ends = np.zeros(len(array) + 1, np.int64)
     np.cumsum(counts, out=ends[1:])
     if ends[-1] > np.iinfo(np.int32).max:
-        raise Doubt
+        raise NeedsRowWise
     mask = np.append(array.is_null().to_numpy(zero_copy_only=False), False) if array.null_count else None
     return pa.array(ends.astype(np.int32), mask=mask)
 
 
-def _refuse_doubles(array: pa.Array, keys: pa.Array) -> None:
+def _refuse_duplicate_keys(array: pa.Array, keys: pa.Array) -> None:
     """Of a key that a map has twice, the reference takes the last."""
     if not len(keys):
         return
@@ -386,14 +393,14 @@ def _refuse_doubles(array: pa.Array, keys: pa.Array) -> None:
     codes = pc.dictionary_encode(keys)
     pairs = np.repeat(np.arange(len(counts)), counts) * len(codes.dictionary) + codes.indices.to_numpy()
     if len(np.unique(pairs)) != len(pairs):
-        raise Doubt
+        raise NeedsRowWise
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
+def _no_stderr() -> Iterator[None]:
     """Without a message on standard error: polars writes one for each value that ends too early."""
     # One thread at a time: another one would take the silence for what it has to restore.
-    with _silence:
+    with _stderr_lock:
         sys.stderr.flush()
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         try:
@@ -409,23 +416,22 @@ def _silent() -> Iterator[None]:
 # Scalars of whole batches: from what stands on the wire to what the column holds.
 
 
-Change = Callable[[pa.Array], pa.Array]
-
-
-class NoFastPath(Exception):
+class OnlyRowWise(Exception):
     """Only the reference reads this."""
 
 
-def scalar_change(writer: Leaf | Fixed | Enum, reader: Leaf | Fixed | Enum) -> Change:
+def scalar_conversion(
+    writer: AvroPrimitive | AvroFixed | AvroEnum, reader: AvroPrimitive | AvroFixed | AvroEnum
+) -> ArrayFunction:
     """From what polars gave of a scalar to the reader's column."""
-    if isinstance(writer, Enum):
-        assert isinstance(reader, Enum)
-        return _symbols(symbols_for(writer, reader))
-    assert not isinstance(reader, Enum)
+    if isinstance(writer, AvroEnum):
+        assert isinstance(reader, AvroEnum)
+        return _symbols(read_symbols(writer, reader))
+    assert not isinstance(reader, AvroEnum)
     if writer.kind == "boolean":
         return _booleans
-    if recounted(writer, reader) is not None:
-        raise NoFastPath
+    if unit_ratio(writer, reader) is not None:
+        raise OnlyRowWise
     if writer.kind in ("int", "long"):
         return _number(writer, reader)
     if writer.kind in ("float", "double"):
@@ -434,7 +440,7 @@ def scalar_change(writer: Leaf | Fixed | Enum, reader: Leaf | Fixed | Enum) -> C
     if reader.logical and reader.logical.name == "decimal":
         other = writer.logical if writer.logical and writer.logical.name == "decimal" else None
         return _decimals(reader.logical, other.scale if other else reader.logical.scale)
-    if reader.logical and reader.logical.name == "uuid" and isinstance(reader, Fixed):
+    if reader.logical and reader.logical.name == "uuid" and isinstance(reader, AvroFixed):
         return lambda array: pa.array([None if v is None else str(uuid.UUID(bytes=v)) for v in array.to_pylist()], pa.string())
     return _text if reader.kind == "string" else _binary
 
@@ -447,7 +453,7 @@ def _binary(array: pa.Array) -> pa.Array:
     return array.cast(pa.binary())
 
 
-def _number(writer: Leaf | Fixed, reader: Leaf | Fixed) -> Change:
+def _number(writer: AvroPrimitive | AvroFixed, reader: AvroPrimitive | AvroFixed) -> ArrayFunction:
     narrow = writer.kind == "int"
     finish = _finish_number(writer.logical, reader)
 
@@ -459,10 +465,10 @@ def _number(writer: Leaf | Fixed, reader: Leaf | Fixed) -> Change:
     return change
 
 
-def _finish_number(writer: Logical | None, reader: Leaf | Fixed) -> Change:
+def _finish_number(writer: AvroLogicalType | None, reader: AvroPrimitive | AvroFixed) -> ArrayFunction:
     logical = reader.logical
     if logical is not None and logical.per_day:
-        return _times(day_factor_of(writer, logical), logical.per_day, pa.int32() if reader.kind == "int" else pa.int64())
+        return _times(time_of_day_factor(writer, logical), logical.per_day, pa.int32() if reader.kind == "int" else pa.int64())
     if logical is None:
         if reader.kind in ("float", "double"):
             wanted = pa.float32() if reader.kind == "float" else pa.float64()
@@ -470,14 +476,14 @@ def _finish_number(writer: Logical | None, reader: Leaf | Fixed) -> Change:
         return (lambda array: array.cast(pa.int32())) if reader.kind == "int" else lambda array: array
     if logical.name == "date":
         return _dates
-    return _timestamps(factor_of(writer, logical), pa.timestamp("us", None if logical.name.startswith("local-") else "UTC"))
+    return _timestamps(micros_per_unit(writer, logical), pa.timestamp("us", None if logical.name.startswith("local-") else "UTC"))
 
 
 def check_within(array: pa.Array, low: int, high: int) -> None:
     ends = pc.min_max(array)
     smallest, largest = ends["min"].as_py(), ends["max"].as_py()
     if smallest is not None and not low <= smallest <= largest <= high:
-        raise Doubt
+        raise NeedsRowWise
 
 
 def _dates(array: pa.Array) -> pa.Array:
@@ -485,7 +491,7 @@ def _dates(array: pa.Array) -> pa.Array:
     return array.cast(pa.int32()).view(pa.date32())
 
 
-def _times(factor: int, limit: int, wanted: pa.DataType) -> Change:
+def _times(factor: int, limit: int, wanted: pa.DataType) -> ArrayFunction:
     def change(array: pa.Array) -> pa.Array:
         check_within(array, 0, limit // factor - 1)
         return pc.multiply(array.cast(pa.int64()), factor).cast(wanted)
@@ -493,7 +499,7 @@ def _times(factor: int, limit: int, wanted: pa.DataType) -> Change:
     return change
 
 
-def _timestamps(factor: int, wanted: pa.DataType) -> Change:
+def _timestamps(factor: int, wanted: pa.DataType) -> ArrayFunction:
     def change(array: pa.Array) -> pa.Array:
         check_within(array, -(-MIN_MICRO // factor), MAX_MICRO // factor)
         return (pc.multiply(array, factor) if factor != 1 else array).view(wanted)
@@ -501,14 +507,14 @@ def _timestamps(factor: int, wanted: pa.DataType) -> Change:
     return change
 
 
-def _symbols(seen: list[str | None]) -> Change:
+def _symbols(seen: list[str | None]) -> ArrayFunction:
     symbols = pa.array(seen, pa.string())
 
     def change(array: pa.Array) -> pa.Array:
         check_within(array, 0, len(symbols) - 1)
         taken = symbols.take(array)
         if taken.null_count != array.null_count:
-            raise Doubt
+            raise NeedsRowWise
         return taken
 
     return change
@@ -516,14 +522,14 @@ def _symbols(seen: list[str | None]) -> Change:
 
 def _booleans(array: pa.Array) -> pa.Array:
     present = pc.fill_null(array, b"\0") if array.null_count else array
-    _, data = content(present)
+    _, data = offsets_and_bytes(present)
     if (data > 1).any():
-        raise Doubt
+        raise NeedsRowWise
     mask = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
     return pa.array(data.astype(bool), mask=mask)
 
 
-def content(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+def offsets_and_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and bytes of binary values, from the first one on."""
     if not len(array):
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
@@ -533,15 +539,15 @@ def content(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return offsets - offsets[0], inside
 
 
-def _decimals(wanted: Logical, scale: int) -> Change:
+def _decimals(wanted: AvroLogicalType, scale: int) -> ArrayFunction:
     kind = pa.decimal128(wanted.precision, wanted.scale)
 
     def change(array: pa.Array) -> pa.Array:
-        offsets, data = content(pc.fill_null(array, b"\0") if array.null_count else array)
+        offsets, data = offsets_and_bytes(pc.fill_null(array, b"\0") if array.null_count else array)
         sizes = np.diff(offsets)
         longest = int(sizes.max(initial=0))
         if longest > 16:
-            raise Doubt
+            raise NeedsRowWise
         out = np.zeros((len(array), 16), np.uint8)
         if len(data):
             # Sign first, then the bytes from the last one on: Arrow's are little-endian.
@@ -553,7 +559,7 @@ def _decimals(wanted: Logical, scale: int) -> Change:
                 out[:, place] = np.where(has, data[np.where(has, at, 0)], out[:, place])
         # The one number that has no opposite in 128 bits: Arrow does not see that it has too many digits.
         if longest == 16 and ((out[:, 15] == 128) & ~out[:, :15].any(axis=1)).any():
-            raise Doubt
+            raise NeedsRowWise
         validity = array.is_valid() if array.null_count else None
         unscaled = pa.Array.from_buffers(
             pa.decimal128(38, scale) if scale != wanted.scale else kind,
@@ -574,10 +580,10 @@ def _decimals(wanted: Logical, scale: int) -> Change:
 #
 
 
-class Layout(ABC):
+class WireLayout(ABC):
     """How values of a type stand in their bytes."""
 
-    looks: bool = False
+    has_branches: bool = False
     """Whether there is something to check."""
 
     @abstractmethod
@@ -593,7 +599,7 @@ class Layout(ABC):
         return None
 
 
-class Sized(Layout):
+class FixedSizeLayout(WireLayout):
     def __init__(self, size: int) -> None:
         self._size = size
 
@@ -601,27 +607,27 @@ class Sized(Layout):
         return np.full(len(array), self._size, np.int64)
 
 
-class Long(Layout):
+class LongLayout(WireLayout):
     def sizes(self, array: pa.Array) -> np.ndarray:
         numbers = (pc.fill_null(array, 0) if array.null_count else array).to_numpy()
-        return lengths(((numbers << 1) ^ (numbers >> 63)).view(np.uint64))
+        return varint_sizes(((numbers << 1) ^ (numbers >> 63)).view(np.uint64))
 
 
-class Binary(Layout):
+class BinaryLayout(WireLayout):
     def sizes(self, array: pa.Array) -> np.ndarray:
         counts = pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
-        return counts + lengths((counts << 1).astype(np.uint64))
+        return counts + varint_sizes((counts << 1).astype(np.uint64))
 
 
-class Optional(Layout):
+class OptionalLayout(WireLayout):
     """A union of null and one other.
 
     :param present: the byte that says that there is a value; ``absent``: that it is null.
     """
 
-    looks = True
+    has_branches = True
 
-    def __init__(self, value: Layout, present: int, absent: int) -> None:
+    def __init__(self, value: WireLayout, present: int, absent: int) -> None:
         self._value, self._present, self._absent = value, present, absent
 
     def sizes(self, array: pa.Array) -> np.ndarray:
@@ -634,17 +640,17 @@ class Optional(Layout):
         valid = array.is_valid()
         there = valid.to_numpy(zero_copy_only=False)
         if (body[starts] != np.where(there, self._present, self._absent)).any():
-            raise Doubt
-        if self._value.looks:
+            raise NeedsRowWise
+        if self._value.has_branches:
             self._value.check(array.filter(valid), starts[there] + 1, body)
 
 
-class Row(Layout):
+class RecordLayout(WireLayout):
     """Values one after the other."""
 
-    def __init__(self, parts: Sequence[Layout]) -> None:
+    def __init__(self, parts: Sequence[WireLayout]) -> None:
         self._parts = list(parts)
-        self.looks = any(p.looks for p in parts)
+        self.has_branches = any(p.has_branches for p in parts)
 
     def sizes(self, array: pa.Array) -> np.ndarray:
         return sum(self.sizes_of(self._fields(array)), np.zeros(len(array), np.int64))
@@ -663,17 +669,17 @@ class Row(Layout):
     def check_of(self, arrays: Sequence[pa.Array], sizes: Sequence[np.ndarray], starts: np.ndarray, body: np.ndarray) -> None:
         """The same where the parts are no struct yet, and their sizes are known."""
         for part, array, size in zip(self._parts, arrays, sizes, strict=True):
-            if part.looks:
+            if part.has_branches:
                 part.check(array, starts, body)
             starts = starts + size
 
 
-class Items(Layout):
+class ArrayLayout(WireLayout):
     """An array in one block."""
 
-    def __init__(self, item: Layout) -> None:
+    def __init__(self, item: WireLayout) -> None:
         self._item = item
-        self.looks = item.looks
+        self.has_branches = item.has_branches
 
     def sizes(self, array: pa.Array) -> np.ndarray:
         counts, before = self._counts(array)
@@ -692,4 +698,4 @@ class Items(Layout):
     def _counts(self, array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """How many items each has, and the bytes of that number."""
         counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int64)
-        return counts, lengths((counts << 1).astype(np.uint64))
+        return counts, varint_sizes((counts << 1).astype(np.uint64))

@@ -18,34 +18,34 @@ from typing import Any
 
 import numpy as np
 
-from airflow_kafka_spark.formats.avro.compatibility import branch_to_read, field_for, goes_with, recounted, symbols_for
+from airflow_kafka_spark.formats.avro.compatibility import branch_to_read, field_for, is_readable_as, read_symbols, unit_ratio
 from airflow_kafka_spark.formats.avro.schema import (
-    ArrayOf,
-    Enum,
-    Field,
-    Fixed,
-    Leaf,
-    Logical,
-    MapOf,
-    Record,
-    Schema,
-    Union,
-    merged,
+    AvroArray,
+    AvroEnum,
+    AvroField,
+    AvroFixed,
+    AvroLogicalType,
+    AvroMap,
+    AvroPrimitive,
+    AvroRecord,
+    AvroSchema,
+    AvroUnion,
+    merged_number_type,
 )
 from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 
 _MANY = 1 << 20
 
 
-class Reference:
+class AvroRowReader:
     """Reads values of one writer.
 
     :param writer: the schema they were written with.
     :param reader: the schema of the columns.
     """
 
-    def __init__(self, writer: Record, reader: Record) -> None:
-        self._read = reading(writer, reader)
+    def __init__(self, writer: AvroRecord, reader: AvroRecord) -> None:
+        self._read = value_reader(writer, reader)
         self._names = [f.name for f in reader.fields]
 
     def read(self, value: bytes, start: int = 0) -> list[Any]:
@@ -66,29 +66,29 @@ class Reference:
 # --- a writer's type as a reader's ---------------------------------------------------------------------------------------
 
 
-def reading(writer: Schema, reader: Schema) -> Read:
+def value_reader(writer: AvroSchema, reader: AvroSchema) -> ReadValue:
     """Reads values of the writer's type as the reader's; where the two do not go together, it says so of every value."""
-    if isinstance(writer, Union):
-        return _of_union([reading(branch, reader) for branch in writer.branches])
-    if isinstance(reader, Union):
+    if isinstance(writer, AvroUnion):
+        return _of_union([value_reader(branch, reader) for branch in writer.branches])
+    if isinstance(reader, AvroUnion):
         at = branch_to_read(writer, reader)
         if at is None:
-            return _never(writer, reader)
-        return _member(reading(writer, reader.branches[at]), reader, at)
-    if not goes_with(writer, reader):
-        return _never(writer, reader)
-    if isinstance(writer, Record):
+            return _incompatible(writer, reader)
+        return _member(value_reader(writer, reader.branches[at]), reader, at)
+    if not is_readable_as(writer, reader):
+        return _incompatible(writer, reader)
+    if isinstance(writer, AvroRecord):
         return _record(writer, reader)  # type: ignore[arg-type]
-    if isinstance(writer, ArrayOf):
+    if isinstance(writer, AvroArray):
         return _array(writer, reader)  # type: ignore[arg-type]
-    if isinstance(writer, MapOf):
+    if isinstance(writer, AvroMap):
         return _map(writer, reader)  # type: ignore[arg-type]
-    if isinstance(writer, Enum):
+    if isinstance(writer, AvroEnum):
         return _enum(writer, reader)  # type: ignore[arg-type]
-    return scalar(writer, reader)  # type: ignore[arg-type]
+    return scalar_reader(writer, reader)  # type: ignore[arg-type]
 
 
-def _never(writer: Schema, reader: Schema) -> Read:
+def _incompatible(writer: AvroSchema, reader: AvroSchema) -> ReadValue:
     was, wanted = str(writer), str(reader)
     if was == wanted:
         was, wanted = f"{was} on {writer.kind}", f"{wanted} on {reader.kind}"
@@ -99,7 +99,7 @@ def _never(writer: Schema, reader: Schema) -> Read:
     return read
 
 
-def _of_union(reads: list[Read]) -> Read:
+def _of_union(reads: list[ReadValue]) -> ReadValue:
     def read(b: bytes, i: int) -> tuple[Any, int]:
         at, i = read_long(b, i)
         if not 0 <= at < len(reads):
@@ -109,12 +109,12 @@ def _of_union(reads: list[Read]) -> Read:
     return read
 
 
-def _member(read_value: Read, union: Union, at: int) -> Read:
+def _member(read_value: ReadValue, union: AvroUnion, at: int) -> ReadValue:
     """A value of one branch, as the reader's union shows it."""
     if union.branches[at].kind == "null" or len(union.present) == 1:
         return read_value
-    if kind := merged(union):
-        return promoting(read_value, union.branches[at].kind, kind)
+    if kind := merged_number_type(union):
+        return promote(read_value, union.branches[at].kind, kind)
     names = [f"member{n}" for n in range(len(union.present))]
     own = names[sum(b.kind != "null" for b in union.branches[:at])]
     blank = dict.fromkeys(names)
@@ -126,17 +126,17 @@ def _member(read_value: Read, union: Union, at: int) -> Read:
     return read
 
 
-def _record(writer: Record, reader: Record) -> Read:
-    steps: list[tuple[str, Read, bool]] = []
+def _record(writer: AvroRecord, reader: AvroRecord) -> ReadValue:
+    steps: list[tuple[str, ReadValue, bool]] = []
     taken: set[str] = set()
     for written in writer.fields:
         field = field_for(written, writer, reader)
         if field is None:
-            bare = without_logical(written.type)
-            steps.append((written.name, reading(bare, bare), False))
+            bare = without_logical_types(written.type)
+            steps.append((written.name, value_reader(bare, bare), False))
         else:
             taken.add(field.name)
-            steps.append((field.name, reading(written.type, field.type), True))
+            steps.append((field.name, value_reader(written.type, field.type), True))
     missing = [f for f in reader.fields if f.name not in taken]
     defaults = {f.name: default_of(f) for f in missing if f.default}
     lacking = [f for f in missing if not f.default]
@@ -170,8 +170,8 @@ def _blocks(b: bytes, i: int, smallest: int) -> tuple[int, int]:
     return count, i
 
 
-def _array(writer: ArrayOf, reader: ArrayOf) -> Read:
-    read_item, smallest = reading(writer.items, reader.items), smallest_size(writer.items)
+def _array(writer: AvroArray, reader: AvroArray) -> ReadValue:
+    read_item, smallest = value_reader(writer.items, reader.items), smallest_size(writer.items)
 
     def read(b: bytes, i: int) -> tuple[list[Any], int]:
         items: list[Any] = []
@@ -191,8 +191,8 @@ def _array(writer: ArrayOf, reader: ArrayOf) -> Read:
     return read
 
 
-def _map(writer: MapOf, reader: MapOf) -> Read:
-    read_item = reading(writer.values, reader.values)
+def _map(writer: AvroMap, reader: AvroMap) -> ReadValue:
+    read_item = value_reader(writer.values, reader.values)
 
     def read(b: bytes, i: int) -> tuple[list[tuple[str, Any]], int]:
         entries: dict[str, Any] = {}
@@ -210,21 +210,21 @@ def _map(writer: MapOf, reader: MapOf) -> Read:
     return read
 
 
-def without_logical(schema: Schema) -> Schema:
+def without_logical_types(schema: AvroSchema) -> AvroSchema:
     """The bare type: what a field that nobody reads has to fit."""
-    if isinstance(schema, Record):
-        return replace(schema, fields=tuple(replace(f, type=without_logical(f.type)) for f in schema.fields))
-    if isinstance(schema, ArrayOf):
-        return ArrayOf(without_logical(schema.items))
-    if isinstance(schema, MapOf):
-        return MapOf(without_logical(schema.values))
-    if isinstance(schema, Union):
-        return Union(tuple(map(without_logical, schema.branches)))
-    return replace(schema, logical=None) if isinstance(schema, (Leaf, Fixed)) else schema
+    if isinstance(schema, AvroRecord):
+        return replace(schema, fields=tuple(replace(f, type=without_logical_types(f.type)) for f in schema.fields))
+    if isinstance(schema, AvroArray):
+        return AvroArray(without_logical_types(schema.items))
+    if isinstance(schema, AvroMap):
+        return AvroMap(without_logical_types(schema.values))
+    if isinstance(schema, AvroUnion):
+        return AvroUnion(tuple(map(without_logical_types, schema.branches)))
+    return replace(schema, logical=None) if isinstance(schema, (AvroPrimitive, AvroFixed)) else schema
 
 
-def _enum(writer: Enum, reader: Enum) -> Read:
-    seen = symbols_for(writer, reader)
+def _enum(writer: AvroEnum, reader: AvroEnum) -> ReadValue:
+    seen = read_symbols(writer, reader)
 
     def read(b: bytes, i: int) -> tuple[str, int]:
         at, i = read_long(b, i)
@@ -252,7 +252,7 @@ class BadDefault(Exception):
         self.name = name
 
 
-def default_of(field: Field) -> Any:
+def default_of(field: AvroField) -> Any:
     """The value of a field that the writer does not have.
 
     :raises BadDefault: the default is none of the field's type.
@@ -263,25 +263,25 @@ def default_of(field: Field) -> Any:
         raise BadDefault(field.name) from None
 
 
-def _default(schema: Schema, value: Any) -> Any:
-    if isinstance(schema, Union):
+def _default(schema: AvroSchema, value: Any) -> Any:
+    if isinstance(schema, AvroUnion):
         return _default_of_union(schema, value)
-    if isinstance(schema, Record):
+    if isinstance(schema, AvroRecord):
         return {f.name: _default(f.type, value[f.name]) if f.name in value else default_of(f) for f in schema.fields}
-    if isinstance(schema, ArrayOf):
+    if isinstance(schema, AvroArray):
         if not isinstance(value, list):
             raise TypeError
         return [_default(schema.items, v) for v in value]
-    if isinstance(schema, MapOf):
+    if isinstance(schema, AvroMap):
         return [(k.encode().decode(), _default(schema.values, v)) for k, v in value.items()]
-    if isinstance(schema, Enum):
+    if isinstance(schema, AvroEnum):
         if value not in schema.symbols:
             raise ValueError
         return value
     return _default_scalar(schema, value)
 
 
-def _default_of_union(schema: Union, value: Any) -> Any:
+def _default_of_union(schema: AvroUnion, value: Any) -> Any:
     # The first branch by the specification up to 1.11, any since.
     for at, branch in enumerate(schema.branches):
         try:
@@ -292,7 +292,7 @@ def _default_of_union(schema: Union, value: Any) -> Any:
     raise ValueError
 
 
-def _constant(value: Any) -> Read:
+def _constant(value: Any) -> ReadValue:
     return lambda b, i: (value, i)
 
 
@@ -310,7 +310,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _default_scalar(schema: Leaf | Fixed, json_value: Any) -> Any:
+def _default_scalar(schema: AvroPrimitive | AvroFixed, json_value: Any) -> Any:
     if not isinstance(json_value, _JSON_TYPES[schema.kind]) or (isinstance(json_value, bool) and schema.kind != "boolean"):
         raise TypeError
     value: Any = json_value
@@ -324,20 +324,20 @@ def _default_scalar(schema: Leaf | Fixed, json_value: Any) -> Any:
             struct.pack("<f", value)
     if schema.kind in ("bytes", "fixed"):
         value = value.encode("latin-1")
-        if isinstance(schema, Fixed) and len(value) != schema.size:
+        if isinstance(schema, AvroFixed) and len(value) != schema.size:
             raise ValueError
-    change = converting(None, schema.logical, isinstance(schema, Fixed))
+    change = logical_conversion(None, schema.logical, isinstance(schema, AvroFixed))
     return change(value) if change else value
 
 
-def bad_defaults(schema: Schema, path: str = "") -> list[str]:
+def bad_defaults(schema: AvroSchema, path: str = "") -> list[str]:
     """The fields, with their paths, whose defaults do not fit them."""
-    if isinstance(schema, Union):
+    if isinstance(schema, AvroUnion):
         return [bad for b in schema.branches for bad in bad_defaults(b, path)]
-    if isinstance(schema, (ArrayOf, MapOf)):
-        return bad_defaults(schema.items if isinstance(schema, ArrayOf) else schema.values, f"{path}[]")
+    if isinstance(schema, (AvroArray, AvroMap)):
+        return bad_defaults(schema.items if isinstance(schema, AvroArray) else schema.values, f"{path}[]")
     found: list[str] = []
-    for f in schema.fields if isinstance(schema, Record) else ():
+    for f in schema.fields if isinstance(schema, AvroRecord) else ():
         here = f"{path}.{f.name}" if path else f.name
         try:
             if f.default:
@@ -348,11 +348,11 @@ def bad_defaults(schema: Schema, path: str = "") -> list[str]:
     return found
 
 
-def smallest_size(schema: Schema) -> int:
+def smallest_size(schema: AvroSchema) -> int:
     """The fewest bytes a value can have."""
-    if isinstance(schema, Record):
+    if isinstance(schema, AvroRecord):
         return sum(smallest_size(f.type) for f in schema.fields)
-    if isinstance(schema, Fixed):
+    if isinstance(schema, AvroFixed):
         return schema.size
     return {"null": 0, "float": 4, "double": 8}.get(schema.kind, 1)
 
@@ -361,7 +361,7 @@ def smallest_size(schema: Schema) -> int:
 # Scalars of Avro: how they stand in the bytes, and what columns hold of them. Plain Python.
 
 
-Read = Callable[[bytes, int], tuple[Any, int]]
+ReadValue = Callable[[bytes, int], tuple[Any, int]]
 """Reads at a position; gives the value and the next position."""
 
 UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -432,7 +432,7 @@ def _null(b: bytes, i: int) -> tuple[None, int]:
     return None, i
 
 
-def _exactly(size: int) -> Read:
+def _exactly(size: int) -> ReadValue:
     def read(b: bytes, i: int) -> tuple[bytes, int]:
         if size > len(b) - i:
             raise IndexError
@@ -441,7 +441,7 @@ def _exactly(size: int) -> Read:
     return read
 
 
-_LEAVES: dict[str, Read] = {
+_LEAVES: dict[str, ReadValue] = {
     "null": _null,
     "boolean": _boolean,
     "int": _int,
@@ -456,8 +456,8 @@ _LEAVES: dict[str, Read] = {
 # --- scalars -------------------------------------------------------------------------------------------------------------
 
 
-def scalar(writer: Leaf | Fixed, reader: Leaf | Fixed) -> Read:
-    read_raw = _exactly(writer.size) if isinstance(writer, Fixed) else _LEAVES[writer.kind]
+def scalar_reader(writer: AvroPrimitive | AvroFixed, reader: AvroPrimitive | AvroFixed) -> ReadValue:
+    read_raw = _exactly(writer.size) if isinstance(writer, AvroFixed) else _LEAVES[writer.kind]
     if writer.kind == "bytes" and reader.kind == "string":
         read_raw = read_string
     elif writer.kind == "string" and reader.kind == "bytes":
@@ -469,12 +469,12 @@ def scalar(writer: Leaf | Fixed, reader: Leaf | Fixed) -> Read:
             return text.encode("utf-8"), i
 
     elif writer.kind != reader.kind:
-        read_raw = promoting(read_raw, writer.kind, reader.kind)
-    if (by := recounted(writer, reader)) is not None:
-        read_raw = _recounting(read_raw, *by)
-        change = converting(reader.logical, reader.logical, isinstance(reader, Fixed))
+        read_raw = promote(read_raw, writer.kind, reader.kind)
+    if (by := unit_ratio(writer, reader)) is not None:
+        read_raw = _convert_unit(read_raw, *by)
+        change = logical_conversion(reader.logical, reader.logical, isinstance(reader, AvroFixed))
     else:
-        change = converting(writer.logical, reader.logical, isinstance(reader, Fixed))
+        change = logical_conversion(writer.logical, reader.logical, isinstance(reader, AvroFixed))
     if change is None:
         return read_raw
 
@@ -485,7 +485,7 @@ def scalar(writer: Leaf | Fixed, reader: Leaf | Fixed) -> Read:
     return read
 
 
-def promoting(read_raw: Read, writer: str, reader: str) -> Read:
+def promote(read_raw: ReadValue, writer: str, reader: str) -> ReadValue:
     if reader == "long" or writer == "float" or writer == reader:
         return read_raw
     to: Callable[[Any], float] = float if reader == "double" else lambda n: float(np.int64(n).astype(np.float32))
@@ -497,7 +497,7 @@ def promoting(read_raw: Read, writer: str, reader: str) -> Read:
     return read
 
 
-def _recounting(read_raw: Read, more: int, less: int) -> Read:
+def _convert_unit(read_raw: ReadValue, more: int, less: int) -> ReadValue:
     """The same times by other units."""
 
     def read(b: bytes, i: int) -> tuple[int, int]:
@@ -510,12 +510,14 @@ def _recounting(read_raw: Read, more: int, less: int) -> Read:
     return read
 
 
-def converting(writer: Logical | None, reader: Logical | None, fixed: bool) -> Callable[[Any], Any] | None:
+def logical_conversion(
+    writer: AvroLogicalType | None, reader: AvroLogicalType | None, fixed: bool
+) -> Callable[[Any], Any] | None:
     """What makes a column's value of the bytes or the number that was written; None where that is it."""
     if reader is None:
         return None
     if reader.per_day:
-        return partial(_of_day, factor=day_factor_of(writer, reader), limit=reader.per_day)
+        return partial(_of_day, factor=time_of_day_factor(writer, reader), limit=reader.per_day)
     if reader.name == "decimal":
         scale = writer.scale if writer and writer.name == "decimal" else reader.scale
         return partial(_decimal, scale=scale, wanted=reader)
@@ -523,15 +525,15 @@ def converting(writer: Logical | None, reader: Logical | None, fixed: bool) -> C
         return (lambda raw: str(uuid.UUID(bytes=raw))) if fixed else None
     if reader.name == "date":
         return _date
-    return partial(_micros, factor=factor_of(writer, reader))
+    return partial(_micros, factor=micros_per_unit(writer, reader))
 
 
-def factor_of(writer: Logical | None, reader: Logical) -> int:
+def micros_per_unit(writer: AvroLogicalType | None, reader: AvroLogicalType) -> int:
     """How many microseconds the number that was written counts by: the writer's unit, where it has one."""
     return 1_000_000 // ((writer.per_second if writer else 0) or reader.per_second)
 
 
-def day_factor_of(writer: Logical | None, reader: Logical) -> int:
+def time_of_day_factor(writer: AvroLogicalType | None, reader: AvroLogicalType) -> int:
     """By what the number that was written is multiplied, to be a time of day in the reader's unit."""
     return reader.per_day // ((writer.per_day if writer else 0) or reader.per_day)
 
@@ -555,7 +557,7 @@ def _micros(n: int, factor: int) -> int:
     return micros
 
 
-def _decimal(raw: bytes, scale: int, wanted: Logical) -> Decimal:
+def _decimal(raw: bytes, scale: int, wanted: AvroLogicalType) -> Decimal:
     unscaled = int.from_bytes(raw, "big", signed=True)
     more = wanted.scale - scale
     quotient, rest = (unscaled * 10**more, 0) if more >= 0 else divmod(unscaled, 10**-more)

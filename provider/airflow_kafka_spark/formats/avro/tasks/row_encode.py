@@ -14,18 +14,18 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.formats.avro.compatibility import branch_to_write, is_of_members
+from airflow_kafka_spark.formats.avro.compatibility import branch_to_write, is_member_struct
 from airflow_kafka_spark.formats.avro.schema import (
-    ArrayOf,
-    Enum,
-    Field,
-    Fixed,
-    Leaf,
-    Logical,
-    MapOf,
-    Record,
-    Schema,
-    Union,
+    AvroArray,
+    AvroEnum,
+    AvroField,
+    AvroFixed,
+    AvroLogicalType,
+    AvroMap,
+    AvroPrimitive,
+    AvroRecord,
+    AvroSchema,
+    AvroUnion,
     columns_of,
 )
 from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID, default_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def long_of(n: int) -> bytes:
+def encode_long(n: int) -> bytes:
     """An integer as Avro writes it."""
     n = (n << 1) ^ (n >> 63)
     out = bytearray()
@@ -47,40 +47,40 @@ def long_of(n: int) -> bytes:
     return bytes(out)
 
 
-Write = Callable[[bytearray, Any], None]
+WriteValue = Callable[[bytearray, Any], None]
 """Appends the bytes of a scalar, which is never null unless the type is a union."""
 
 _EXACT = decimal.Context(prec=100)
 _SHOWN = 60
 
 
-def writing(schema: Schema, column: DataType) -> Write:
+def value_writer(schema: AvroSchema, column: DataType) -> WriteValue:
     """Writes values of a column as a type that takes it, see :func:`.avro.compatibility.column_mismatches`."""
-    if isinstance(schema, Union):
+    if isinstance(schema, AvroUnion):
         return _union(schema, column)
-    if isinstance(schema, Record):
+    if isinstance(schema, AvroRecord):
         assert isinstance(column, Struct)
         return _struct(schema, column)
-    if isinstance(schema, ArrayOf):
+    if isinstance(schema, AvroArray):
         assert isinstance(column, Array)
-        return _array(writing(schema.items, column.element))
-    if isinstance(schema, MapOf):
+        return _array(value_writer(schema.items, column.element))
+    if isinstance(schema, AvroMap):
         assert isinstance(column, Map)
-        return _map(writing(schema.values, column.value))
-    return _never_null(_scalar(schema), schema)
+        return _map(value_writer(schema.values, column.value))
+    return _refuse_null(_scalar(schema), schema)
 
 
-def default_bytes(field: Field) -> bytes:
+def default_bytes(field: AvroField) -> bytes:
     """A field's default, as it is written."""
     import pyarrow as pa
 
-    (column,) = columns_of(Record("one", (field,)))
+    (column,) = columns_of(AvroRecord("one", (field,)))
     out = bytearray()
-    writing(field.type, column.type)(out, pa.array([default_of(field)], arrow_schema([column]).field(0).type)[0])
+    value_writer(field.type, column.type)(out, pa.array([default_of(field)], arrow_schema([column]).field(0).type)[0])
     return bytes(out)
 
 
-def _never_null(write_value: Write, schema: Schema) -> Write:
+def _refuse_null(write_value: WriteValue, schema: AvroSchema) -> WriteValue:
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         if not scalar.is_valid:
             raise BadValue(f"found null, expected {schema}")
@@ -89,9 +89,9 @@ def _never_null(write_value: Write, schema: Schema) -> Write:
     return write
 
 
-def _union(schema: Union, column: DataType) -> Write:
+def _union(schema: AvroUnion, column: DataType) -> WriteValue:
     null = next((at for at, b in enumerate(schema.branches) if b.kind == "null"), None)
-    write_value = _members(schema, column) if is_of_members(schema, column) else _branch(schema, column)
+    write_value = _members(schema, column) if is_member_struct(schema, column) else _branch(schema, column)
 
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         if scalar.is_valid:
@@ -99,15 +99,15 @@ def _union(schema: Union, column: DataType) -> Write:
         elif null is None:
             raise BadValue(f"found null, expected one of {schema}")
         else:
-            out += long_of(null)
+            out += encode_long(null)
 
     return write
 
 
-def _branch(schema: Union, column: DataType) -> Write:
+def _branch(schema: AvroUnion, column: DataType) -> WriteValue:
     at = branch_to_write(schema, column)
     assert at is not None
-    number, write_value = long_of(at), writing(schema.branches[at], column)
+    number, write_value = encode_long(at), value_writer(schema.branches[at], column)
 
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         out += number
@@ -116,10 +116,10 @@ def _branch(schema: Union, column: DataType) -> Write:
     return write
 
 
-def _members(schema: Union, column: DataType) -> Write:
+def _members(schema: AvroUnion, column: DataType) -> WriteValue:
     assert isinstance(column, Struct)
     writers = [
-        (name.name, long_of(schema.branches.index(branch)), writing(branch, name.type))
+        (name.name, encode_long(schema.branches.index(branch)), value_writer(branch, name.type))
         for branch, name in zip(schema.present, column.fields, strict=True)
     ]
 
@@ -134,7 +134,7 @@ def _members(schema: Union, column: DataType) -> Write:
     return write
 
 
-def _struct(schema: Record, column: Struct) -> Write:
+def _struct(schema: AvroRecord, column: Struct) -> WriteValue:
     fields = record_writer(schema, column.fields)
 
     def write(out: bytearray, scalar: pa.StructScalar) -> None:
@@ -145,10 +145,10 @@ def _struct(schema: Record, column: Struct) -> Write:
     return write
 
 
-def record_writer(schema: Record, columns: Sequence[Column]) -> Write:
+def record_writer(schema: AvroRecord, columns: Sequence[Column]) -> WriteValue:
     """Writes a record's fields, of anything that gives their values by name."""
     types = {c.name: c.type for c in columns}
-    steps = [(f.name, writing(f.type, types[f.name]) if f.name in types else default_bytes(f)) for f in schema.fields]
+    steps = [(f.name, value_writer(f.type, types[f.name]) if f.name in types else default_bytes(f)) for f in schema.fields]
 
     def write(out: bytearray, row: Any) -> None:
         for name, step in steps:
@@ -163,12 +163,12 @@ def record_writer(schema: Record, columns: Sequence[Column]) -> Write:
     return write
 
 
-def _array(write_item: Write) -> Write:
+def _array(write_item: WriteValue) -> WriteValue:
     def write(out: bytearray, scalar: pa.ListScalar) -> None:
         if not scalar.is_valid:
             raise BadValue("found null, expected an array")
         if len(scalar):
-            out += long_of(len(scalar))
+            out += encode_long(len(scalar))
         for at, item in enumerate(scalar):
             try:
                 write_item(out, item)
@@ -179,13 +179,13 @@ def _array(write_item: Write) -> Write:
     return write
 
 
-def _map(write_value: Write) -> Write:
+def _map(write_value: WriteValue) -> WriteValue:
     def write(out: bytearray, scalar: pa.MapScalar) -> None:
         if not scalar.is_valid:
             raise BadValue("found null, expected a map")
         entries = scalar.values
         if len(entries):
-            out += long_of(len(entries))
+            out += encode_long(len(entries))
         for entry in entries:
             _text(out, entry[0])
             try:
@@ -200,15 +200,15 @@ def _map(write_value: Write) -> Write:
 # --- scalars -------------------------------------------------------------------------------------------------------------
 
 
-def _scalar(schema: Leaf | Fixed | Enum) -> Write:
-    if isinstance(schema, Enum):
+def _scalar(schema: AvroPrimitive | AvroFixed | AvroEnum) -> WriteValue:
+    if isinstance(schema, AvroEnum):
         return _enum(schema)
     logical = schema.logical
     if logical is not None and logical.name == "decimal":
-        return _decimal(logical, schema.size if isinstance(schema, Fixed) else 0)
-    if logical is not None and logical.name == "uuid" and isinstance(schema, Fixed):
+        return _decimal(logical, schema.size if isinstance(schema, AvroFixed) else 0)
+    if logical is not None and logical.name == "uuid" and isinstance(schema, AvroFixed):
         return _uuid
-    if isinstance(schema, Fixed):
+    if isinstance(schema, AvroFixed):
         return _fixed(schema.size)
     if schema.kind in ("int", "long"):
         return _number(schema.kind, logical)
@@ -229,7 +229,7 @@ def _double(out: bytearray, scalar: pa.Scalar) -> None:
 
 def _bytes(out: bytearray, scalar: pa.Scalar) -> None:
     value = scalar.as_py()
-    out += long_of(len(value))
+    out += encode_long(len(value))
     out += value
 
 
@@ -239,14 +239,14 @@ def _text(out: bytearray, scalar: pa.Scalar) -> None:
         value.decode("utf-8")
     except UnicodeDecodeError as e:
         raise BadValue(f"not UTF-8: byte 0x{value[e.start]:02x} at position {e.start}") from None
-    out += long_of(len(value))
+    out += encode_long(len(value))
     out += value
 
 
-_LEAVES: dict[str, Write] = {"boolean": _boolean, "float": _float, "double": _double, "bytes": _bytes, "string": _text}
+_LEAVES: dict[str, WriteValue] = {"boolean": _boolean, "float": _float, "double": _double, "bytes": _bytes, "string": _text}
 
 
-def _number(kind: str, logical: Logical | None) -> Write:
+def _number(kind: str, logical: AvroLogicalType | None) -> WriteValue:
     if logical is not None and logical.name == "date":
         return _date
     if logical is not None and logical.per_second:
@@ -259,7 +259,7 @@ def _number(kind: str, logical: Logical | None) -> Write:
         n = scalar.as_py()
         if not -(1 << bits) <= n < 1 << bits:
             raise BadValue(f"found {n}, expected an {kind} of {bits + 1} bits")
-        out += long_of(n)
+        out += encode_long(n)
 
     return write
 
@@ -267,19 +267,19 @@ def _number(kind: str, logical: Logical | None) -> Write:
 def _date(out: bytearray, scalar: pa.Scalar) -> None:
     if not MIN_DATE <= scalar.value <= MAX_DATE:
         raise BadValue(f"found day {scalar.value} after 1970-01-01, expected one in the years 1 to 9999")
-    out += long_of(scalar.value)
+    out += encode_long(scalar.value)
 
 
-def _time_of_day(limit: int) -> Write:
+def _time_of_day(limit: int) -> WriteValue:
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         if not 0 <= scalar.as_py() < limit:
             raise BadValue(f"found {scalar.as_py()}, expected a time of day: 0 to {limit - 1}")
-        out += long_of(scalar.as_py())
+        out += encode_long(scalar.as_py())
 
     return write
 
 
-def _instant(logical: Logical) -> Write:
+def _instant(logical: AvroLogicalType) -> WriteValue:
     factor = 1_000_000 // logical.per_second
 
     def write(out: bytearray, scalar: pa.Scalar) -> None:
@@ -288,12 +288,12 @@ def _instant(logical: Logical) -> Write:
             raise BadValue(f"found {micros} µs after 1970, expected a time in the years 1 to 9999")
         if micros % factor:
             raise BadValue(f"found {micros} µs after 1970, expected whole milliseconds ({logical.name})")
-        out += long_of(micros // factor)
+        out += encode_long(micros // factor)
 
     return write
 
 
-def _decimal(logical: Logical, size: int) -> Write:
+def _decimal(logical: AvroLogicalType, size: int) -> WriteValue:
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         value = scalar.as_py()
         unscaled = value.scaleb(logical.scale, _EXACT)
@@ -301,12 +301,12 @@ def _decimal(logical: Logical, size: int) -> Write:
         if n != unscaled or abs(n) >= 10**logical.precision:
             raise BadValue(f"found {value}, expected decimal({logical.precision},{logical.scale})")
         data = n.to_bytes(size or (8 + (n + (n < 0)).bit_length()) // 8, "big", signed=True)
-        out += data if size else long_of(len(data)) + data
+        out += data if size else encode_long(len(data)) + data
 
     return write
 
 
-def _fixed(size: int) -> Write:
+def _fixed(size: int) -> WriteValue:
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         value = scalar.as_py()
         if len(value) != size:
@@ -331,8 +331,8 @@ def _uuid(out: bytearray, scalar: pa.Scalar) -> None:
         raise BadValue(f"found {scalar.as_py()[:_SHOWN]!r}, expected a UUID") from None
 
 
-def _enum(schema: Enum) -> Write:
-    numbers = {symbol: long_of(n) for n, symbol in enumerate(schema.symbols)}
+def _enum(schema: AvroEnum) -> WriteValue:
+    numbers = {symbol: encode_long(n) for n, symbol in enumerate(schema.symbols)}
 
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         symbol = scalar.as_py()

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from airflow_kafka_spark.formats.csv.dialect import Dialect
-from airflow_kafka_spark.formats.csv.tasks.row_wise import CsvReference, converter
+from airflow_kafka_spark.formats.csv.dialect import CsvDialect
+from airflow_kafka_spark.formats.csv.tasks.row_wise import CsvRowReader, field_reader
 from airflow_kafka_spark.formats.tasks.batch_decoder import (
     FEW_RECORDS,
-    DividingDecoder,
-    Doubt,
+    BatchDecoder,
+    NeedsRowWise,
     check_length,
     check_within,
     dates_from_text,
@@ -34,10 +34,10 @@ from airflow_kafka_spark.formats.text import MAX_MICRO, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Text, arrow_schema, arrow_type
 
 FromText = Callable[[pa.Array], pa.Array]
-"""From a column of texts to the column's own type; raises :class:`.Doubt` when the meaning might be another one."""
+"""From a column of texts to the column's own type; raises :class:`.NeedsRowWise` when the meaning might be another one."""
 
 
-class CsvDecoder(DividingDecoder):
+class CsvDecoder(BatchDecoder):
     """See :class:`airflow_kafka_spark.formats.csv.format.Csv`.
 
     :param columns: the columns, in the order of the fields.
@@ -47,10 +47,10 @@ class CsvDecoder(DividingDecoder):
     """
 
     def __init__(
-        self, columns: Sequence[Column], dialect: Dialect, timestamp_format: str | None = None, few: int = FEW_RECORDS
+        self, columns: Sequence[Column], dialect: CsvDialect, timestamp_format: str | None = None, few: int = FEW_RECORDS
     ) -> None:
         self._columns, self._dialect, self._timestamp_format = tuple(columns), dialect, timestamp_format
-        super().__init__(arrow_schema(self._columns), CsvReference(columns, dialect, timestamp_format).read, few)
+        super().__init__(arrow_schema(self._columns), CsvRowReader(columns, dialect, timestamp_format).read, few)
         self._converts = [_required(c, _from_text(c.type, timestamp_format)) for c in columns]
         names = [f"f{n}" for n in range(len(columns))]
         self._parse = pcsv.ParseOptions(
@@ -68,27 +68,27 @@ class CsvDecoder(DividingDecoder):
         )
         self._names = names
 
-    def __reduce__(self) -> tuple[type[CsvDecoder], tuple[tuple[Column, ...], Dialect, str | None, int]]:
+    def __reduce__(self) -> tuple[type[CsvDecoder], tuple[tuple[Column, ...], CsvDialect, str | None, int]]:
         return type(self), (self._columns, self._dialect, self._timestamp_format, self._few)
 
-    def _by_arrow(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
+    def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
         try:
             return self._read(_join(records, self._dialect, len(self._names)), len(records))
-        except (Doubt, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
+        except (NeedsRowWise, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
             return None
 
     def _read(self, buffer: bytes, count: int) -> pa.RecordBatch:
         options = pcsv.ReadOptions(use_threads=False, block_size=len(buffer) + 1, column_names=self._names)
         table = pcsv.read_csv(pa.BufferReader(buffer), options, self._parse, self._convert)
         if table.num_rows != count:
-            raise Doubt
+            raise NeedsRowWise
         arrays = []
         for convert, column in zip(self._converts, table.columns, strict=True):
             arrays.append(convert(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def _join(records: Sequence[bytes], dialect: Dialect, fields: int) -> bytes:
+def _join(records: Sequence[bytes], dialect: CsvDialect, fields: int) -> bytes:
     """The records as one buffer, each of them one row."""
     count = len(records)
     buffer = b"\n".join(records)
@@ -97,15 +97,15 @@ def _join(records: Sequence[bytes], dialect: Dialect, fields: int) -> bytes:
         buffer = b"\n".join(records)
     if fields > 1 and b"" in records:
         # To Arrow an empty line has all fields.
-        raise Doubt
+        raise NeedsRowWise
     if b"\0" in buffer or b"\xef\xbb\xbf" in buffer or (not dialect.doubled and dialect.escape.encode() in buffer):
-        raise Doubt
+        raise NeedsRowWise
     if not buffer.isascii():
         buffer.decode("utf-8")
     buffer += b"\n"
     if dialect.quote.encode() not in buffer:
         if buffer.count(b"\n") != count or b"\r" in buffer:
-            raise Doubt
+            raise NeedsRowWise
         return buffer
     view = np.frombuffer(buffer, np.uint8)
     quotes = np.flatnonzero(view == ord(dialect.quote))
@@ -115,19 +115,19 @@ def _join(records: Sequence[bytes], dialect: Dialect, fields: int) -> bytes:
         breaks = np.union1d(breaks, np.flatnonzero(view == 13))
     outside = breaks[np.searchsorted(quotes, breaks) % 2 == 0]
     if len(outside) != count or (outside != ends).any() or len(quotes) % 2:
-        raise Doubt
+        raise NeedsRowWise
     _check_quotes(view, quotes, dialect)
     return buffer
 
 
-def _check_quotes(view: np.ndarray, quotes: np.ndarray, dialect: Dialect) -> None:
+def _check_quotes(view: np.ndarray, quotes: np.ndarray, dialect: CsvDialect) -> None:
     """Raises unless they stand around whole fields; the last byte is a newline."""
     first, second = quotes[::2], quotes[1::2]
     before, after = view[first - 1], view[second + 1]
     apart = (ord(dialect.delimiter), 10, *((ord(dialect.quote),) if dialect.doubled else ()))
     # The one at the very beginning has the last byte before it, which is a newline.
     if not (np.isin(before, apart).all() and np.isin(after, apart).all()):
-        raise Doubt
+        raise NeedsRowWise
 
 
 # --- columns --------------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def _check_quotes(view: np.ndarray, quotes: np.ndarray, dialect: Dialect) -> Non
 def _required(column: Column, convert: FromText) -> FromText:
     def checked(array: pa.Array) -> pa.Array:
         if array.null_count and not column.nullable:
-            raise Doubt
+            raise NeedsRowWise
         return convert(array)
 
     return checked
@@ -162,14 +162,14 @@ def _from_text(data_type: DataType, timestamp_format: str | None) -> FromText:
         return _booleans
     if name in ("date", "timestamp_ntz"):
         return dates_from_text if name == "date" else timestamps_from_text
-    convert, wanted = converter(data_type, timestamp_format), arrow_type(data_type)
+    convert, wanted = field_reader(data_type, timestamp_format), arrow_type(data_type)
     return lambda array: pa.array([None if v is None else convert(v) for v in array.to_pylist()], wanted)
 
 
 def _all(array: pa.Array, pattern: str) -> None:
     """Raises unless all texts are of a pattern."""
     if pc.all(pc.match_substring_regex(array, pattern)).as_py() is False:
-        raise Doubt
+        raise NeedsRowWise
 
 
 def _cast(data_type: DataType, pattern: str) -> FromText:
@@ -187,7 +187,7 @@ def _floats(name: str) -> FromText:
         _all(array, r"^(?:-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|NaN|-?Infinity)$")
         numbers = array.cast(pa.float32() if name == "float" else pa.float64())
         if pc.any(pc.and_(pc.is_inf(numbers), pc.invert(pc.ends_with(array, "y")))).as_py():
-            raise Doubt
+            raise NeedsRowWise
         return numbers
 
     return convert
@@ -196,7 +196,7 @@ def _floats(name: str) -> FromText:
 def _booleans(array: pa.Array) -> pa.Array:
     lower = pc.ascii_lower(array)
     if pc.all(pc.is_in(lower, pa.array(["true", "false", None]))).as_py() is False:
-        raise Doubt
+        raise NeedsRowWise
     return pc.equal(lower, "true")
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Encoder, Kind
-from airflow_kafka_spark.formats.csv.dialect import Dialect
-from airflow_kafka_spark.formats.json.tasks.encode import bare, joined
+from airflow_kafka_spark.formats.csv.dialect import CsvDialect
+from airflow_kafka_spark.formats.json.tasks.encode import format_unquoted, merge_constants
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class CsvEncoder(Encoder):
     """
 
     columns: tuple[tuple[str, Kind], ...]
-    dialect: Dialect
+    dialect: CsvDialect
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
         """The rows' lines."""
@@ -30,7 +30,7 @@ class CsvEncoder(Encoder):
         for name, kind in self.columns:
             parts += [self.dialect.delimiter] if parts else []
             parts.append(self._field(rows[name], kind))
-        return pc.binary_join_element_wise(*joined(parts), "").cast(pa.binary())
+        return pc.binary_join_element_wise(*merge_constants(parts), "").cast(pa.binary())
 
     def _field(self, column: pa.Array, kind: Kind) -> pa.Array:
         quote, escape, null = self.dialect.quote, self.dialect.escape, self.dialect.null
@@ -40,7 +40,7 @@ class CsvEncoder(Encoder):
                 text = pc.replace_substring(text, escape, escape * 2)
             text = pc.replace_substring(text, quote, escape + quote)
             return pc.fill_null(pc.binary_join_element_wise(quote, text, quote, ""), null)
-        text = bare(column, kind)
+        text = format_unquoted(column, kind)
         # Bytes may be an empty text.
         text = pc.if_else(pc.equal(text, null), self.dialect.quoted(null), text)
         return pc.fill_null(text, null)

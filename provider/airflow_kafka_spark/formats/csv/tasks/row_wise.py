@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_kafka_spark.formats.csv.dialect import Convert, Dialect, timestamp_reader
+from airflow_kafka_spark.formats.csv.dialect import CsvDialect, FromField, timestamp_reader
 from airflow_kafka_spark.formats.text import NO_FINITE, BadValue, day_number, from_base64, micros, nearest, short, to_decimal
 from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Text
 
@@ -15,7 +15,7 @@ _number = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
-class CsvReference:
+class CsvRowReader:
     """Reads records of one schema.
 
     :param columns: the columns, in the order of the fields.
@@ -23,10 +23,10 @@ class CsvReference:
     :param timestamp_format: see :func:`timestamp_reader`.
     """
 
-    def __init__(self, columns: Sequence[Column], dialect: Dialect, timestamp_format: str | None = None) -> None:
+    def __init__(self, columns: Sequence[Column], dialect: CsvDialect, timestamp_format: str | None = None) -> None:
         self._columns = tuple(columns)
         self._dialect = dialect
-        self._converts = [converter(c.type, timestamp_format) for c in columns]
+        self._converts = [field_reader(c.type, timestamp_format) for c in columns]
         q, e, d = (re.escape(c) for c in (dialect.quote, dialect.escape, dialect.delimiter))
         inside = f"[^{q}]*(?:{q}{q}[^{q}]*)*" if dialect.doubled else f"[^{q}{e}]*(?:{e}.[^{q}{e}]*)*"
         self._field = re.compile(f"(?:{q}({inside}){q}|([^{q}{d}\r\n]*))({d}|\\Z)", re.S).match
@@ -96,7 +96,7 @@ def _count(fields: int) -> str:
     return "1 field" if fields == 1 else f"{fields} fields"
 
 
-def converter(data_type: DataType, timestamp_format: str | None = None) -> Convert:
+def field_reader(data_type: DataType, timestamp_format: str | None = None) -> FromField:
     """What makes a value of a field's text."""
     if isinstance(data_type, Text):
         return _text(data_type)
@@ -118,7 +118,7 @@ def converter(data_type: DataType, timestamp_format: str | None = None) -> Conve
     }[name]
 
 
-def _text(data_type: Text) -> Convert:
+def _text(data_type: Text) -> FromField:
     limit = data_type.max_length
 
     def convert(found: str) -> str:
@@ -129,7 +129,7 @@ def _text(data_type: Text) -> Convert:
     return convert
 
 
-def _whole(name: str) -> Convert:
+def _whole(name: str) -> FromField:
     low, high = -(1 << _BITS[name] - 1), (1 << _BITS[name] - 1) - 1
 
     def convert(found: str) -> int:
@@ -145,7 +145,7 @@ def _whole(name: str) -> Convert:
     return convert
 
 
-def _floating(name: str) -> Convert:
+def _floating(name: str) -> FromField:
     def convert(found: str) -> float:
         if found in NO_FINITE:
             return NO_FINITE[found]

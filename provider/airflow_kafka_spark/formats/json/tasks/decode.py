@@ -27,18 +27,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from airflow_kafka_spark.formats.json.logical_types import Carried, plain
-from airflow_kafka_spark.formats.json.tasks.row_wise import MAX_NESTING, Reference, too_deep, unscaled, variable
+from airflow_kafka_spark.formats.json.logical_types import LogicalType, sql_type
+from airflow_kafka_spark.formats.json.tasks.row_wise import (
+    MAX_NESTING,
+    JsonRowReader,
+    too_deep,
+    unscaled_reader,
+    variable_scale_decimal,
+)
 from airflow_kafka_spark.formats.tasks.batch_decoder import (
     FEW_RECORDS,
-    Change,
-    DividingDecoder,
-    Doubt,
+    ArrayFunction,
+    BatchDecoder,
+    NeedsRowWise,
+    SuspectFinder,
     check_length,
     check_within,
     check_years,
     dates_from_text,
-    never_null,
+    refuse_nulls,
     timestamps_from_text,
 )
 from airflow_kafka_spark.formats.text import (
@@ -69,63 +76,65 @@ _number_begins = re.compile(rb'(?:[:,\[" \t\n\r][-+]?|\A[-+]?)[0-9.]+\Z').search
 _exponent_ends = re.compile(rb"-[0-9]+(\"?)[ \t\n\r]*[,\]}]").match
 _odd_infinity = re.compile(rb"Inf[ \t\n\r,\]}]").search
 
-"""From what Arrow's JSON reader gave to the column's own type; raises :class:`.Doubt` when the meaning might be another one."""
+"""From what Arrow's JSON reader gave to the column's own type; raises :class:`.NeedsRowWise` when the meaning might be another one."""
 
 
-class JsonDecoder(DividingDecoder):
+class JsonDecoder(BatchDecoder):
     """See :class:`airflow_kafka_spark.formats.json.format.Json`.
 
     :param columns: the schema.
     :param few: up to this many records (and 64 KiB) the reference is faster than starting Arrow's reader.
-    :param carried: the same columns with what their values are carried by (:class:`.Carried`); None where JSON's own texts and
+    :param wire_columns: the same columns with what their values are carried by (:class:`.LogicalType`); None where JSON's own texts and
         numbers are meant.
     """
 
-    def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, carried: Sequence[Column] | None = None) -> None:
+    def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, wire_columns: Sequence[Column] | None = None) -> None:
         self._columns = tuple(columns)
-        self._carried = self._columns if carried is None else tuple(carried)
-        self._reference = Reference(self._carried)
-        self._plans: dict[tuple[bool, ...], _Plan] = {}
-        self._has_decimal = any(_has(Decimal, c.type) for c in self._columns)
+        self._wire_columns = self._columns if wire_columns is None else tuple(wire_columns)
+        self._reference = JsonRowReader(self._wire_columns)
+        self._plans: dict[tuple[bool, ...], _ArrowReader] = {}
+        self._has_decimal = any(_contains(Decimal, c.type) for c in self._columns)
         super().__init__(
             arrow_schema(self._columns),
             self._reference.read,
             few,
-            only_reference=any(_has(Map, c.type) for c in self._columns),
-            screens=screens(self._carried),
+            row_wise_only=any(_contains(Map, c.type) for c in self._columns),
+            screens=suspect_finders(self._wire_columns),
         )
 
     def __reduce__(self) -> tuple[type[JsonDecoder], tuple[tuple[Column, ...], int, tuple[Column, ...]]]:
-        return type(self), (self._columns, self._few, self._carried)
+        return type(self), (self._columns, self._few, self._wire_columns)
 
-    def _by_arrow(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
+    def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
         try:
             buffer = _join(records, self._has_decimal)
-        except Doubt:
+        except NeedsRowWise:
             return None
-        epochs = tuple(self._reference.epochs)
-        batch = self._read(buffer, len(records), epochs)
-        if batch is None and epochs:
+        as_numbers = tuple(self._reference.as_numbers)
+        batch = self._read(buffer, len(records), as_numbers)
+        if batch is None and as_numbers:
             # Timestamps may come as numbers here: the first record tells.
-            self.read_by_reference(records[:1], 0)
-            if tuple(self._reference.epochs) != epochs:
-                batch = self._read(buffer, len(records), tuple(self._reference.epochs))
+            self.read_row_wise(records[:1], 0)
+            if tuple(self._reference.as_numbers) != as_numbers:
+                batch = self._read(buffer, len(records), tuple(self._reference.as_numbers))
         return batch
 
-    def _read(self, buffer: bytes, count: int, epochs: tuple[bool, ...]) -> pa.RecordBatch | None:
-        if epochs not in self._plans:
-            self._plans[epochs] = _Plan(self._carried, epochs)
+    def _read(self, buffer: bytes, count: int, as_numbers: tuple[bool, ...]) -> pa.RecordBatch | None:
+        if as_numbers not in self._plans:
+            self._plans[as_numbers] = _ArrowReader(self._wire_columns, as_numbers)
         try:
-            return self._plans[epochs].read(buffer, count, self._schema)
-        except (Doubt, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
+            return self._plans[as_numbers].read(buffer, count, self._schema)
+        except (NeedsRowWise, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
             return None
 
 
-def _has(kind: type, data_type: DataType) -> bool:
+def _contains(kind: type, data_type: DataType) -> bool:
     """Whether a type is of this kind, or holds one that is."""
     if isinstance(data_type, Array):
-        return _has(kind, data_type.element)
-    return isinstance(data_type, kind) or (isinstance(data_type, Struct) and any(_has(kind, f.type) for f in data_type.fields))
+        return _contains(kind, data_type.element)
+    return isinstance(data_type, kind) or (
+        isinstance(data_type, Struct) and any(_contains(kind, f.type) for f in data_type.fields)
+    )
 
 
 # --- before Arrow reads --------------------------------------------------------------------------------------------------
@@ -144,19 +153,19 @@ def _join(records: Sequence[bytes], decimals: bool) -> bytes:
         buffer = b"\n".join(records)
         ends = _separators(buffer, len(records))
     if ends is None or b"\0" in buffer:
-        raise Doubt
+        raise NeedsRowWise
     if not buffer.isascii():
         try:
             buffer.decode("utf-8")
         except UnicodeDecodeError:
-            raise Doubt from None
+            raise NeedsRowWise from None
     if (b"I" in buffer and b"Inf" in buffer and _odd_infinity(buffer)) or (b"N" in buffer and b"-NaN" in buffer):
-        raise Doubt
+        raise NeedsRowWise
     if decimals and _has_negative_exponent(buffer):
-        raise Doubt
+        raise NeedsRowWise
     long = np.flatnonzero(np.diff(ends, prepend=-1) > 2 * MAX_NESTING)
     if any(too_deep(records[at]) for at in long.tolist()):
-        raise Doubt
+        raise NeedsRowWise
     return buffer
 
 
@@ -189,15 +198,15 @@ def _separators(buffer: bytes, count: int) -> np.ndarray | None:
 # --- reading, and what is checked afterwards -----------------------------------------------------------------------------
 
 
-class _Plan:
+class _ArrowReader:
     """How Arrow reads a schema: a column as its own type where Arrow means the same, else as text or as a wider type.
 
     :param columns: the schema, without maps.
     :param epochs: for each timestamp and each value that is carried, in order, whether it comes as a number.
     """
 
-    def __init__(self, columns: Sequence[Column], epochs: Sequence[bool]) -> None:
-        self._epochs = iter(epochs)
+    def __init__(self, columns: Sequence[Column], as_numbers: Sequence[bool]) -> None:
+        self._as_numbers = iter(as_numbers)
         compiled = [self._column(c.type, c.nullable) for c in columns]
         self._restore = [(c.name, restore) for c, (_, restore) in zip(columns, compiled, strict=True)]
         read_schema = pa.schema([pa.field(c.name, read_type) for c, (read_type, _) in zip(columns, compiled, strict=True)])
@@ -207,36 +216,36 @@ class _Plan:
         options = pj.ReadOptions(use_threads=False, block_size=len(buffer) + 1)
         table = pj.read_json(pa.BufferReader(buffer), read_options=options, parse_options=self._parse)
         if table.num_rows != count:
-            raise Doubt
+            raise NeedsRowWise
         arrays = []
         for name, restore in self._restore:
             column = table.column(name)
             arrays.append(restore(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _column(self, data_type: DataType, nullable: bool) -> tuple[pa.DataType, Change]:
+    def _column(self, data_type: DataType, nullable: bool) -> tuple[pa.DataType, ArrayFunction]:
         read_type, restore = self._typed(data_type)
-        return read_type, restore if nullable else never_null(restore)
+        return read_type, restore if nullable else refuse_nulls(restore)
 
-    def _typed(self, data_type: DataType) -> tuple[pa.DataType, Change]:
+    def _typed(self, data_type: DataType) -> tuple[pa.DataType, ArrayFunction]:
         if isinstance(data_type, Struct):
             return self._struct(data_type)
         if isinstance(data_type, Array):
             return self._array(data_type)
         if isinstance(data_type, Decimal):
             return _decimal(data_type)
-        if isinstance(data_type, Carried):
-            return _carried(data_type, next(self._epochs))
+        if isinstance(data_type, LogicalType):
+            return _logical(data_type, next(self._as_numbers))
         if isinstance(data_type, Text):
-            return pa.string(), _same if data_type.max_length is None else check_length(data_type.max_length)
+            return pa.string(), _unchanged if data_type.max_length is None else check_length(data_type.max_length)
         assert isinstance(data_type, Primitive)
         if data_type.name == "timestamp":
-            return (pa.int64(), _from_seconds) if next(self._epochs) else (arrow_type(data_type), check_years)
-        return _READ_AS.get(data_type.name) or (arrow_type(data_type), _same)
+            return (pa.int64(), _from_seconds) if next(self._as_numbers) else (arrow_type(data_type), check_years)
+        return _READ_AS.get(data_type.name) or (arrow_type(data_type), _unchanged)
 
-    def _struct(self, data_type: Struct) -> tuple[pa.DataType, Change]:
+    def _struct(self, data_type: Struct) -> tuple[pa.DataType, ArrayFunction]:
         compiled = [self._column(f.type, True) for f in data_type.fields]
-        wanted = arrow_type(plain(data_type))
+        wanted = arrow_type(sql_type(data_type))
         read_type = pa.struct([pa.field(f.name, t) for f, (t, _) in zip(data_type.fields, compiled, strict=True)])
 
         def restore(array: pa.Array) -> pa.Array:
@@ -245,19 +254,19 @@ class _Plan:
             for index, (field, (_, restore_child)) in enumerate(zip(data_type.fields, compiled, strict=True)):
                 child = restore_child(array.field(index))
                 if not field.nullable and pc.any(pc.and_(child.is_null(), valid)).as_py():
-                    raise Doubt
+                    raise NeedsRowWise
                 children.append(child)
             return pa.StructArray.from_arrays(children, fields=list(wanted), mask=array.is_null())
 
         return read_type, restore
 
-    def _array(self, data_type: Array) -> tuple[pa.DataType, Change]:
+    def _array(self, data_type: Array) -> tuple[pa.DataType, ArrayFunction]:
         element, restore_element = self._column(data_type.element, data_type.contains_null)
-        wanted = arrow_type(plain(data_type))
+        wanted = arrow_type(sql_type(data_type))
 
         def restore(array: pa.Array) -> pa.Array:
             if array.offset:
-                raise Doubt
+                raise NeedsRowWise
             values = restore_element(array.values)
             return pa.ListArray.from_arrays(
                 array.offsets, values, type=wanted, mask=array.is_null() if array.null_count else None
@@ -266,32 +275,32 @@ class _Plan:
         return pa.list_(pa.field("item", element)), restore
 
 
-def _same(array: pa.Array) -> pa.Array:
+def _unchanged(array: pa.Array) -> pa.Array:
     return array
 
 
-def _decimal(data_type: Decimal) -> tuple[pa.DataType, Change]:
+def _decimal(data_type: Decimal) -> tuple[pa.DataType, ArrayFunction]:
     wanted = arrow_type(data_type)
     if data_type.precision + data_type.scale <= 38:
-        return wanted, _fitting
+        return wanted, _check_digits
     # Arrow rescales what was written without looking whether the product overflows: in 256 bits it does not.
-    return pa.decimal256(data_type.precision, data_type.scale), lambda array: _fitting(array).cast(wanted)
+    return pa.decimal256(data_type.precision, data_type.scale), lambda array: _check_digits(array).cast(wanted)
 
 
-def _fitting(array: pa.Array) -> pa.Array:
+def _check_digits(array: pa.Array) -> pa.Array:
     # Arrow has counted the digits that were written, not those of the rescaled number.
     array.validate(full=True)
     return array
 
 
-def _carried(kind: Carried, number: bool) -> tuple[pa.DataType, Change]:
+def _logical(kind: LogicalType, number: bool) -> tuple[pa.DataType, ArrayFunction]:
     """A value that another type carries."""
     wanted = arrow_type(kind.of)
     if kind.unit == "unscaled":
         assert isinstance(kind.of, Decimal)
         if number:
             return _decimal(kind.of)
-        convert = unscaled(kind)
+        convert = unscaled_reader(kind)
         return pa.string(), lambda array: pa.array([None if v is None else convert(v) for v in array.to_pylist()], wanted)
     if kind.unit == "variable":
         return _VARIABLE, lambda array: pa.array([_variable(v, kind) for v in array.to_pylist()], wanted)
@@ -307,7 +316,7 @@ def _carried(kind: Carried, number: bool) -> tuple[pa.DataType, Change]:
         check_within(array, -(-MIN_MICRO * per // times), MAX_MICRO * per // times)
         whole = pc.divide(array, per)
         if per > 1 and not pc.all(pc.equal(pc.multiply(whole, per), array)).as_py():
-            raise Doubt
+            raise NeedsRowWise
         return pc.multiply(whole, times).cast(wanted)
 
     return pa.int64(), restore
@@ -316,15 +325,15 @@ def _carried(kind: Carried, number: bool) -> tuple[pa.DataType, Change]:
 _VARIABLE = pa.struct([("scale", pa.int32()), ("value", pa.string())])
 
 
-def _variable(found: dict[str, Any] | None, kind: Carried) -> Any:
+def _variable(found: dict[str, Any] | None, kind: LogicalType) -> Any:
     if found is None:
         return None
     if found["scale"] is None or found["value"] is None:
-        raise Doubt
-    return variable(from_base64(found["value"]), found["scale"], kind)
+        raise NeedsRowWise
+    return variable_scale_decimal(from_base64(found["value"]), found["scale"], kind)
 
 
-def _without_zulu(name: str) -> Change:
+def _without_zulu(name: str) -> ArrayFunction:
     """Of texts that may end in ``Z``: days, or times to the minute at least."""
     _, change = _READ_AS[name]
     pattern = "^(....-..-..)Z$" if name == "date" else "^(.*[0-9]:[0-9].*)Z$"
@@ -344,7 +353,7 @@ def _from_seconds(array: pa.Array) -> pa.Array:
 def _finite(array: pa.Array) -> pa.Array:
     # To Arrow, too large a number is infinite; which ones were written so it does not tell.
     if pc.any(pc.is_inf(array)).as_py():
-        raise Doubt
+        raise NeedsRowWise
     return array
 
 
@@ -352,7 +361,7 @@ def _from_base64_text(array: pa.Array) -> pa.Array:
     return pa.array([None if v is None else from_base64(v) for v in array.to_pylist()], pa.binary())
 
 
-_READ_AS: dict[str, tuple[pa.DataType, Change]] = {
+_READ_AS: dict[str, tuple[pa.DataType, ArrayFunction]] = {
     "float": (pa.float32(), _finite),
     "double": (pa.float64(), _finite),
     "date": (pa.string(), dates_from_text),
@@ -374,15 +383,12 @@ _READ_AS: dict[str, tuple[pa.DataType, Change]] = {
 #
 
 
-Screen = Callable[[Sequence[bytes]], list[int]]
-"""Takes records, gives the places of those that are suspected, ascending."""
-
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _31 = r"(?:0[1-9]|[12][0-9]|3[01])"
 _DAY = rf"[0-9]{{4}}-(?:(?:0[13578]|1[02])-{_31}|(?:0[469]|11)-(?!31){_31}|02-(?!3){_31})"
 _CLOCK = r"[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6}0*)?)?)?"
 _ZONE = r"(?:Z|[-+](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)"
-_WRITTEN = {
+_NOTATIONS = {
     "date": rf'"{_DAY}"',
     "timestamp": rf'"{_DAY}(?:{_CLOCK}{_ZONE}?)?"|-?[0-9]{{1,12}}',
     "timestamp_ntz": rf'"{_DAY}(?:{_CLOCK})?"',
@@ -393,26 +399,26 @@ _WRITTEN = {
 """How a value of a type is written."""
 
 
-def screens(columns: Sequence[Column]) -> tuple[Screen, ...]:
+def suspect_finders(columns: Sequence[Column]) -> tuple[SuspectFinder, ...]:
     """What looks at records of these columns, the quicker look first."""
-    return _Look(columns, _quick_look), _Look(columns, _close_look)
+    return _LazyFinder(columns, _find_by_type), _LazyFinder(columns, _find_by_notation)
 
 
-class _Look:
+class _LazyFinder:
     """One look, made when it is asked for the first time; without msgspec, which comes with Airflow, it suspects nobody.
 
     :param columns: of the records.
     :param make: makes it.
     """
 
-    def __init__(self, columns: Sequence[Column], make: Callable[[Sequence[Column], Any], Screen]) -> None:
+    def __init__(self, columns: Sequence[Column], make: Callable[[Sequence[Column], Any], SuspectFinder]) -> None:
         self._columns, self._make = columns, make
 
-    def __call__(self, records: Sequence[bytes]) -> list[int]:
+    def __call__(self, records: Sequence[bytes]) -> Sequence[int]:
         return self._suspects(records)
 
     @cached_property
-    def _suspects(self) -> Screen:
+    def _suspects(self) -> SuspectFinder:
         try:
             import msgspec
         except ImportError:
@@ -420,11 +426,11 @@ class _Look:
         try:
             return self._make(self._columns, msgspec)
         except (TypeError, ValueError):  # names that a Struct cannot have
-            return _quick_look((), msgspec)
+            return _find_by_type((), msgspec)
 
 
-def _quick_look(columns: Sequence[Column], msgspec: Any) -> Screen:
-    look = msgspec.json.Decoder(_record(columns, msgspec, _expected)).decode
+def _find_by_type(columns: Sequence[Column], msgspec: Any) -> SuspectFinder:
+    look = msgspec.json.Decoder(_struct_type(columns, msgspec, _checked_type)).decode
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
     def suspects(records: Sequence[bytes]) -> list[int]:
@@ -441,10 +447,10 @@ def _quick_look(columns: Sequence[Column], msgspec: Any) -> Screen:
     return suspects
 
 
-def _close_look(columns: Sequence[Column], msgspec: Any) -> Screen:
-    look = msgspec.json.Decoder(_record(columns, msgspec, _as_written)).decode
+def _find_by_notation(columns: Sequence[Column], msgspec: Any) -> SuspectFinder:
+    look = msgspec.json.Decoder(_struct_type(columns, msgspec, _raw_type)).decode
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-    checks = [(attrgetter(f"f{at}"), re.compile(form).fullmatch) for at, form in _forms(columns)]
+    checks = [(attrgetter(f"f{at}"), re.compile(form).fullmatch) for at, form in _notations(columns)]
 
     def suspects(records: Sequence[bytes]) -> list[int]:
         found, rows, places = [], [], []
@@ -461,7 +467,7 @@ def _close_look(columns: Sequence[Column], msgspec: Any) -> Screen:
     return suspects
 
 
-def _record(columns: Sequence[Column], msgspec: Any, type_of: Callable[[DataType, Any], Any]) -> Any:
+def _struct_type(columns: Sequence[Column], msgspec: Any, type_of: Callable[[DataType, Any], Any]) -> Any:
     """The class that one record is read as."""
     fields = []
     for at, column in enumerate(columns):
@@ -473,14 +479,14 @@ def _record(columns: Sequence[Column], msgspec: Any, type_of: Callable[[DataType
     return msgspec.defstruct("Record", fields, rename=names, kw_only=True, gc=False)
 
 
-def _expected(data_type: DataType, msgspec: Any) -> Any:
+def _checked_type(data_type: DataType, msgspec: Any) -> Any:
     """As what the first look reads a value."""
-    if isinstance(data_type, Carried | Map):
+    if isinstance(data_type, LogicalType | Map):
         return msgspec.Raw
     if isinstance(data_type, Struct):
-        return _record(data_type.fields, msgspec, _expected)
+        return _struct_type(data_type.fields, msgspec, _checked_type)
     if isinstance(data_type, Array):
-        element = _expected(data_type.element, msgspec)
+        element = _checked_type(data_type.element, msgspec)
         nullable = element if element is msgspec.Raw or not data_type.contains_null else element | None
         return list[nullable]  # type: ignore[valid-type]
     if isinstance(data_type, Text):
@@ -502,21 +508,23 @@ def _expected(data_type: DataType, msgspec: Any) -> Any:
     }[data_type.name]
 
 
-def _as_written(data_type: DataType, msgspec: Any) -> Any:
+def _raw_type(data_type: DataType, msgspec: Any) -> Any:
     """As what the second look reads a value."""
-    return msgspec.Raw if _form(data_type) or not isinstance(data_type, Primitive | Text) else _expected(data_type, msgspec)
+    return (
+        msgspec.Raw if _notation(data_type) or not isinstance(data_type, Primitive | Text) else _checked_type(data_type, msgspec)
+    )
 
 
-def _forms(columns: Sequence[Column]) -> Iterator[tuple[int, bytes]]:
+def _notations(columns: Sequence[Column]) -> Iterator[tuple[int, bytes]]:
     """How values of a column are written, where the second look leaves them as they are."""
     for at, column in enumerate(columns):
-        if form := _form(column.type):
+        if form := _notation(column.type):
             yield at, f"{form}|null".encode() if column.nullable else form.encode()
 
 
-def _form(data_type: DataType) -> str | None:
+def _notation(data_type: DataType) -> str | None:
     if isinstance(data_type, Decimal):
         before, after = data_type.precision - data_type.scale, data_type.scale
         digits = rf"0*[0-9]{{0,{before}}}(?:\.[0-9]{{0,{after}}}0*)?|[0-9.]+[eE][-+]?[0-9]+"
         return rf'"[-+]?(?:{digits})"|-?(?:{digits})'
-    return _WRITTEN.get(data_type.name) if isinstance(data_type, Primitive) and not isinstance(data_type, Carried) else None
+    return _NOTATIONS.get(data_type.name) if isinstance(data_type, Primitive) and not isinstance(data_type, LogicalType) else None

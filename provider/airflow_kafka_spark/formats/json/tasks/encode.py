@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Encoder, Kind
-from airflow_kafka_spark.formats.tasks.text import content, day, each, number, timestamp
+from airflow_kafka_spark.formats.tasks.text import concatenated, format_dates, format_decimals, format_timestamps, map_values
 
 _SHORT = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x09: "\\t", 0x0A: "\\n", 0x0C: "\\f", 0x0D: "\\r"}
 _ESCAPES = {**{code: f"\\u{code:04X}" for code in range(0x20)}, **_SHORT}
@@ -38,16 +38,16 @@ class JsonEncoder(Encoder):
             parts += _value(rows[name], kind)
             before = ","
         parts.append("}")
-        return pc.binary_join_element_wise(*joined(parts), "").cast(pa.binary())
+        return pc.binary_join_element_wise(*merge_constants(parts), "").cast(pa.binary())
 
 
-def bare(column: pa.Array, kind: Kind) -> pa.Array:
+def format_unquoted(column: pa.Array, kind: Kind) -> pa.Array:
     """The text of values as JSON has them, without quotes and escapes; not for texts."""
     text, after = _TEXTS[kind](column), _AROUND.get(kind, ("", ""))[1].strip('"')
     return pc.binary_join_element_wise(text, after, "") if after else text
 
 
-def joined(parts: Sequence[str | pa.Array]) -> list[str | pa.Array]:
+def merge_constants(parts: Sequence[str | pa.Array]) -> list[str | pa.Array]:
     """The same with constants that follow each other made one: each part costs a step for every row."""
     fewer: list[str | pa.Array] = []
     for part in parts:
@@ -68,9 +68,9 @@ def _value(column: pa.Array, kind: Kind) -> list[str | pa.Array]:
     return [pc.fill_null(text, "null")]
 
 
-def escaped(column: pa.Array) -> pa.Array:
+def escape_strings(column: pa.Array) -> pa.Array:
     """The inside of JSON strings, as Jackson writes them: nothing is escaped that need not be."""
-    found = content(column).translate(None, _UNTOUCHED)
+    found = concatenated(column).translate(None, _UNTOUCHED)
     if not found:
         return column
     # The backslash first: the others bring new ones.
@@ -84,7 +84,7 @@ def _escaped(text: str) -> str:
 
 
 def _base64(column: pa.Array) -> pa.Array:
-    return each(column, lambda value: binascii.b2a_base64(value, newline=False).decode("ascii"))
+    return map_values(column, lambda value: binascii.b2a_base64(value, newline=False).decode("ascii"))
 
 
 def _as_text(column: pa.Array) -> pa.Array:
@@ -92,19 +92,19 @@ def _as_text(column: pa.Array) -> pa.Array:
 
 
 def _timestamp(column: pa.Array) -> pa.Array:
-    return timestamp(column, "T")
+    return format_timestamps(column, "T")
 
 
 _TEXTS: Mapping[Kind, Callable[[pa.Array], pa.Array]] = {
     "integer": _as_text,
     "boolean": _as_text,
     "decimal": _as_text,
-    "fine decimal": number,
-    "text": escaped,
+    "fine decimal": format_decimals,
+    "text": escape_strings,
     "binary": _base64,
     "zoned": _timestamp,
     "local": _timestamp,
-    "date": day,
+    "date": format_dates,
 }
 _AROUND: Mapping[Kind, tuple[str, str]] = {
     **dict.fromkeys(("integer", "boolean", "decimal", "fine decimal"), ("", "")),

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Kind
-from airflow_kafka_spark.formats.json.envelope_schema import Precision, carried_columns, is_optional, named_fields
-from airflow_kafka_spark.formats.json.logical_types import plain, plain_columns
+from airflow_kafka_spark.formats.json.envelope_schema import TimestampPrecision, columns_as_written, is_optional, named_fields
+from airflow_kafka_spark.formats.json.logical_types import sql_columns, sql_type
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 from airflow_kafka_spark.formats.json.tasks.encode import JsonEncoder
 from airflow_kafka_spark.formats.json.tasks.row_wise import (
@@ -39,26 +39,26 @@ _SCHEMAS = 64
 
 
 @dataclass
-class _Plan:
+class _PayloadReader:
     """What a schema means.
 
     :param decoder: of its payloads; None when they do not fit the columns.
     :param wrong: why.
     :param optional: whether a payload may be null.
-    :param fillings: what stands in for nulls of the columns.
+    :param fills: what stands in for nulls of the columns.
     """
 
     decoder: JsonDecoder | None
     wrong: str = ""
     optional: bool = True
-    fillings: tuple[Filling | None, ...] = ()
+    fills: tuple[DefaultFill | None, ...] = ()
 
 
 @dataclass
 class _Group:
     """The records of one schema in a batch: where they are, and their payloads."""
 
-    plan: _Plan
+    plan: _PayloadReader
     places: list[int] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
 
@@ -74,8 +74,8 @@ class EnvelopeDecoder(Decoder):
     def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, defaults: bool = False) -> None:
         self._columns, self._few, self._defaults = tuple(columns), few, defaults
         self._schema = arrow_schema(self._columns)
-        self._plans: dict[str, _Plan] = {}
-        self._prefixes: dict[bytes, _Plan] = {}
+        self._plans: dict[str, _PayloadReader] = {}
+        self._prefixes: dict[bytes, _PayloadReader] = {}
         self._prefix: bytes | None = None
 
     def __reduce__(self) -> tuple[type[EnvelopeDecoder], tuple[tuple[Column, ...], int, bool]]:
@@ -83,13 +83,13 @@ class EnvelopeDecoder(Decoder):
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Decode many values at once; see :class:`.JsonEnvelope` for what they mean."""
-        return self._decode(values, by_reference=False)
+        return self._decode(values, row_wise=False)
 
-    def decode_by_reference(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode_row_wise(self, values: Sequence[bytes | None]) -> Decoded:
         """The same, each record taken apart and read by itself: what :meth:`decode` has to equal."""
-        return self._decode(values, by_reference=True)
+        return self._decode(values, row_wise=True)
 
-    def _decode(self, values: Sequence[bytes | None], by_reference: bool) -> Decoded:
+    def _decode(self, values: Sequence[bytes | None], row_wise: bool) -> Decoded:
         groups: dict[int, _Group] = {}
         bad: dict[int, str] = {}
         nulls: list[int] = []
@@ -97,7 +97,7 @@ class EnvelopeDecoder(Decoder):
             if value is None:
                 continue
             try:
-                plan, payload = self._payload(value, by_reference)
+                plan, payload = self._payload(value, row_wise)
                 if len(payload) < 99 and payload.strip(b" \t\r\n") == b"null":
                     _check_null(plan)
                     nulls.append(at)
@@ -110,21 +110,21 @@ class EnvelopeDecoder(Decoder):
             group = groups.get(id(plan)) or groups.setdefault(id(plan), _Group(plan))
             group.places.append(at)
             group.payloads.append(payload)
-        batch = self._rows(groups.values(), values, bad, by_reference)
+        batch = self._rows(groups.values(), values, bad, row_wise)
         deleted = None
         if nulls:
             gone = set(nulls)
             deleted = pa.array([at in gone for at in range(len(values))], pa.bool_())
         return Decoded(batch, tuple(sorted(bad.items())), deleted)
 
-    def _rows(self, groups: Any, values: Sequence[bytes | None], bad: dict[int, str], by_reference: bool) -> pa.RecordBatch:
+    def _rows(self, groups: Any, values: Sequence[bytes | None], bad: dict[int, str], row_wise: bool) -> pa.RecordBatch:
         """All rows in their order; what is wrong with some goes to ``bad``."""
         batches: list[pa.RecordBatch] = []
         rows: list[int | None] = [None] * len(values)
         taken = 0
         for group in groups:
             decoder = group.plan.decoder
-            decoded = decoder.decode_by_reference(group.payloads) if by_reference else decoder.decode(group.payloads)
+            decoded = decoder.decode_row_wise(group.payloads) if row_wise else decoder.decode(group.payloads)
             for n, reason in decoded.bad:
                 bad[group.places[n]] = _reason(values[group.places[n]], reason)
             rows_of = self._filled(decoded.batch, group.plan)
@@ -141,23 +141,23 @@ class EnvelopeDecoder(Decoder):
             columns.append(column.take(order))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _filled(self, batch: pa.RecordBatch, plan: _Plan) -> pa.RecordBatch:
-        if not any(plan.fillings):
+    def _filled(self, batch: pa.RecordBatch, plan: _PayloadReader) -> pa.RecordBatch:
+        if not any(plan.fills):
             return batch
-        columns = zip(plan.fillings, batch.columns, self._schema, strict=True)
-        return pa.RecordBatch.from_arrays([filled(found, array, f.type) for found, array, f in columns], schema=self._schema)
+        columns = zip(plan.fills, batch.columns, self._schema, strict=True)
+        return pa.RecordBatch.from_arrays([fill_nulls(found, array, f.type) for found, array, f in columns], schema=self._schema)
 
-    def _payload(self, value: bytes, by_reference: bool) -> tuple[_Plan, bytes]:
+    def _payload(self, value: bytes, row_wise: bool) -> tuple[_PayloadReader, bytes]:
         """What a record's schema means, and its payload."""
         prefix = self._prefix
-        if not by_reference and prefix is not None and value.endswith(b"}"):
+        if not row_wise and prefix is not None and value.endswith(b"}"):
             if value.startswith(prefix):
                 return self._prefixes[prefix], value[len(prefix) : -1]
             for prefix, plan in self._prefixes.items():
                 if value.startswith(prefix):
                     self._prefix = prefix
                     return plan, value[len(prefix) : -1]
-        schema, payload, before = take_apart(value)
+        schema, payload, before = split_envelope(value)
         plan = self._plans.get(schema) or self._remember(schema)
         if before is not None:
             if len(self._prefixes) >= _SCHEMAS:
@@ -169,30 +169,30 @@ class EnvelopeDecoder(Decoder):
         self._prefixes.clear()
         self._prefix = None
 
-    def _remember(self, schema: str) -> _Plan:
+    def _remember(self, schema: str) -> _PayloadReader:
         if len(self._plans) >= _SCHEMAS:
             self._plans.clear()
             self._forget_prefixes()
         self._plans[schema] = plan = self._plan(schema)
         return plan
 
-    def _plan(self, text: str) -> _Plan:
+    def _plan(self, text: str) -> _PayloadReader:
         try:
-            schema = json.loads(text, parse_int=Number, parse_float=Number)
+            schema = json.loads(text, parse_int=NumberText, parse_float=NumberText)
         except ValueError as e:
-            return _Plan(None, f"its schema cannot be read: {e}")
+            return _PayloadReader(None, f"its schema cannot be read: {e}")
         try:
-            carried = carried_columns(self._columns, schema)
-            found: tuple[Filling | None, ...] = ()
+            wire_columns = columns_as_written(self._columns, schema)
+            found: tuple[DefaultFill | None, ...] = ()
             if self._defaults:
-                carried, found = fillings(carried, schema)
+                wire_columns, found = default_fills(wire_columns, schema)
         except BadValue as e:
-            return _Plan(None, e.reason, is_optional(schema))
-        columns = plain_columns(carried) if any(found) else self._columns
-        return _Plan(JsonDecoder(columns, self._few, carried), optional=is_optional(schema), fillings=found)
+            return _PayloadReader(None, e.reason, is_optional(schema))
+        columns = sql_columns(wire_columns) if any(found) else self._columns
+        return _PayloadReader(JsonDecoder(columns, self._few, wire_columns), optional=is_optional(schema), fills=found)
 
 
-def _check_null(plan: _Plan) -> None:
+def _check_null(plan: _PayloadReader) -> None:
     if not plan.optional:
         raise BadValue("its payload is null, and its schema is not optional")
 
@@ -200,13 +200,13 @@ def _check_null(plan: _Plan) -> None:
 def _reason(value: bytes | None, reason: str) -> str:
     """Why a record is bad: what is wrong with its envelope comes first."""
     try:
-        take_apart(value or b"")
+        split_envelope(value or b"")
     except BadValue as e:
         return e.reason
     return reason
 
 
-def take_apart(value: bytes) -> tuple[str, bytes, bytes | None]:
+def split_envelope(value: bytes) -> tuple[str, bytes, bytes | None]:
     """The texts of a record's schema and of its payload; and how it begins, where all between that and a ``}`` is the payload.
 
     :raises BadValue: it is not one object with these two.
@@ -259,7 +259,7 @@ class EnvelopeEncoder(Encoder):
 
     before: str
     columns: tuple[tuple[Column, Kind], ...]
-    precision: Precision
+    precision: TimestampPrecision
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
         """The rows' envelopes."""
@@ -298,12 +298,12 @@ class EnvelopeEncoder(Encoder):
 #
 
 
-class Number(str):
+class NumberText(str):
     """A number of a schema, as it was written: no digit of a default is lost."""
 
 
 @dataclass(frozen=True)
-class Filling:
+class DefaultFill:
     """What stands in for nulls of a value, and of its parts.
 
     :param default: of the value itself, an array of one; None: a null stays one.
@@ -311,7 +311,7 @@ class Filling:
     """
 
     default: pa.Array | None = None
-    parts: tuple[Filling | None, ...] = ()
+    parts: tuple[DefaultFill | None, ...] = ()
 
     def of(self, array: pa.Array, wanted: pa.DataType) -> pa.Array:
         """The values without the nulls that have a default.
@@ -329,16 +329,16 @@ class Filling:
         if pa.types.is_struct(wanted):
             fields = zip(self.parts, array.flatten(), wanted, strict=True)
             return pa.StructArray.from_arrays(
-                [filled(part, values, f.type) for part, values, f in fields], fields=list(wanted), mask=gone
+                [fill_nulls(part, values, f.type) for part, values, f in fields], fields=list(wanted), mask=gone
             )
         (part,) = self.parts
         if pa.types.is_map(wanted):
-            items = filled(part, array.items, wanted.item_type)
+            items = fill_nulls(part, array.items, wanted.item_type)
             return pa.MapArray.from_arrays(_starts(array), array.keys, items, type=wanted)
-        return pa.ListArray.from_arrays(_starts(array), filled(part, array.values, wanted.value_type), type=wanted)
+        return pa.ListArray.from_arrays(_starts(array), fill_nulls(part, array.values, wanted.value_type), type=wanted)
 
 
-def filled(filling: Filling | None, array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def fill_nulls(filling: DefaultFill | None, array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """The values, those that are null by their defaults."""
     return array if filling is None else filling.of(array, wanted)
 
@@ -351,44 +351,44 @@ def _starts(array: pa.Array) -> pa.Array:
     return pc.if_else(gone, pa.scalar(None, pa.int32()), array.offsets)
 
 
-def fillings(columns: Sequence[Column], schema: Any) -> tuple[tuple[Column, ...], tuple[Filling | None, ...]]:
+def default_fills(columns: Sequence[Column], schema: Any) -> tuple[tuple[Column, ...], tuple[DefaultFill | None, ...]]:
     """The columns as a payload may leave them, and what then stands in for their nulls.
 
     :param columns: with what carries them, by the schema.
-    :param schema: the record's, of a struct, in which numbers are :class:`Number`; None says nothing.
+    :param schema: the record's, of a struct, in which numbers are :class:`NumberText`; None says nothing.
     :raises BadValue: a default is none of what its field holds.
     """
     known = named_fields(schema or {})
     lenient, found = [], []
     for column in columns:
         try:
-            data_type, filling = _filling(column.type, known.get(column.name, {}))
+            data_type, filling = _default_fill(column.type, known.get(column.name, {}))
         except BadValue as e:
             raise e.within(f".{column.name}") from None
-        lenient.append(replace(column, type=data_type, nullable=column.nullable or _stands_in(filling)))
+        lenient.append(replace(column, type=data_type, nullable=column.nullable or _has_default(filling)))
         found.append(filling)
     return tuple(lenient), tuple(found)
 
 
-def _filling(data_type: DataType, schema: Mapping[str, Any]) -> tuple[DataType, Filling | None]:
-    parts: tuple[Filling | None, ...] = ()
-    wanted = arrow_type(plain(data_type))
+def _default_fill(data_type: DataType, schema: Mapping[str, Any]) -> tuple[DataType, DefaultFill | None]:
+    parts: tuple[DefaultFill | None, ...] = ()
+    wanted = arrow_type(sql_type(data_type))
     if isinstance(data_type, Struct):
-        fields, parts = fillings(data_type.fields, schema)
+        fields, parts = default_fills(data_type.fields, schema)
         data_type = Struct(fields)
     elif isinstance(data_type, Array):
-        element, part = _filling(data_type.element, schema.get("items") or {})
-        data_type, parts = Array(element, data_type.contains_null or _stands_in(part)), (part,)
+        element, part = _default_fill(data_type.element, schema.get("items") or {})
+        data_type, parts = Array(element, data_type.contains_null or _has_default(part)), (part,)
     elif isinstance(data_type, Map):
-        value, part = _filling(data_type.value, schema.get("values") or {})
-        data_type, parts = Map(data_type.key, value, data_type.value_contains_null or _stands_in(part)), (part,)
-    inner = Filling(parts=parts) if any(parts) else None
+        value, part = _default_fill(data_type.value, schema.get("values") or {})
+        data_type, parts = Map(data_type.key, value, data_type.value_contains_null or _has_default(part)), (part,)
+    inner = DefaultFill(parts=parts) if any(parts) else None
     if schema.get("default") is None:
         return data_type, inner
-    return data_type, Filling(filled(inner, _decoded(data_type, schema["default"]), wanted), parts if inner else ())
+    return data_type, DefaultFill(fill_nulls(inner, _decoded(data_type, schema["default"]), wanted), parts if inner else ())
 
 
-def _stands_in(filling: Filling | None) -> bool:
+def _has_default(filling: DefaultFill | None) -> bool:
     """Whether the value itself is not null any more."""
     return filling is not None and filling.default is not None
 
@@ -400,7 +400,7 @@ def _decoded(data_type: DataType, default: Any) -> pa.Array:
         text = _json({"default": default})
     except RecursionError:
         raise BadValue("its schema's default is nested too deep") from None
-    decoded = JsonDecoder(plain_columns([column]), carried=[column]).decode([text.encode()])
+    decoded = JsonDecoder(sql_columns([column]), wire_columns=[column]).decode([text.encode()])
     if decoded.bad:
         raise BadValue(f"its schema's default does not fit: {decoded.bad[0][1]}")
     return decoded.batch.column(0)
@@ -412,4 +412,4 @@ def _json(value: Any) -> str:
         return "{" + ",".join(f"{json.dumps(name)}:{_json(one)}" for name, one in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_json, value)) + "]"
-    return str(value) if isinstance(value, Number) else json.dumps(value)
+    return str(value) if isinstance(value, NumberText) else json.dumps(value)

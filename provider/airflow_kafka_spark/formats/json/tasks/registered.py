@@ -15,22 +15,28 @@ import pyarrow as pa
 
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.base import Decoded, Decoder
-from airflow_kafka_spark.formats.json.json_schema import Field
-from airflow_kafka_spark.formats.json.logical_types import Carried, plain_columns
+from airflow_kafka_spark.formats.json.json_schema import Property
+from airflow_kafka_spark.formats.json.logical_types import LogicalType, sql_columns
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 from airflow_kafka_spark.formats.registry import HEADER_BYTES, INTEGER_BITS, schema_id_of, unknown_schema_id, wire_header
-from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder, Unfit, as_java, pairs, unscaled
+from airflow_kafka_spark.formats.tasks.row_encoder import (
+    RowEncoder,
+    ValueDoesNotFit,
+    map_items,
+    to_java_big_integer,
+    unscaled_integer,
+)
 from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text
 
-_MAX_TOLD = 300
+_MAX_MESSAGE = 300
 _NONE: Mapping[int, Sequence[Column]] = {}
 
 
 class RegisteredJsonDecoder(Decoder):
     """See :class:`airflow_kafka_spark.formats.json.registered.JsonSchema`.
 
-    :param carried: the columns, with what their values are carried by.
+    :param wire_columns: the columns, with what their values are carried by.
     :param known: the schemas that records may have, by id; None where values are without a header.
     :param unusable: ids whose schema cannot be used, and why.
     :param span: where the schemas are from, as it stands in a sentence.
@@ -40,7 +46,7 @@ class RegisteredJsonDecoder(Decoder):
 
     def __init__(
         self,
-        carried: Sequence[Column],
+        wire_columns: Sequence[Column],
         known: Mapping[int, str],
         unusable: Mapping[int, str],
         span: str,
@@ -48,11 +54,11 @@ class RegisteredJsonDecoder(Decoder):
         checks: bool,
         others: Mapping[int, Sequence[Column]] = _NONE,
     ) -> None:
-        self._given = (tuple(carried), dict(known), dict(unusable), span, framed, checks, dict(others))
+        self._given = (tuple(wire_columns), dict(known), dict(unusable), span, framed, checks, dict(others))
         self._known, self._unusable, self._span, self._framed, self._checks = known, unusable, span, framed, checks
-        self._json = JsonDecoder(plain_columns(carried), carried=carried)
-        self._others = {wire_header(n): JsonDecoder(plain_columns(columns), carried=columns) for n, columns in others.items()}
-        self._heads: set[bytes] = set()
+        self._json = JsonDecoder(sql_columns(wire_columns), wire_columns=wire_columns)
+        self._others = {wire_header(n): JsonDecoder(sql_columns(columns), wire_columns=columns) for n, columns in others.items()}
+        self._known_headers: set[bytes] = set()
         self._validators: dict[int, Callable[[bytes], str]] = {}
 
     def __reduce__(self) -> tuple[type[RegisteredJsonDecoder], tuple[Any, ...]]:
@@ -86,7 +92,7 @@ class RegisteredJsonDecoder(Decoder):
 
     def _texts(self, values: Sequence[bytes | None], bad: dict[int, str]) -> list[bytes | None]:
         """What is behind the headers; None where that is not known."""
-        heads, found = self._heads, list[bytes | None]()
+        heads, found = self._known_headers, list[bytes | None]()
         for at, value in enumerate(values):
             if value is not None and value[:HEADER_BYTES] not in heads:
                 try:
@@ -101,7 +107,7 @@ class RegisteredJsonDecoder(Decoder):
         number = schema_id_of(value)
         if number not in self._known:
             raise BadValue(unknown_schema_id(number, self._span, self._unusable))
-        self._heads.add(value[:HEADER_BYTES])
+        self._known_headers.add(value[:HEADER_BYTES])
 
     def _checked(
         self, decoded: Decoded, values: Sequence[bytes | None], texts: Sequence[bytes | None], bad: dict[int, str]
@@ -138,11 +144,11 @@ def _validator(schema: Mapping[str, Any]) -> Callable[[bytes], str]:
         try:
             error = best_match(validator.iter_errors(json.loads(text)))
         except Exception as e:  # noqa: BLE001 - what a schema's patterns and references do with a value is not ours
-            return f"it cannot be checked by its schema: {type(e).__name__}: {str(e)[:_MAX_TOLD]}"
+            return f"it cannot be checked by its schema: {type(e).__name__}: {str(e)[:_MAX_MESSAGE]}"
         if error is None:
             return ""
         place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path).lstrip(".")
-        return (f"column `{place}`: " if place else "") + f"the schema refuses it: {error.message[:_MAX_TOLD]}"
+        return (f"column `{place}`: " if place else "") + f"the schema refuses it: {error.message[:_MAX_MESSAGE]}"
 
     return wrong
 
@@ -152,7 +158,7 @@ def _validator(schema: Mapping[str, Any]) -> Callable[[bytes], str]:
 
 
 _MOST_NANOS = ((1 << 63) - 1) // 1000
-_Text = Callable[[Any], str]
+_Write = Callable[[Any], str]
 """The JSON of a value; raises ValueError."""
 
 
@@ -164,7 +170,7 @@ class JsonSchemaEncoder(RowEncoder):
     :param header: what stands before each object.
     """
 
-    def __init__(self, fields: Sequence[Field], columns: Sequence[str], header: bytes) -> None:
+    def __init__(self, fields: Sequence[Property], columns: Sequence[str], header: bytes) -> None:
         super().__init__(columns)
         self._given, self._header = tuple(fields), header
         known = {f.name: f for f in fields}
@@ -178,11 +184,11 @@ class JsonSchemaEncoder(RowEncoder):
         try:
             return self._header + self._object(row).encode()
         except UnicodeEncodeError as e:
-            raise Unfit(f"no UTF-8: {e}") from None
+            raise ValueDoesNotFit(f"no UTF-8: {e}") from None
 
 
 def _object(fields: Sequence[Column], path: str) -> Callable[[Mapping[str, Any]], str]:
-    parts = [(f.name, json.dumps(f.name, ensure_ascii=False) + ":", _text(f.type, f"{path}{f.name}"), f) for f in fields]
+    parts = [(f.name, json.dumps(f.name, ensure_ascii=False) + ":", _writer(f.type, f"{path}{f.name}"), f) for f in fields]
 
     def text(row: Mapping[str, Any]) -> str:
         found = []
@@ -192,27 +198,27 @@ def _object(fields: Sequence[Column], path: str) -> Callable[[Mapping[str, Any]]
                 try:
                     found.append(begin + write(value))
                 except ValueError as e:
-                    raise Unfit.of(f"{path}{name}", e) from None
+                    raise ValueDoesNotFit.of(f"{path}{name}", e) from None
             elif getattr(field, "null", field.nullable):
                 found.append(begin + "null")
             elif not field.nullable:
-                raise Unfit.of(f"{path}{name}", "it is null, and the schema requires it")
+                raise ValueDoesNotFit.of(f"{path}{name}", "it is null, and the schema requires it")
         return "{" + ",".join(found) + "}"
 
     return text
 
 
-def _text(data_type: DataType, path: str) -> _Text:
+def _writer(data_type: DataType, path: str) -> _Write:
     if isinstance(data_type, Struct):
         return _object(data_type.fields, f"{path}.")
     if isinstance(data_type, Array):
-        write = _or_null(_text(data_type.element, f"{path}[]"), data_type.contains_null)
+        write = _or_null(_writer(data_type.element, f"{path}[]"), data_type.contains_null)
         return lambda found: "[" + ",".join(map(write, found)) + "]"
     if isinstance(data_type, Map):
-        of_map = _or_null(_text(data_type.value, f"{path}[]"), data_type.value_contains_null)
-        return lambda found: "{" + ",".join(f"{_string(key)}:{of_map(value)}" for key, value in pairs(found)) + "}"
-    if isinstance(data_type, Carried):
-        return _CARRIED[data_type.unit](data_type)
+        of_map = _or_null(_writer(data_type.value, f"{path}[]"), data_type.value_contains_null)
+        return lambda found: "{" + ",".join(f"{_string(key)}:{of_map(value)}" for key, value in map_items(found)) + "}"
+    if isinstance(data_type, LogicalType):
+        return _LOGICAL_WRITERS[data_type.unit](data_type)
     if isinstance(data_type, types.Decimal):
         wanted = data_type
         return lambda value: _number(Decimal(value), wanted)
@@ -221,10 +227,10 @@ def _text(data_type: DataType, path: str) -> _Text:
     if data_type.name in INTEGER_BITS:
         limit = 1 << (INTEGER_BITS[data_type.name] - 1)
         return lambda value: _integer(value, limit)
-    return _SCALARS[data_type.name]
+    return _SCALAR_WRITERS[data_type.name]
 
 
-def _or_null(write: _Text, nullable: bool) -> _Text:
+def _or_null(write: _Write, nullable: bool) -> _Write:
     def text(value: Any) -> str:
         if value is None and not nullable:
             raise ValueError("it holds a null, and the schema has none there")
@@ -255,7 +261,7 @@ def _float(value: float) -> str:
 
 
 def _number(value: Decimal, wanted: types.Decimal) -> str:
-    unscaled(value, wanted)
+    unscaled_integer(value, wanted)
     return format(value, "f")
 
 
@@ -275,7 +281,7 @@ def _clock(value: int, zone: str) -> str:
     return f'"{np.datetime64(value, "us")}{zone}"'
 
 
-def _days(_: Carried) -> _Text:
+def _days(_: LogicalType) -> _Write:
     def text(value: int) -> str:
         _day(value)
         return str(value)
@@ -283,7 +289,7 @@ def _days(_: Carried) -> _Text:
     return text
 
 
-def _millis(_: Carried) -> _Text:
+def _millis(_: LogicalType) -> _Write:
     def text(value: int) -> str:
         _clock(value, "")
         if value % 1000:
@@ -293,7 +299,7 @@ def _millis(_: Carried) -> _Text:
     return text
 
 
-def _micros(_: Carried) -> _Text:
+def _micros(_: LogicalType) -> _Write:
     def text(value: int) -> str:
         _clock(value, "")
         return str(value)
@@ -301,7 +307,7 @@ def _micros(_: Carried) -> _Text:
     return text
 
 
-def _nanos(_: Carried) -> _Text:
+def _nanos(_: LogicalType) -> _Write:
     def text(value: int) -> str:
         if abs(value) > _MOST_NANOS:
             raise ValueError(f"found {value} µs after 1970, expected a time in the years 1678 to 2261: nanoseconds are 64 bits")
@@ -310,20 +316,20 @@ def _nanos(_: Carried) -> _Text:
     return text
 
 
-def _unscaled(kind: Carried) -> _Text:
+def _unscaled(kind: LogicalType) -> _Write:
     assert isinstance(kind.of, types.Decimal)
     sent = types.Decimal(kind.of.precision, kind.scale)
-    return lambda value: _base64(as_java(unscaled(Decimal(value), sent)))
+    return lambda value: _base64(to_java_big_integer(unscaled_integer(Decimal(value), sent)))
 
 
-_CARRIED: Mapping[str, Callable[[Carried], _Text]] = {
+_LOGICAL_WRITERS: Mapping[str, Callable[[LogicalType], _Write]] = {
     "days": _days,
     "millis": _millis,
     "micros": _micros,
     "nanos": _nanos,
     "unscaled": _unscaled,
 }
-_SCALARS: Mapping[str, _Text] = {
+_SCALAR_WRITERS: Mapping[str, _Write] = {
     "float": _float,
     "double": _double,
     "boolean": lambda value: "true" if value else "false",

@@ -1,6 +1,6 @@
 """What a JSON record means: the reference that the fast path of :mod:`.json.tasks.decode` has to agree with.
 
-Plain Python, no Arrow. :class:`Reference` turns the bytes of one record into one Python value per column, in the form that
+Plain Python, no Arrow. :class:`JsonRowReader` turns the bytes of one record into one Python value per column, in the form that
 ``pyarrow.array(values, type)`` takes, or raises :class:`.BadValue` with the reason. The table of meanings is in :class:`.Json`.
 """
 
@@ -13,7 +13,7 @@ from itertools import accumulate
 from json.decoder import JSONDecodeError, JSONDecoder, scanstring  # type: ignore[attr-defined]
 from typing import Any
 
-from airflow_kafka_spark.formats.json.logical_types import VARIABLE, Carried
+from airflow_kafka_spark.formats.json.logical_types import VARIABLE_SCALE_DECIMAL, LogicalType
 from airflow_kafka_spark.formats.text import (
     MAX_DATE,
     MAX_MICRO,
@@ -37,7 +37,7 @@ MAX_NESTING = 500
 """Objects and arrays may be nested this deep, also in fields that are not read."""
 
 
-Reader = Callable[[str, int], tuple[Any, int]]
+JsonReader = Callable[[str, int], tuple[Any, int]]
 """Reads the value that begins at an index; returns it with the index after it."""
 
 
@@ -48,7 +48,7 @@ match_integer = re.compile(r"-?(?:0|[1-9][0-9]*)(?![.eE0-9])").match
 _strings = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 _all_but_brackets = bytes(set(range(256)) - set(b"[]{}"))
 _steps = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_scan_once: Reader = JSONDecoder(parse_float=str, parse_int=str, strict=True).scan_once  # type: ignore[attr-defined]
+_scan_once: JsonReader = JSONDecoder(parse_float=str, parse_int=str, strict=True).scan_once  # type: ignore[attr-defined]
 
 
 def too_deep(value: bytes) -> bool:
@@ -136,7 +136,7 @@ def check_unicode(text: str) -> None:
         raise BadValue(f"found the lone surrogate {ascii(text[e.start])}, which is no character") from None
 
 
-def text_reader(data_type: Text) -> Reader:
+def text_reader(data_type: Text) -> JsonReader:
     limit = data_type.max_length
 
     def read(text: str, i: int) -> tuple[Any, int]:
@@ -154,7 +154,7 @@ def text_reader(data_type: Text) -> Reader:
     return read
 
 
-def _integer_reader(name: str, bits: int) -> Reader:
+def _integer_reader(name: str, bits: int) -> JsonReader:
     low, high = -(1 << bits - 1), (1 << bits - 1) - 1
 
     def read(text: str, i: int) -> tuple[Any, int]:
@@ -170,7 +170,7 @@ def _integer_reader(name: str, bits: int) -> Reader:
     return read
 
 
-def decimal_reader(data_type: Decimal) -> Reader:
+def decimal_reader(data_type: Decimal) -> JsonReader:
     def read(text: str, i: int) -> tuple[Any, int]:
         if text[i] == '"':
             found, end = read_string(text, i)
@@ -185,7 +185,7 @@ def decimal_reader(data_type: Decimal) -> Reader:
     return read
 
 
-def _float_reader(name: str, single: bool) -> Reader:
+def _float_reader(name: str, single: bool) -> JsonReader:
     def read(text: str, i: int) -> tuple[Any, int]:
         if text[i] == '"':
             found, end = read_string(text, i)
@@ -232,7 +232,7 @@ def _wall_clock(text: str, i: int) -> tuple[Any, int]:
     return micros(found, "timestamp_ntz", zoned=False), end
 
 
-PRIMITIVES: dict[str, Reader] = {
+PRIMITIVES: dict[str, JsonReader] = {
     "tinyint": _integer_reader("tinyint", 8),
     "smallint": _integer_reader("smallint", 16),
     "int": _integer_reader("int", 32),
@@ -246,14 +246,14 @@ PRIMITIVES: dict[str, Reader] = {
 }
 
 
-class Reference:
+class JsonRowReader:
     """Reads records of one schema.
 
     :param columns: the schema.
     """
 
     def __init__(self, columns: Sequence[Column]) -> None:
-        self.epochs: list[bool] = []
+        self.as_numbers: list[bool] = []
         """Of each ``timestamp`` and each value that is carried, in order, whether the last was a number: so will be the next."""
         self._names = [c.name for c in columns]
         self._read = self._object(columns)
@@ -283,7 +283,7 @@ class Reference:
 
     # --- values of any type ------------------------------------------------------------------------------------------
 
-    def _value(self, data_type: DataType, nullable: bool) -> Reader:
+    def _value(self, data_type: DataType, nullable: bool) -> JsonReader:
         """Reads a value that may be null."""
         read = self._typed(data_type)
 
@@ -296,7 +296,7 @@ class Reference:
 
         return value
 
-    def _typed(self, data_type: DataType) -> Reader:
+    def _typed(self, data_type: DataType) -> JsonReader:
         if isinstance(data_type, Struct):
             return self._object(data_type.fields)
         if isinstance(data_type, Array):
@@ -307,27 +307,27 @@ class Reference:
             return text_reader(data_type)
         if isinstance(data_type, Decimal):
             return decimal_reader(data_type)
-        if isinstance(data_type, Carried):
-            return self._carried(data_type)
+        if isinstance(data_type, LogicalType):
+            return self._wire_columns(data_type)
         if data_type.name == "timestamp":
             return self._instant()
         return PRIMITIVES[data_type.name]
 
-    def _carried(self, kind: Carried) -> Reader:
-        read = carried_reader(kind, self._expected())
+    def _wire_columns(self, kind: LogicalType) -> JsonReader:
+        read = logical_reader(kind, self._expected())
         if kind.unit not in ("unscaled", "variable"):
             return read
-        read_parts = self._object(VARIABLE)
+        read_parts = self._object(VARIABLE_SCALE_DECIMAL)
 
         def decimal(text: str, i: int) -> tuple[Any, int]:
             if text[i] != "{":
                 return read(text, i)
             parts, end = read_parts(text, i)
-            return variable(parts["value"], parts["scale"], kind), end
+            return variable_scale_decimal(parts["value"], parts["scale"], kind), end
 
         return decimal
 
-    def _object(self, columns: Sequence[Column]) -> Reader:
+    def _object(self, columns: Sequence[Column]) -> JsonReader:
         readers = {c.name: self._value(c.type, c.nullable) for c in columns}
         required = {c.name: c.type for c in columns if not c.nullable}
         blank = dict.fromkeys(readers)
@@ -357,7 +357,7 @@ class Reference:
 
         return read
 
-    def _array(self, data_type: Array) -> Reader:
+    def _array(self, data_type: Array) -> JsonReader:
         read_element = self._value(data_type.element, data_type.contains_null)
 
         def read(text: str, i: int) -> tuple[Any, int]:
@@ -376,7 +376,7 @@ class Reference:
 
         return read
 
-    def _map(self, data_type: Map) -> Reader:
+    def _map(self, data_type: Map) -> JsonReader:
         read_value = self._value(data_type.value, data_type.value_contains_null)
 
         def read(text: str, i: int) -> tuple[Any, int]:
@@ -400,15 +400,15 @@ class Reference:
 
     def _expected(self) -> Callable[[bool], None]:
         """What notes whether a value came as a number."""
-        index = len(self.epochs)
-        self.epochs.append(False)
+        index = len(self.as_numbers)
+        self.as_numbers.append(False)
 
         def seen(number: bool) -> None:
-            self.epochs[index] = number
+            self.as_numbers[index] = number
 
         return seen
 
-    def _instant(self) -> Reader:
+    def _instant(self) -> JsonReader:
         seen = self._expected()
 
         def read(text: str, i: int) -> tuple[Any, int]:
@@ -431,7 +431,7 @@ class Reference:
 _LARGEST_SCALE = 1000
 
 
-def carried_reader(kind: Carried, seen: Callable[[bool], None]) -> Reader:
+def logical_reader(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReader:
     """Reads one value.
 
     :param seen: told whether it came as a number.
@@ -455,7 +455,7 @@ def carried_reader(kind: Carried, seen: Callable[[bool], None]) -> Reader:
     return read
 
 
-def _instant_text(name: str) -> Reader:
+def _instant_text(name: str) -> JsonReader:
     def read(text: str, i: int) -> tuple[Any, int]:
         found, end = read_string(text, i)
         return micros(found, name, zoned=name == "timestamp"), end
@@ -463,7 +463,7 @@ def _instant_text(name: str) -> Reader:
     return read
 
 
-def _iso_text(name: str) -> Reader:
+def _iso_text(name: str) -> JsonReader:
     """What Debezium makes of dates and wall clocks with ``time.precision.mode=isostring``: as if they were in UTC."""
 
     def read(text: str, i: int) -> tuple[Any, int]:
@@ -475,7 +475,7 @@ def _iso_text(name: str) -> Reader:
     return read
 
 
-def _from_number(kind: Carried) -> Callable[[str], int]:
+def _from_number(kind: LogicalType) -> Callable[[str], int]:
     if kind.unit in ("text", "iso"):
         return int
     times, per = (1, 1) if kind.unit == "days" else kind.factor
@@ -493,9 +493,9 @@ def _from_number(kind: Carried) -> Callable[[str], int]:
     return convert
 
 
-def _unscaled(kind: Carried, seen: Callable[[bool], None]) -> Reader:
+def _unscaled(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReader:
     assert isinstance(kind.of, Decimal)
-    as_number, convert = decimal_reader(kind.of), unscaled(kind)
+    as_number, convert = decimal_reader(kind.of), unscaled_reader(kind)
 
     def read(text: str, i: int) -> tuple[Any, int]:
         if text[i] != '"':
@@ -508,7 +508,7 @@ def _unscaled(kind: Carried, seen: Callable[[bool], None]) -> Reader:
     return read
 
 
-def unscaled(kind: Carried) -> Callable[[str], decimal.Decimal]:
+def unscaled_reader(kind: LogicalType) -> Callable[[str], decimal.Decimal]:
     """From base64 of a big-endian two's complement, Connect's Decimal, to the column's decimal."""
     assert isinstance(kind.of, Decimal)
     wanted, scale = kind.of, kind.scale
@@ -523,7 +523,7 @@ def unscaled(kind: Carried) -> Callable[[str], decimal.Decimal]:
     return convert
 
 
-def variable(data: bytes, scale: int, kind: Carried) -> decimal.Decimal:
+def variable_scale_decimal(data: bytes, scale: int, kind: LogicalType) -> decimal.Decimal:
     """The column's decimal of a VariableScaleDecimal.
 
     :param data: the unscaled value, in big-endian two's complement.

@@ -20,10 +20,10 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.protobuf.layout import Node
+from airflow_kafka_spark.formats.protobuf.layout import FieldLayout
 from airflow_kafka_spark.formats.protobuf.schema import pool_of
 from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of, unknown_schema_id
-from airflow_kafka_spark.formats.tasks.batch_decoder import DividingDecoder, Pieces
+from airflow_kafka_spark.formats.tasks.batch_decoder import BatchDecoder, DecodedPart
 from airflow_kafka_spark.formats.text import MAX_SECOND, MIN_SECOND, BadValue
 from airflow_kafka_spark.formats.types import Struct, arrow_schema, arrow_type
 
@@ -36,7 +36,7 @@ _ONE_PATH = b"\0"
 _NO_VALUES: Mapping[int, str] = {}
 
 
-class ProtobufDecoder(DividingDecoder):
+class ProtobufDecoder(BatchDecoder):
     """See :class:`airflow_kafka_spark.formats.protobuf.format.Protobuf`.
 
     :param files: the descriptor set of the reader's message.
@@ -50,7 +50,7 @@ class ProtobufDecoder(DividingDecoder):
     def __init__(
         self,
         files: bytes,
-        layout: Node,
+        layout: FieldLayout,
         writers: Writers | None = None,
         unusable: Mapping[int, str] = _NO_VALUES,
         known: str = "",
@@ -63,20 +63,20 @@ class ProtobufDecoder(DividingDecoder):
         self._parse: Callable[[bytes], Any] = GetMessageClass(pool.FindMessageTypeByName(layout.full_name)).FromString
         assert isinstance(layout.type, Struct)
         self._columns = _Columns(layout, cut_nanoseconds)
-        self._heads: set[bytes] = set()
+        self._known_headers: set[bytes] = set()
         super().__init__(arrow_schema(layout.type.fields), self._read_value, few=0)
 
     def __reduce__(self) -> tuple[type[ProtobufDecoder], tuple[Any, ...]]:
         return type(self), (self._files, self._layout, self._writers, self._unusable, self._known, self._cut)
 
-    def _by_arrow(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
+    def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
         try:
             return self._batch(records)
         except (BadValue, pa.ArrowException, OverflowError):
             return None
 
     def _batch(self, records: Sequence[bytes]) -> pa.RecordBatch:
-        parse, heads, payload = self._parse, self._heads, self._payload
+        parse, heads, payload = self._parse, self._known_headers, self._payload
         try:
             if self._writers is None:
                 messages = [parse(r) for r in records]
@@ -103,14 +103,14 @@ class ProtobufDecoder(DividingDecoder):
         if wrong:
             raise BadValue(f"found schema id {number}: {wrong}")
         if record[HEADER_BYTES : HEADER_BYTES + 1] == _ONE_PATH:
-            self._heads.add(record[: HEADER_BYTES + 1])
+            self._known_headers.add(record[: HEADER_BYTES + 1])
         return record[at:]
 
-    def read_by_reference(self, records: Sequence[bytes], start: int) -> Pieces:
+    def read_row_wise(self, records: Sequence[bytes], start: int) -> DecodedPart:
         """Record by record; positions are counted from ``start``."""
         pieces: list[pa.RecordBatch] = []
         bad: list[tuple[int, str]] = []
-        self.by_reference += len(records)
+        self.row_wise_count += len(records)
         for at, record in enumerate(records, start):
             try:
                 pieces.append(self._batch([record]))
@@ -169,7 +169,7 @@ _Convert = Callable[[Sequence[Any]], pa.Array]
 class _Columns:
     """The fields of a message."""
 
-    def __init__(self, message: Node, cut: bool) -> None:
+    def __init__(self, message: FieldLayout, cut: bool) -> None:
         self._numbers = message.numbers
         self._names = {f.name for f in message.fields}
         self._fields = [(f.name, _field(f, cut)) for f in message.fields]
@@ -202,7 +202,7 @@ class _Columns:
                 raise BadValue(f"found {what}, which the schema does not have").within(f".{known.name}")
 
 
-def _field(node: Node, cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
+def _field(node: FieldLayout, cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
     get = attrgetter(node.name)
     if node.many == "map":
         return _map(node, get, cut)
@@ -234,7 +234,7 @@ def _offsets(found: Sequence[Any]) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))]), pa.int32())
 
 
-def _map(node: Node, get: Callable[[Any], Any], cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
+def _map(node: FieldLayout, get: Callable[[Any], Any], cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
     keys, values = (_values(part, cut) for part in node.inner)
     wanted = arrow_type(node.column.type)
 
@@ -250,7 +250,7 @@ def _map(node: Node, get: Callable[[Any], Any], cut: bool) -> Callable[[Sequence
     return maps
 
 
-def _values(node: Node, cut: bool) -> _Convert:
+def _values(node: FieldLayout, cut: bool) -> _Convert:
     wanted = arrow_type(node.type)
     if node.how == "message":
         columns, fields = _Columns(node, cut), list(wanted)

@@ -13,9 +13,15 @@ from google.protobuf.message import EncodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.protobuf.layout import Node
+from airflow_kafka_spark.formats.protobuf.layout import FieldLayout
 from airflow_kafka_spark.formats.protobuf.schema import pool_of
-from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder, Unfit, as_java, pairs, unscaled
+from airflow_kafka_spark.formats.tasks.row_encoder import (
+    RowEncoder,
+    ValueDoesNotFit,
+    map_items,
+    to_java_big_integer,
+    unscaled_integer,
+)
 
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _MIN_DAY, _MAX_DAY = 1 - _EPOCH, datetime.date.max.toordinal() - _EPOCH
@@ -34,7 +40,7 @@ class ProtobufEncoder(RowEncoder):
     :param header: what stands before each message.
     """
 
-    def __init__(self, files: bytes, layout: Node, columns: Sequence[str], header: bytes) -> None:
+    def __init__(self, files: bytes, layout: FieldLayout, columns: Sequence[str], header: bytes) -> None:
         super().__init__(columns)
         self._files, self._layout, self._header = files, layout, header
         self._pool, _ = pool_of(files)
@@ -51,9 +57,9 @@ class ProtobufEncoder(RowEncoder):
             message = self._class(**self._message(row))
             return self._header + bytes(message.SerializeToString(deterministic=True))
         except _UNFIT as e:
-            raise Unfit(str(e)) from None
+            raise ValueDoesNotFit(str(e)) from None
 
-    def _fields(self, nodes: Sequence[Node], path: str = "") -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    def _fields(self, nodes: Sequence[FieldLayout], path: str = "") -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         setters = [(node.name, self._field(node, f"{path}{node.name}"), node.nullable, f"{path}{node.name}") for node in nodes]
         names = {node.name for node in nodes}
         choices = {choice: [n.name for n in nodes if n.choice == choice] for choice in sorted({n.choice for n in nodes} - {""})}
@@ -64,34 +70,34 @@ class ProtobufEncoder(RowEncoder):
                 value = row.get(name)
                 if value is None:
                     if name in row and not nullable:
-                        raise Unfit.of(place, "it is null, and its field has no null")
+                        raise ValueDoesNotFit.of(place, "it is null, and its field has no null")
                     continue
                 try:
                     found[name] = convert(value)
                 except _UNFIT as e:
-                    raise Unfit.of(place, e) from None
+                    raise ValueDoesNotFit.of(place, e) from None
             for choice, members in choices.items():
                 there = [name for name in members if name in found]
                 if len(there) > 1:
-                    raise Unfit.of(
+                    raise ValueDoesNotFit.of(
                         path + there[1], f"it is there beside `{there[0]}`, and of the oneof `{choice}` only one can be"
                     )
             if not row.keys() <= names:
-                raise Unfit.of(f"{path}{min(row.keys() - names)}", "the message has no such field")
+                raise ValueDoesNotFit.of(f"{path}{min(row.keys() - names)}", "the message has no such field")
             return found
 
         return fields
 
-    def _field(self, node: Node, path: str) -> _Set:
+    def _field(self, node: FieldLayout, path: str) -> _Set:
         if node.many == "map":
             keys, values = (self._value(part, path) for part in node.inner)
-            return lambda found: {keys(_there(key)): values(_there(value)) for key, value in pairs(found)}
+            return lambda found: {keys(_there(key)): values(_there(value)) for key, value in map_items(found)}
         convert = self._value(node, path)
         if node.many == "list":
             return lambda found: [convert(_there(value)) for value in found]
         return convert
 
-    def _value(self, node: Node, path: str) -> _Set:
+    def _value(self, node: FieldLayout, path: str) -> _Set:
         if not node.full_name:
             return _scalar(node)
         made = GetMessageClass(self._pool.FindMessageTypeByName(node.full_name))
@@ -111,7 +117,7 @@ class ProtobufEncoder(RowEncoder):
         return lambda value: made(**parts(value))
 
 
-def _scalar(node: Node) -> _Set:
+def _scalar(node: FieldLayout) -> _Set:
     """What is no message: checked by the message's constructor, which is the first to know what fits."""
     if node.how == "enum":
         symbols = {name: number for number, name in node.symbols}
@@ -174,7 +180,11 @@ _PARTS: Mapping[str, Callable[[int], dict[str, int]]] = {"timestamp": _timestamp
 
 
 def _decimal(value: decimal.Decimal, wanted: types.Decimal) -> dict[str, Any]:
-    return {"value": as_java(unscaled(decimal.Decimal(value), wanted)), "precision": wanted.precision, "scale": wanted.scale}
+    return {
+        "value": to_java_big_integer(unscaled_integer(decimal.Decimal(value), wanted)),
+        "precision": wanted.precision,
+        "scale": wanted.scale,
+    }
 
 
 def message_header(prefix: bytes, path: Sequence[int]) -> bytes:
