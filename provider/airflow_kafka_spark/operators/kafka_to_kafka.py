@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import LedgerBehind, Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.formats.ddl import backticked
+from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.operators.publishing import (
     burying,
     check_target,

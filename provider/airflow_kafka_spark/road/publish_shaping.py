@@ -59,7 +59,7 @@ class RowShaping:
         """
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.formats.marks import ERROR, LEFT_OUT, ROUTE
+        from airflow_kafka_spark.formats.internal_columns import ERROR, LEFT_OUT, ROUTE
         from airflow_kafka_spark.road.publish_shaping_worker import GIVEN
         from airflow_kafka_spark.transforms.chaining import routes
 
@@ -113,7 +113,7 @@ class RowShaping:
     def _record_frame(self, rows: DataFrame, more: Mapping[str, Column]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.formats.marks import LEFT_OUT
+        from airflow_kafka_spark.formats.internal_columns import LEFT_OUT
 
         sink = self.sink
         parts: dict[str, Any] = {

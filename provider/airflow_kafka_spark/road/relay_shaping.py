@@ -89,7 +89,7 @@ class Reshaping:
         """
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.formats.marks import END, ERROR, ROUTE
+        from airflow_kafka_spark.formats.internal_columns import END, ERROR, ROUTE
         from airflow_kafka_spark.road.shaping_worker import ABSENT, ORIGINAL
 
         frame, changed = transformed(frame, self.shaping.transforms)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
-from airflow_kafka_spark.formats.marks import ERROR
+from airflow_kafka_spark.formats.internal_columns import ERROR
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues
 from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
 from airflow_kafka_spark.road.shaping_worker import ABSENT, OFFSET, parted

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
-from airflow_kafka_spark.formats.marks import END
+from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
 from airflow_kafka_spark.road.task import add
 from airflow_kafka_spark.sinks.dead_letters_worker import Letters

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.formats.marks import END, ERROR, ROUTE
+from airflow_kafka_spark.formats.internal_columns import END, ERROR, ROUTE
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues, gone, metadata_of, metadata_type
 from airflow_kafka_spark.road.task import Output, add
 from airflow_kafka_spark.sinks.base import Rows

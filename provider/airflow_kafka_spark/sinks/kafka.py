@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.formats.base import Format, Kind, StructEncoder, spark_column
-from airflow_kafka_spark.formats.ddl import columns_of
+from airflow_kafka_spark.formats.types import columns_of
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.windows.binding import Endpoint
 

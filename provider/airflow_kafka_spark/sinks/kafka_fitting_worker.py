@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_kafka_spark.formats.base import StructEncoder
-from airflow_kafka_spark.formats.shown_write_worker import shown
+from airflow_kafka_spark.formats.tasks.text import rows_as_json
 from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA, Envelope, Letters
 from airflow_kafka_spark.sinks.headers_worker import HEADERS
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
@@ -155,7 +155,7 @@ def _texts(keys: pa.Array, values: pa.Array) -> pa.Array:
     if pa.types.is_struct(keys.type):
         known = {name for name, _ in columns}
         columns += [(f.name, keys.field(at)) for at, f in enumerate(keys.type) if f.name not in known]
-    return pa.array(shown(columns), pa.binary())
+    return pa.array(rows_as_json(columns), pa.binary())
 
 
 @dataclass(frozen=True)

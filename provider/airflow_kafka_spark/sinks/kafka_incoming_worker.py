@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import RowsCutOff
-from airflow_kafka_spark.formats.marks import END
+from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.hooks.handover_worker import whole
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import SplitResult

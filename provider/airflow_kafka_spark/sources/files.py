@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.formats.ddl import parse_ddl
+from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import MAX_SPLITS, Frozen, RowSource
 from airflow_kafka_spark.sources.files_cut import (
     File,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
-from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Map, Struct, Text, parse_ddl
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text, parse_ddl
 from airflow_kafka_spark.sources import files_options
 from airflow_kafka_spark.sources.files_options import FORMATS, WITH_SCHEMA
 from airflow_kafka_spark.sources.files_store import LocalStore, Selection, store_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.formats.ddl import Column
+from airflow_kafka_spark.formats.types import Column
 
 FORMATS = ("parquet", "json", "csv", "orc", "text")
 WITH_SCHEMA = ("json", "csv")

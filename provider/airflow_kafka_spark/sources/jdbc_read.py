@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.formats.ddl import backticked
+from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.sources.jdbc_connection import read_database
 from airflow_kafka_spark.sources.jdbc_database import Column, Relation, Session
 from airflow_kafka_spark.sources.jdbc_window import Order, column_of, find, selected
