@@ -13,7 +13,7 @@ from airflow_kafka_spark.formats import Avro, JsonSchema, Protobuf
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.ddl import parse_ddl
 from airflow_kafka_spark.formats.shown_write_worker import shown
-from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
+from airflow_kafka_spark.sinks.kafka.tasks.fitting import Fitting
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER
 
 FIELDS = [{"name": "id", "type": "int"}, {"name": "name", "type": "string"}]

@@ -11,9 +11,10 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
-from airflow_kafka_spark.sinks import FilesSink, dead_letters_worker
-from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, Letters
-from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
+from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.sinks.tasks import dead_letters as dead_letters_worker
+from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, Letters
+from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA as LETTER
 from airflow_kafka_spark.transforms import Cast, Condition, Filter, RecordIsTombstone, Sql
 from tests.support.dead_letters import is_bad, letters, produce_mixed, told
 from tests.support.oracle import same_multiset

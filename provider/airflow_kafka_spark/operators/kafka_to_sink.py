@@ -38,12 +38,12 @@ from airflow_kafka_spark.windows.report import Report, sum_up
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.job import SinkJob
     from airflow_kafka_spark.road.shaping import Shaping
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Shape, SplitWriter
-    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.transforms import Transform
 
 
@@ -183,8 +183,8 @@ class KafkaToSinkOperator(TransformingOperator):
     # --- 4. move, 5. commit ---
 
     def move(self, window: Window, ledger: Ledger) -> Report:
+        from airflow_kafka_spark.bad_records.dead_letters import SetAside, known_to
         from airflow_kafka_spark.road.refused import replaced, with_refused
-        from airflow_kafka_spark.sinks.dead_letters import SetAside, known_to
 
         splits, shape = self.splits(window), self._shape(window.pipeline)
         letters = self._dead_letters(ledger.family_name)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.publish_shaping import RowShaping
     from airflow_kafka_spark.road.publish_worker import ReadAndPublishTask
-    from airflow_kafka_spark.sinks.kafka import KafkaSink
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.sources.base import RowSource
 
 log = logging.getLogger(__name__)
@@ -123,9 +123,9 @@ class PublishJob:
     def _read_by_spark(
         self, session: SparkSession, bounds: Sequence[Mapping[str, Any]], publisher: Publisher | None
     ) -> DataFrame:
-        from airflow_kafka_spark.sinks.kafka import struct_encoders
-        from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
-        from airflow_kafka_spark.sinks.kafka_worker import PublishTask
+        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.tasks.fitting import Fitting
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import PublishTask
 
         rows = self.source.frame(session, bounds)
         if self.shaping is not None:

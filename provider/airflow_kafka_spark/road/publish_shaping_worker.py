@@ -17,9 +17,9 @@ from airflow_kafka_spark.formats.marks import ERROR, LEFT_OUT, ROUTE
 from airflow_kafka_spark.road.relay_bad_worker import sent
 from airflow_kafka_spark.road.relay_shaping_worker import RESERVED
 from airflow_kafka_spark.road.shaping_worker import told_of
-from airflow_kafka_spark.sinks.dead_letters_worker import routed_records
-from airflow_kafka_spark.sinks.kafka_fitting_worker import Misfits, Rows, letters_of, row_place
-from airflow_kafka_spark.sinks.kafka_worker import PublishTask
+from airflow_kafka_spark.sinks.kafka.tasks.fitting import Misfits, Rows, letters_of, row_place
+from airflow_kafka_spark.sinks.kafka.tasks.publish import PublishTask
+from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
 from airflow_kafka_spark.windows.model import TRANSFORMATION, BadRecord
 
 GIVEN = {name: f"__kafka_given_{name}" for name in ("key", "value", "timestamp", "headers")}

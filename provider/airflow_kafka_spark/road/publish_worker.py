@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
-from airflow_kafka_spark.sinks.kafka_worker import Publisher, told
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, told
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.sinks.kafka_encode_worker import RecordEncoder
+    from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
     from airflow_kafka_spark.sources.base import SplitReader
 
 

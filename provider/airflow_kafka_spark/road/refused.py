@@ -29,7 +29,7 @@ def with_refused(
     """
     if not refused:
         return list(results)
-    from airflow_kafka_spark.sinks.dead_letters_worker import joined
+    from airflow_kafka_spark.sinks.tasks.dead_letters import joined
 
     by_split: dict[int, dict[int, BadRecord]] = {}
     for bad in refused:
@@ -64,7 +64,7 @@ def _letters(found: Mapping[int, BadRecord], hook: KafkaHook) -> bytes:
     import pyarrow.compute as pc
 
     from airflow_kafka_spark.road.tolerance import letters_of
-    from airflow_kafka_spark.sinks.dead_letters_worker import Letters
+    from airflow_kafka_spark.sinks.tasks.dead_letters import Letters
     from airflow_kafka_spark.sources.kafka_worker import Reader
 
     first, letters = next(iter(found.values())), Letters()

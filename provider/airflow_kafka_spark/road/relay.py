@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.relay_shaping import Reshaping
     from airflow_kafka_spark.road.tolerance import Tolerance
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Change:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         from airflow_kafka_spark.road.relay_worker import CopyTask, ReadTask, RelayTask
-        from airflow_kafka_spark.sinks.kafka import struct_encoders
-        from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
+        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.tasks.fitting import Fitting
 
         read = ReadTask(splits, self.layout, config, **options)
         if self.is_none or (publisher is None and not self.may_refuse):

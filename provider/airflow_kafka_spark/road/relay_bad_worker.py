@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
-from airflow_kafka_spark.sinks.dead_letters_worker import Letters, joined
-from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting, without
+from airflow_kafka_spark.sinks.kafka.tasks.fitting import Fitting, without
+from airflow_kafka_spark.sinks.tasks.dead_letters import Letters, joined
 from airflow_kafka_spark.sources.kafka_worker import Records
 from airflow_kafka_spark.windows.model import OUTPUT, SAMPLES, BadRecord, Split, SplitResult
 

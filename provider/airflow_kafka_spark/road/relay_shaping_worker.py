@@ -17,9 +17,9 @@ from airflow_kafka_spark.formats.marks import ERROR
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues
 from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
 from airflow_kafka_spark.road.shaping_worker import ABSENT, OFFSET, parted
-from airflow_kafka_spark.sinks.dead_letters_worker import routed_records
-from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
-from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.fitting import Fitting
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
 from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, Split
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
 from airflow_kafka_spark.formats.marks import END
 from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
 from airflow_kafka_spark.road.task import add
-from airflow_kafka_spark.sinks.dead_letters_worker import Letters
-from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
-from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.fitting import Fitting
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.tasks.dead_letters import Letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import BadRecord, Split, SplitResult
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.relay_shaping_worker import Sorting
     from airflow_kafka_spark.road.tolerance import Tolerance
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.sources.kafka_worker import Records
 
 KEY, VALUE, TIMESTAMP, HEADERS, PARTITION, TOMBSTONE = (
@@ -115,7 +115,7 @@ class CopyTask:
     publisher: Publisher | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from airflow_kafka_spark.sinks.kafka_worker import told
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import told
 
         for batch in batches:
             for at in batch.column(0).to_pylist():
@@ -141,7 +141,7 @@ class RelayTask:
     tolerance: Tolerance | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from airflow_kafka_spark.sinks.kafka_worker import partition_id, told
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import partition_id, told
 
         split = self.splits[partition_id()]
         if self.sorting is not None:

@@ -20,10 +20,10 @@ from airflow_kafka_spark.formats.marks import END, ERROR, ROUTE
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues, gone, metadata_of, metadata_type
 from airflow_kafka_spark.road.task import Output, add
 from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.dead_letters_worker import HEADERS as HEADER_LIST
-from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, Letters, joined
-from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
-from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.tasks.dead_letters import HEADERS as HEADER_LIST
+from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, Letters, joined
+from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA as LETTER
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
@@ -184,7 +184,7 @@ class WriteTask:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from airflow_kafka_spark.sinks.kafka_worker import partition_id
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import partition_id
 
         yield self.told(self.splits[partition_id()], Incoming(batches, from_spark=True))
 

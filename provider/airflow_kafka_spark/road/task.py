@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.sinks.dead_letters_worker import Letters
+from airflow_kafka_spark.sinks.tasks.dead_letters import Letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.latency import Times, fitting_width
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, Gap, Split, SplitResult

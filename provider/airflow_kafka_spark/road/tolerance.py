@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.road.columns import Lines
-from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA
+from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA
 from airflow_kafka_spark.windows.model import TASK_PUT, BadRecord, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.dead_letters_worker import Letters
+    from airflow_kafka_spark.sinks.tasks.dead_letters import Letters
     from airflow_kafka_spark.sources.kafka_worker import Records
 
 SENT = "it was sent to the dead letter topic by an earlier attempt at this window"

@@ -1,0 +1,92 @@
+"""The sink's own record of windows: a table beside the target, one row per window, written in the window's transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.hooks.postgres import rows, run
+from airflow_kafka_spark.hooks.postgres_names import Name, literal
+from airflow_kafka_spark.sinks.postgres import sql
+from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
+from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
+from airflow_kafka_spark.windows.model import Applied, Window
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+def exists(connection: psycopg.Connection, table: Name) -> bool:
+    return rows(connection, f"SELECT to_regclass({literal(str(table))}) IS NOT NULL")[0][0]
+
+
+def last_recorded(connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None) -> Applied | None:
+    """The pipeline's window with the highest number, ``but`` left aside."""
+    return _recorded(pipeline, rows(connection, sql.last_window(windows, pipeline, but=but)))
+
+
+def recorded(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:
+    """The row of exactly this window; None for a replay that has not been taken yet.
+
+    :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
+    :raises WindowConflict: a window of this number is there, but of other offsets.
+    """
+    found = _recorded(window.pipeline, rows(connection, sql.window_row(windows, window.pipeline, window.number)))
+    if found is None:
+        return None
+    refuse_other(found, window, str(windows))
+    return found if found.replay >= window.replay else None
+
+
+def claim(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool | None:
+    """Insert the window's row, or for a replay take that of the time before, which only one transaction can.
+
+    :return: True for a new row, False for that of the time before, None where another attempt has taken it.
+    """
+    facts: dict[str, Any] = {
+        "pipeline": window.pipeline,
+        "number": window.number,
+        "ranges": ranges_to_json(window.ranges),
+        "run": window.run,
+        "cluster_id": window.cluster_id,
+        "topic_ids": dict(window.topic_ids),
+        "replay": window.replay,
+    }
+    found = rows(connection, sql.claim_window(windows, facts, target))
+    return bool(found[0][0]) if found else None
+
+
+def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Window) -> None:
+    """:raises WindowConflict: the sink's last window of this pipeline is not the one this window follows.
+    :raises ForeignOffsets: it is of another cluster.
+    """
+    last = last_recorded(connection, windows, window.pipeline, but=window.number)
+    if last is not None and not window.replay:
+        refuse_gap(last, window, str(windows))
+
+
+def written_before(connection: psycopg.Connection, windows: Name, window: Window) -> int:
+    """How many rows the window had written when it was taken the time before."""
+    found = rows(connection, sql.window_row(windows, window.pipeline, window.number))
+    return int(found[0][2]) if found else 0
+
+
+def count(connection: psycopg.Connection, windows: Name, window: Window, written: int, deleted: int, keep: int) -> Applied:
+    """Complete the row in the transaction that claimed it, and remove rows that are too old to be remembered.
+
+    Whatever may still be asked for finds what it needs: an open window follows the newest row, which stays; an attempt or a task
+    that comes late is refused for a newer row as it was for its own.
+    """
+    run(connection, sql.drop_old_windows(windows, window.pipeline, window.number, keep))
+    run(connection, sql.count_window(windows, window.pipeline, window.number, written, deleted))
+    return Applied(
+        window.pipeline, window.number, window.ranges, written, deleted, window.replay, window.cluster_id, window.topic_ids
+    )
+
+
+def _recorded(pipeline: str, found: list[tuple]) -> Applied | None:
+    if not found:
+        return None
+    number, ranges, written, deleted, topic_ids, replay, cluster_id = found[0]
+    # A table of somebody else's making may hold null.
+    ids = (cluster_id or "", topic_ids or {})
+    return Applied(pipeline, number, ranges_from_json(ranges), written, deleted, replay or 0, *ids)

@@ -1,0 +1,289 @@
+"""The driver's side of the PostgreSQL sink: from what tasks have written to a commit whose outcome is certain.
+
+:class:`StagedWindowWriter` merges stages in one transaction that claims the window's row first, so that a reader sees the window
+whole or not at all. :mod:`~airflow_kafka_spark.sinks.postgres.splits` closes a window whose splits have committed themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
+from airflow_kafka_spark.hooks.postgres import run
+from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
+from airflow_kafka_spark.sinks.postgres import sql
+from airflow_kafka_spark.sinks.postgres import windows_table as record
+from airflow_kafka_spark.sinks.postgres.attempt import Attempt, drop_tables
+from airflow_kafka_spark.sinks.postgres.diagnosis import culprit
+from airflow_kafka_spark.sinks.postgres.server import is_refusal
+from airflow_kafka_spark.sinks.postgres.transaction import Transaction
+from airflow_kafka_spark.windows.model import Applied, BadRecord, SplitResult
+
+if TYPE_CHECKING:
+    import psycopg
+    from typing_extensions import Self
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+
+
+class DriverWriter(WindowWriter):
+    """What both writers share: the way from results to a commit whose outcome is certain.
+
+    :ivar stages: whether tasks load stages.
+    """
+
+    def __init__(self, attempt: Attempt, *, stages: bool) -> None:
+        self.attempt = attempt
+        self.transaction = Transaction(attempt)
+        self.stages = stages
+        self.committed = False
+        self._gathered: tuple[int, int] | None = None
+        self._presence: psycopg.Connection | None = None
+
+    @abstractmethod
+    def _found(self) -> Mapping[int, int]:
+        """What tasks have written, by split: rows, as the server has them."""
+
+    def _begin(self) -> bool:
+        """False: another attempt has applied the window."""
+        return self.transaction.begin()
+
+    def _written(self) -> tuple[int, int]:
+        """Rows written and deleted by the tasks themselves."""
+        return 0, 0
+
+    def refused(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
+        """See :meth:`WindowWriter.refused`: staged rows are put into the target, in the transaction that :meth:`commit` commits.
+
+        :raises SinkRejected: more rows are refused than are looked for.
+        """
+        import psycopg
+
+        if not (self.attempt.tolerates and self.stages):
+            return ()
+        try:
+            self._gather(results)
+        except psycopg.Error as error:
+            raise self._explain(error) from self.attempt.server.cause(error)
+        return self.transaction.sieve.records if self.transaction.sieve else ()
+
+    def commit(self, results: Sequence[SplitResult]) -> Applied:
+        """See :meth:`WindowWriter.commit`.
+
+        :raises CountMismatch: reader and sink counted different rows.
+        :raises SinkRejected: a value does not fit, a constraint is violated; nothing of the window is visible.
+        :raises Fenced: a newer attempt took over.
+        """
+        import psycopg
+
+        try:
+            applied = self._apply(results)
+            if applied is not None:
+                faults.reached("sink.in_transaction")
+                self.transaction.session.commit()
+        except psycopg.Error as error:
+            # The answer to COMMIT may be lost, or another attempt may have ended this one: what the sink remembers tells.
+            if not is_refusal(error) and (there := self._look()) is not None:
+                return there
+            raise self._explain(error) from self.attempt.server.cause(error)
+        if applied is not None:
+            self.committed = True
+            faults.reached("sink.committed")
+            return applied
+        if (there := self._look()) is None:
+            raise Fenced(self.attempt.window.pipeline, f"committing window {self.attempt.window.number}")
+        return there
+
+    def _look(self) -> Applied | None:
+        """The window's row, if it is there and the server answers."""
+        self.transaction.close()
+        with suppress(SinkUnavailable):
+            return self._find()
+        return None
+
+    def _find(self) -> Applied | None:
+        """The window's row, in a session of its own, once nobody is about to write it any more."""
+        attempt = self.attempt
+        with attempt.server.session("looking for window", str(attempt.window)) as connection, connection.transaction():
+            run(connection, sql.lock(attempt.lock))
+            return record.recorded(connection, attempt.windows, attempt.window)
+
+    def _check(self, results: Sequence[SplitResult], found: Mapping[int, int]) -> None:
+        """Every split is there, with the rows its task told of, and they are those that were read.
+
+        :param found: rows per split, as the server has them.
+        """
+        expected = {split.index for split in self.attempt.splits}
+        if missing := sorted(expected - found.keys()):
+            detail = f"split {missing[0]} (of {len(missing)}) is not there, as after a crash of the server"
+            raise SinkUnavailable(str(self.attempt.target), f"committing window {self.attempt.window}", detail)
+        told = sum(int(result.token.get("rows", 0)) for result in results)
+        read = sum(result.handed_over for result in results)
+        flushed = sum(found[index] for index in expected)
+        for count in (told, flushed):
+            if count != read:
+                raise CountMismatch(str(self.attempt.window), read, count)
+
+    def _gather(self, results: Sequence[SplitResult]) -> tuple[int, int] | None:
+        """Put staged rows into the target: rows written and deleted, those that tasks have put there among them. None: another
+        attempt has applied the window."""
+        if not self._begin():
+            return None
+        self._check(results, self._found())
+        faults.reached("sink.staged")
+        written, deleted = self._written()
+        more, gone = self.transaction.put_staged() if self.stages else (0, 0)
+        self._gathered = written + more, deleted + gone
+        return self._gathered
+
+    def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
+        """Everything but the commit. None: another attempt has applied the window."""
+        attempt, transaction = self.attempt, self.transaction
+        gathered = self._gathered or self._gather(results)
+        if gathered is None:
+            return None
+        if self.stages:
+            transaction.drop_stages()
+        return record.count(transaction.session, attempt.windows, attempt.window, *gathered, keep=attempt.keep_windows)
+
+    # --- errors ---
+
+    def _explain(self, error: psycopg.Error) -> KafkaSparkError:
+        attempt, window = self.attempt, self.attempt.window
+        self.transaction.close()
+        if not is_refusal(error) and self._is_superseded():
+            return Fenced(window.pipeline, f"committing window {window.number}")
+        found = attempt.server.explain(error, str(window), f"committing window {window}", str(attempt.target))
+        if isinstance(found, SinkRejected) and (column := self._culprit(error)) is not None:
+            return SinkRejected(found.sink, found.window, f"column `{column}`: {found.detail}", found.action)
+        return found
+
+    def _is_superseded(self) -> bool:
+        """Whether a newer attempt cleared this one away."""
+        if self.stages:
+            with (
+                suppress(KafkaSparkError),
+                self.attempt.server.session("looking for the registry of", str(self.attempt.window)) as connection,
+            ):
+                return not record.exists(connection, self.attempt.registry)
+        return False
+
+    def _culprit(self, error: psycopg.Error) -> str | None:
+        return culprit(self.attempt, error) if self.stages else None
+
+    # --- life ---
+
+    def __enter__(self) -> Self:
+        return self
+
+    def stay(self) -> None:
+        """Show that the attempt lives, by a session of its name for as long as it does: its stages are then nobody's litter
+        (:func:`~airflow_kafka_spark.sinks.postgres.attempt.clear_abandoned`).
+
+        :raises SinkUnavailable: the server cannot be reached.
+        """
+        import psycopg
+
+        try:
+            self._presence = self.attempt.server.connect(self.attempt.application_name)
+        except psycopg.Error as error:
+            raise self._explain(error) from self.attempt.server.cause(error)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._presence is not None:
+            with suppress(Exception):
+                self._presence.close()
+        self.transaction.close()
+        if self.committed or not self.stages:
+            return
+        # The tables are unlogged and nobody's: what cannot be dropped now, the next attempt of this pipeline drops.
+        try:
+            with self.attempt.server.session("clearing up", str(self.attempt.window)) as connection:
+                run(connection, "SET lock_timeout = '2s'")
+                drop_tables(connection, self.attempt)
+        except KafkaSparkError as failure:
+            log.info("Stages of window %s are left to the next attempt: %s", self.attempt.window, failure)
+
+    def stage_writer(self) -> SplitWriter:
+        """For tasks that load stages."""
+        from airflow_kafka_spark.sinks.postgres.tasks.load import StageWriter
+
+        return StageWriter(self.attempt.load(), self.attempt.stage_schema, self.attempt.prefix, self.attempt.registry)
+
+
+class StagedWindowWriter(DriverWriter):
+    """One attempt at a window that is applied whole.
+
+    :param overlap: merge stages as they appear, while other splits are still loading: the transaction then begins at once.
+    """
+
+    def __init__(self, attempt: Attempt, *, overlap: bool) -> None:
+        super().__init__(attempt, stages=True)
+        self.overlap = _Overlap(self.transaction) if overlap else None
+
+    def split_writer(self) -> SplitWriter:
+        return self.stage_writer()
+
+    def _begin(self) -> bool:
+        return self.overlap.stop() if self.overlap else super()._begin()
+
+    def _found(self) -> Mapping[int, int]:
+        return {split: count for split, _, count, _ in self.transaction.stages()}
+
+    def __enter__(self) -> Self:
+        if self.overlap:
+            # Its transaction is a session that is there for as long as the attempt can succeed.
+            self.overlap.start()
+        else:
+            self.stay()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.overlap:
+            self.overlap.abandon()
+        super().__exit__(kind, error, trace)
+
+
+class _Overlap(threading.Thread):
+    """Merges stages as tasks register them."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        super().__init__(name="postgres-merge", daemon=True)
+        self._transaction = transaction
+        self._done = threading.Event()
+        self._claimed = False
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._claimed = self._transaction.begin()
+            while self._claimed and not self._done.wait(POLL_SECONDS):
+                self._transaction.append_new()
+        except BaseException as error:  # raised again by stop()
+            self._error = error
+
+    def stop(self) -> bool:
+        """Wait for the stage at hand; the rest is the caller's. False: the window is applied already. Raises what went wrong."""
+        self._done.set()
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._claimed
+
+    def abandon(self) -> None:
+        """Stop, whatever is going on. Never raises."""
+        self._done.set()
+        while self.is_alive():
+            if (connection := self._transaction.connection) is not None:
+                with suppress(Exception):
+                    connection.cancel_safe(timeout=5)
+            self.join(timeout=1)
