@@ -47,7 +47,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-upsert-keeps-lower-offset",
-        path="sinks/postgres/merge.py",
+        path="sinks/postgres/sql.py",
         old='s.{quote(self.offset)} DESC"',
         new='s.{quote(self.offset)}"',
         breaks="Of several records of a key in a window the one with the highest offset wins.",
@@ -71,7 +71,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-split-marker-not-looked-for",
-        path="sinks/postgres/tasks/split.py",
+        path="sinks/postgres/tasks/write.py",
         old="        if (there := self._known(session)) is not None:\n            return there\n        # Its markers",
         new="        # Its markers",
         breaks="A split that has a marker is not written again.",
@@ -79,7 +79,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-split-marker-committed-first",
-        path="sinks/postgres/tasks/split.py",
+        path="sinks/postgres/tasks/write.py",
         old="session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))",
         new="""session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))
         session.commit()""",
@@ -88,7 +88,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-split-late-task-not-refused",
-        path="sinks/postgres/tasks/split.py",
+        path="sinks/postgres/tasks/write.py",
         old="if session.rows(sql.applied_since(self.windows, self.load.pipeline, self.load.number)):",
         new="if self.load.number < 1:",
         breaks="A task of an older window writes nothing after its marker was deleted.",
@@ -178,7 +178,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="publish-old-ledger-believed",
-        path="sinks/kafka/tasks/look.py",
+        path="sinks/kafka/tasks/claimed_window.py",
         old="if next(records, None) == last:",
         new="if next(records, None) is not None:",
         breaks="What a process has read of the ledger counts only as long as its log is the same.",
@@ -186,7 +186,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="publish-since-not-read",
-        path="sinks/kafka/tasks/look.py",
+        path="sinks/kafka/tasks/claimed_window.py",
         old="                self._take(records)\n                return\n",
         new="                return\n",
         breaks="A process that has looked before sees a newer claim.",

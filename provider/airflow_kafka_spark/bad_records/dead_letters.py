@@ -66,7 +66,7 @@ class DeadLetterTopic:
 
         :raises Fenced: a newer attempt has taken over.
         """
-        known = known_to(ledger)
+        known = known_dead_letters(ledger)
         return known.sent(ledger.claimed.window.replay) if known else {}
 
     def send(self, results: Iterable[SplitResult], ledger: Ledger) -> DeadLetters | None:
@@ -79,11 +79,11 @@ class DeadLetterTopic:
         :raises KafkaRefused: the topic does not take one: it is too large, or too old, or a permission is missing.
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
-        return SetAside(self.hook, ledger.family_name, self).send(results, ledger)
+        return SideOutputs(self.hook, ledger.family_name, self).send(results, ledger)
 
 
 @dataclass(frozen=True)
-class SetAside:
+class SideOutputs:
     """All records of a window that do not go to the sink but to topics: dead letters, and what transforms route elsewhere.
 
     Guarantee: one Kafka transaction takes all of them there, and the ledger remembers in it which they were. So what became of a
@@ -234,7 +234,7 @@ class _Parcel:
 
     def refused(self, error: Exception, conn_id: str) -> KafkaRefused | None:
         """What the brokers do not take of it, and what helps; None where it is not about the records."""
-        from airflow_kafka_spark.sinks.kafka.tasks.refused import AFTERWARDS, HELP
+        from airflow_kafka_spark.sinks.kafka.tasks.send import AFTERWARDS, HELP
 
         if isinstance(error, RowRejected):
             code, detail = "MSG_SIZE_TOO_LARGE", error.detail
@@ -261,7 +261,7 @@ class _Parcel:
         return self.letters[name].to_pylist()
 
 
-def known_to(ledger: Ledger) -> DeadLetters | None:
+def known_dead_letters(ledger: Ledger) -> DeadLetters | None:
     """What earlier attempts at the claimed window have sent. Nobody can add to it once this has returned.
 
     :raises Fenced: a newer attempt has taken over.

@@ -199,7 +199,7 @@ class Part:
         """
         from airflow_kafka_spark.road.refused import with_refused
 
-        found = self.writer.refused(self.results) if self.applied is None else ()
+        found = self.writer.refused_records(self.results) if self.applied is None else ()
         refuse(found, self.uri, str(self.window), tolerated=tolerated)
         self.results = with_refused(self.results, found, self.splits, hook)
         letters, where = _put_letters(self.results)

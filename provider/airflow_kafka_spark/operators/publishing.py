@@ -81,12 +81,12 @@ def burying(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLet
     :param letters: where they go, in the transactions of their splits; the topic is created if it is missing. None: they are only
         counted.
     """
-    from airflow_kafka_spark.sinks.kafka.tasks.publish import Burial
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import BadRecordPolicy
 
     if letters is None:
-        return replace(made, burial=Burial())
+        return replace(made, bad_record_policy=BadRecordPolicy())
     made, partitions = _reaching(made, kafka, sink, letters.name, letters.replication_factor)
-    return replace(made, burial=Burial(letters.name, partitions, letters.envelope))
+    return replace(made, bad_record_policy=BadRecordPolicy(letters.name, partitions, letters.envelope))
 
 
 def routing(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iterable[str]) -> Publisher:
@@ -121,9 +121,9 @@ def hold_to_limit(
         return
     counted = job.count() if can_be_bad else []
     errors.accept(window, [*accounts(ledger.published().values()), *counted])
-    assert job.publisher.burial is not None
-    burial = replace(job.publisher.burial, counted={result.index: result.rejected for result in counted})
-    job.publisher = replace(job.publisher, burial=burial)
+    assert job.publisher.bad_record_policy is not None
+    policy = replace(job.publisher.bad_record_policy, counted={result.index: result.rejected for result in counted})
+    job.publisher = replace(job.publisher, bad_record_policy=policy)
 
 
 def accounts(markers: Iterable[Marker]) -> list[SplitResult]:

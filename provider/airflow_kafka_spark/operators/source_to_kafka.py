@@ -309,7 +309,7 @@ class SourceToKafkaOperator(TolerantOperator):
         return RowShaping(tuple(self.transforms), self.sink, reserved) if self.transforms else None
 
     def _publisher(self, window: Window, ledger: Ledger) -> Publisher:
-        from airflow_kafka_spark.sinks.kafka.tasks.fitting import RowEnvelope
+        from airflow_kafka_spark.sinks.kafka.tasks.incoming import RowEnvelope
 
         topics = routes_of(self.transforms).values()
         made = routing(publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)

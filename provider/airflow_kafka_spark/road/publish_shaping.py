@@ -103,10 +103,10 @@ class RowShaping:
         """
         from airflow_kafka_spark.road.publish_shaping_worker import Origin, ShapedTask
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
-        from airflow_kafka_spark.sinks.kafka.tasks.fitting import Fitting
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
         encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer)
-        return ShapedTask(publisher, left, Fitting(encoders), self.reserved, self.origin or Origin())
+        return ShapedTask(publisher, left, KeyValueEncoder(encoders), self.reserved, self.origin or Origin())
 
     # --- a record, as the options make it of a row ---
 

@@ -74,13 +74,13 @@ class Reshaping:
         from airflow_kafka_spark.road.relay_shaping_worker import Sorting
         from airflow_kafka_spark.road.relay_worker import RelayTask
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
-        from airflow_kafka_spark.sinks.kafka.tasks.fitting import Fitting
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
         read = self.shaping.reading(splits, config, **options)
         rows, changed = self._records(numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema)))
         routing = self.routing if "topic" in changed else None
-        fitting = Fitting(struct_encoders(rows, self.value, self.key))
-        sorting = Sorting(self.shaping.null_values, options.get("tolerance"), routing, fitting, self.pipeline)
+        encoder = KeyValueEncoder(struct_encoders(rows, self.value, self.key))
+        sorting = Sorting(self.shaping.null_values, options.get("tolerance"), routing, encoder, self.pipeline)
         return rows.mapInArrow(cast(Any, RelayTask(splits, publisher, sorting)), "result string")
 
     def _records(self, frame: DataFrame) -> tuple[DataFrame, frozenset[str]]:

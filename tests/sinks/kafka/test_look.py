@@ -16,10 +16,10 @@ from confluent_kafka.admin import AdminClient
 from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
 from airflow_kafka_spark.hooks.ledger_topic import LedgerPlace, read_to
-from airflow_kafka_spark.sinks.kafka.tasks import look as kafka_look_worker
+from airflow_kafka_spark.sinks.kafka.tasks import claimed_window as kafka_look_worker
 from airflow_kafka_spark.sinks.kafka.tasks import publish as kafka_worker
+from airflow_kafka_spark.sinks.kafka.tasks.claimed_window import KEPT, ClaimedWindow, look
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
-from airflow_kafka_spark.sinks.kafka.tasks.look import KEPT, ClaimedWindow, look
 from airflow_kafka_spark.windows.memory import (
     Attempt,
     Entry,

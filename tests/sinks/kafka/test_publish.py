@@ -14,11 +14,10 @@ from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCu
 from airflow_kafka_spark.formats.marks import END
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
-from airflow_kafka_spark.hooks.ledger_topic import murmur2 as one_by_one
+from airflow_kafka_spark.hooks.partitioner import partition_of
 from airflow_kafka_spark.road.relay_worker import Filtered
-from airflow_kafka_spark.sinks.kafka.tasks.fitting import Fitting
+from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
-from airflow_kafka_spark.sinks.kafka.tasks.partition import murmur2, partitions_of
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
 from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, Split, Window
 from tests.support.oracle import committed_messages
@@ -139,14 +138,6 @@ def test_keys_are_placed_as_the_java_client_places_them(kafka, publisher, topic,
     assert found == expected and len(set(found.values())) == PARTITIONS
 
 
-def test_murmur2_of_many_keys_is_that_of_each(unique):
-    keys = [unique("k").encode() * n for n in range(200)] + [b"", b"a", b"ab", b"abc", b"abcd", b"x" * 5000]
-    array = pa.array(keys, pa.binary())
-    assert [int(h) & 0x7FFFFFFF for h in murmur2(array)] == [one_by_one(k) for k in keys]
-    assert [int(h) & 0x7FFFFFFF for h in murmur2(array.slice(3, 50))] == [one_by_one(k) for k in keys[3:53]]
-    assert partitions_of(pa.array([None, b"a", None], pa.binary()), 4, turn=6).tolist()[::2] == [2, 2]
-
-
 def test_records_without_a_key_go_round(kafka, publisher, topic):
     publisher.publish(0, Incoming(iter([batch(10, key=pa.nulls(10, pa.binary())) for _ in range(PARTITIONS)])))
     found = records(kafka, topic)
@@ -172,7 +163,7 @@ def test_a_partition_column_decides_and_null_leaves_it_to_the_key(kafka, publish
     publisher.publish(0, Incoming(iter([batch(100, partition=column)])))
     found = {int(m.key()): m.partition() for m in records(kafka, topic)}
     assert [found[n] for n in range(50)] == [n % PARTITIONS for n in range(50)]
-    assert [found[n] for n in range(50, 100)] == [one_by_one(str(n).encode()) % PARTITIONS for n in range(50, 100)]
+    assert [found[n] for n in range(50, 100)] == [partition_of(str(n).encode(), PARTITIONS) for n in range(50, 100)]
 
 
 def test_a_topic_column_decides(kafka, publisher, topic, unique):
@@ -249,4 +240,4 @@ def test_a_split_of_which_nothing_arrives_is_not_published(kafka, publisher, top
     """A filter lets the account pass, so no rows at all are no empty split."""
     split = Split(0, OffsetRange("orders", 0, 0, 100))
     with pytest.raises(RowsCutOff):
-        publisher.publish(0, Filtered(iter([]), split=split, fitting=Fitting({})))
+        publisher.publish(0, Filtered(iter([]), split=split, encoder=KeyValueEncoder({})))

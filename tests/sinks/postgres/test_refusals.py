@@ -15,7 +15,7 @@ import pytest
 from airflow_kafka_spark.errors import SinkRejected
 from airflow_kafka_spark.sinks.base import WindowWriter
 from airflow_kafka_spark.sinks.postgres.sink import PostgresSink
-from airflow_kafka_spark.sinks.postgres.tasks.refusals import refusals
+from airflow_kafka_spark.sinks.postgres.tasks.write import unstorable
 from airflow_kafka_spark.windows.model import Applied, BadRecord, SplitResult
 from tests.sinks.attempt import apply, travelled, write_all, write_split
 from tests.sinks.feed import Job
@@ -34,9 +34,9 @@ def take(sink: PostgresSink, pipeline: Pipeline, *partitions: Sequence[Mapping[s
 
 def finish(writer: WindowWriter, job: Job, results: list[SplitResult]) -> tuple[Applied, list[BadRecord]]:
     """What an operator does once its Spark job is over."""
-    again = {s.index: write_split(travelled(writer.split_writer()), s, job.rows[s.index]) for s in writer.put_off(results)}
+    again = {s.index: write_split(travelled(writer.split_writer()), s, job.rows[s.index]) for s in writer.deferred(results)}
     results = [again.get(result.index, result) for result in results]
-    bad = list(writer.refused(results))
+    bad = list(writer.refused_records(results))
     lost = {result.index: sum(b.partition == result.index for b in bad) for result in results}
     less = [replace(r, rejected=lost[r.index], token={**r.token, "rows": r.token["rows"] - lost[r.index]}) for r in results]
     return writer.commit(less), bad
@@ -117,7 +117,7 @@ def test_a_window_without_refusals_is_taken_as_ever(place: Place):
 
 
 def test_more_refusals_than_are_looked_for_fail_the_window_with_what_the_table_says(place: Place, monkeypatch):
-    from airflow_kafka_spark.sinks.postgres import sieve as postgres_sieve
+    from airflow_kafka_spark.sinks.postgres import transaction as postgres_sieve
 
     monkeypatch.setattr(postgres_sieve, "MOST", 5)
     place.execute("CREATE TABLE t (id bigint, v text CONSTRAINT not_so CHECK (v <> 'bad'), n bigint)")
@@ -192,7 +192,7 @@ def test_no_task_commits_a_split_any_more_of_which_rows_were_refused(place: Plac
     assert not [name for name in place.tables() if name.startswith("airflow_stage")]
 
 
-def test_what_was_put_off_is_forgotten_by_an_attempt_that_does_not_tolerate_it_or_takes_windows_whole(place: Place):
+def test_what_was_deferred_is_forgotten_by_an_attempt_that_does_not_tolerate_it_or_takes_windows_whole(place: Place):
     place.execute("CREATE TABLE t (id bigint, v text CONSTRAINT rule CHECK (v <> 'bad'), n bigint)")
     pipeline = Pipeline(ROW)
     for tolerates, atomic in ((False, "split"), (True, "window")):
@@ -210,7 +210,7 @@ def test_what_was_put_off_is_forgotten_by_an_attempt_that_does_not_tolerate_it_o
     assert place.one("SELECT count(*) FROM t") == 2
 
 
-def test_a_split_is_put_off_only_once_nothing_uses_its_session_any_more(place: Place):
+def test_a_split_is_deferred_only_once_nothing_uses_its_session_any_more(place: Place):
     """In the middle of a COPY, which waits for more rows: to close its session then may crash the process."""
     place.execute("CREATE TABLE t (id bigint, v text, n bigint)")
     job = Pipeline(ROW).job([{"id": i, "v": "x" * 1000, "n": i} for i in range(4000)], batch_rows=500)
@@ -220,9 +220,9 @@ def test_a_split_is_put_off_only_once_nothing_uses_its_session_any_more(place: P
         for rows in job.rows[0][:5]:
             task.write(rows)
         eventually(task.progress.stream._waiting.empty)
-        task.put_off()
+        task.defer()
         assert not [thread for thread in threading.enumerate() if thread.name == "postgres-copy"]
-        assert task.close()["put_off"]
+        assert task.close()["deferred"]
     assert place.one("SELECT count(*) FROM t") == 0
 
 
@@ -237,7 +237,7 @@ def test_what_no_stage_can_hold_is_found_before_it_is_sent():
     days = pa.array([-2_440_589 if i == 4 else -2_440_588 for i in range(9)], pa.int32()).cast(pa.date32())
     stamps = pa.array([-210_866_803_200_000_001 if i == 5 else None for i in range(9)], pa.int64()).cast(schema.field("at").type)
     batch = batch.set_column(3, "day", days).set_column(4, "at", stamps)
-    found = refusals(batch, ["id"])
+    found = unstorable(batch, ["id"])
     assert set(found) == {1, 2, 3, 4, 5}
     assert "NUL" in found[1] and "`tags`" in found[2] and "part of the key" in found[3] and "4714 BC" in found[4]
 
@@ -250,7 +250,7 @@ def test_the_first_day_and_microsecond_that_are_let_through_are_those_of_postgre
     (rows,) = job.rows[0]
     batch = rows.batch.set_column(1, "day", pa.array([-2_440_588], pa.int32()).cast(pa.date32()))
     batch = batch.set_column(2, "at", pa.array([-210_866_803_200_000_000]).cast(pa.timestamp("us")))
-    assert refusals(batch, ()) == {}
+    assert unstorable(batch, ()) == {}
     job.rows[0][0] = replace(rows, batch=batch)  # type: ignore[index]
     apply(place.sink(), job)
     assert place.rows("SELECT day::text, at::text FROM t") == [("4714-11-24 BC", "4714-11-24 00:00:00 BC")]

@@ -161,7 +161,7 @@ def make_below(base: Path, names: Sequence[str]) -> Path:
 
 
 @dataclass(frozen=True)
-class Record:
+class WindowRecord:
     """What ``_window`` holds.
 
     :param applied: what was written.
@@ -202,7 +202,7 @@ class Record:
         )
 
     @classmethod
-    def load(cls, text: str) -> Record:
+    def load(cls, text: str) -> WindowRecord:
         """:raises ValueError: not a record of a window."""
         found = json.loads(text)
         try:

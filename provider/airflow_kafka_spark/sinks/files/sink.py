@@ -21,8 +21,8 @@ from airflow_kafka_spark.sinks.files.layout import (
     RECORD,
     TASKS,
     AttemptLock,
-    Record,
     Staging,
+    WindowRecord,
     exchange,
     flush,
     make_below,
@@ -149,10 +149,10 @@ class FilesWindowWriter(WindowWriter):
             self._lock = AttemptLock(attempt)
 
     def split_writer(self) -> SplitWriter:
-        from airflow_kafka_spark.sinks.files.tasks.write import FilesSplitWriter, Target
+        from airflow_kafka_spark.sinks.files.tasks.write import FilesSplitWriter, FilesTarget
 
         sink, window = self.sink, self.window
-        target = Target(
+        target = FilesTarget(
             sink=sink.uri,
             attempt=str(self.attempt),
             pipeline=window.pipeline,
@@ -195,7 +195,7 @@ class FilesWindowWriter(WindowWriter):
         if newest is not None and not self.window.replay:
             refuse_gap(newest.applied, self.window, str(self.sink.directory))
 
-    def _gather(self, results: Sequence[SplitResult]) -> Record:
+    def _gather(self, results: Sequence[SplitResult]) -> WindowRecord:
         """Move the files of all splits and the record into one directory, and make it durable."""
         publish = self.attempt / PUBLISH
         os.mkdir(publish)
@@ -214,7 +214,7 @@ class FilesWindowWriter(WindowWriter):
             flush(path)
         return record
 
-    def _record(self, rows: int, files: Sequence[Mapping[str, Any]]) -> Record:
+    def _record(self, rows: int, files: Sequence[Mapping[str, Any]]) -> WindowRecord:
         window = self.window
         facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
         applied = Applied(
@@ -228,7 +228,7 @@ class FilesWindowWriter(WindowWriter):
         )
         latest = self.sink.latest_record(window.pipeline)
         columns = together(latest.columns if latest else {}, self.shape.schema)
-        return Record(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), facts, columns)
+        return WindowRecord(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), facts, columns)
 
     def _publish(self) -> None:
         self.sink.directory.mkdir(parents=True, exist_ok=True)

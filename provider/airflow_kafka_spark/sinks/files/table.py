@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.files.layout import RECORD, Record, escape, flush, pipeline_slug, window_directory
+from airflow_kafka_spark.sinks.files.layout import RECORD, WindowRecord, escape, flush, pipeline_slug, window_directory
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.interval import family_of
 from airflow_kafka_spark.windows.model import Window
@@ -81,7 +81,7 @@ class FilesTable:
         """The window's directory, once it is published."""
         return self.directory / window_directory(self.window_column, window)
 
-    def record(self, window: Window) -> Record | None:
+    def record(self, window: Window) -> WindowRecord | None:
         """The whole record of a window, None when it is not published.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
@@ -92,7 +92,7 @@ class FilesTable:
             refuse_other(record.applied, window, str(self.window_path(window)))
         return record
 
-    def newest_record(self, pipeline: str) -> Record | None:
+    def newest_record(self, pipeline: str) -> WindowRecord | None:
         """The record of the newest window of a pipeline."""
         named = re.compile(re.escape(f"{escape(self.window_column)}={pipeline_slug(pipeline)}") + r"-(\d{10,})")
         try:
@@ -104,7 +104,7 @@ class FilesTable:
             raise SinkUnavailable(self.uri, "looking for the last window", str(error)) from error
         return self._read_record(Path(max(found)[1]), pipeline) if found else None
 
-    def latest_record(self, pipeline: str) -> Record | None:
+    def latest_record(self, pipeline: str) -> WindowRecord | None:
         """The record of the window that was published last, of whichever data interval of the pipeline: what comes next has to
         fit beside it.
 
@@ -124,7 +124,7 @@ class FilesTable:
         for _, path in reversed(found):
             # What is no window of ours, or is just being replaced, tells nothing.
             with suppress(OSError, ValueError):
-                record = Record.load((Path(path) / RECORD).read_text(encoding="utf-8"))
+                record = WindowRecord.load((Path(path) / RECORD).read_text(encoding="utf-8"))
                 if family_of(record.applied.pipeline)[0] == family:
                     return record
         return None
@@ -137,9 +137,9 @@ class FilesTable:
         except OSError as error:
             raise SinkUnavailable(self.uri, "making published windows durable", str(error)) from error
 
-    def _read_record(self, directory: Path, pipeline: str) -> Record | None:
+    def _read_record(self, directory: Path, pipeline: str) -> WindowRecord | None:
         try:
-            record = Record.load((directory / RECORD).read_text(encoding="utf-8"))
+            record = WindowRecord.load((directory / RECORD).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             if not os.path.lexists(directory):
                 return None

@@ -16,8 +16,8 @@ from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
 from airflow_kafka_spark.sinks.postgres import evolve as evolution
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.catalog import Table, read_table
-from airflow_kafka_spark.sinks.postgres.merge import Merge, Stage
-from airflow_kafka_spark.sinks.postgres.server import Server, lock_key, pipeline_key
+from airflow_kafka_spark.sinks.postgres.server import SinkServer, lock_key, pipeline_key
+from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
 from airflow_kafka_spark.sinks.postgres.types import StageColumn, copies_directly, created_type, merge_column, stage_column
 from airflow_kafka_spark.sinks.postgres.windows_table import exists, recorded, refuse_conflict
 from airflow_kafka_spark.windows.model import Split, Window
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import psycopg
 
     from airflow_kafka_spark.sinks.base import Shape
-    from airflow_kafka_spark.sinks.postgres.options import PostgresSettings
-    from airflow_kafka_spark.sinks.postgres.tasks.load import Load
+    from airflow_kafka_spark.sinks.postgres.options import PostgresOptions
+    from airflow_kafka_spark.sinks.postgres.tasks.write import Load
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _DROPPED_AT_ONCE = 50
 
 
 @dataclass(frozen=True)
-class Attempt:
+class WindowAttempt:
     """What driver and tasks of one attempt need to know.
 
     :param key: names the pipeline in names of tables and sessions.
@@ -54,7 +54,7 @@ class Attempt:
     :param keep_windows: rows of the sink's record that are kept of the pipeline.
     """
 
-    server: Server
+    server: SinkServer
     window: Window
     splits: tuple[Split, ...]
     target: Name
@@ -92,12 +92,12 @@ class Attempt:
         """Held by whoever applies a window of this pipeline."""
         return lock_key("window", str(self.windows), self.window.pipeline)
 
-    def staged(self) -> Attempt:
-        """The same, where splits that commit by themselves were put off and are staged: each row can be found by its offset."""
+    def staged(self) -> WindowAttempt:
+        """The same, where splits that commit by themselves were deferred and are staged: each row can be found by its offset."""
         return replace(self, merge=replace(self.merge, offset=OFFSET))
 
     def load(self) -> Load:
-        from airflow_kafka_spark.sinks.postgres.tasks.load import Load
+        from airflow_kafka_spark.sinks.postgres.tasks.write import Load
 
         return Load(
             server=self.server,
@@ -112,11 +112,11 @@ class Attempt:
             tombstone=self.merge.tombstone,
         )
 
-    def stage(self, split: int, table: str) -> Stage:
+    def stage(self, split: int, table: str) -> StagedSplit:
         """A registered stage, with the place of its partition among the window's."""
         r = next(s.range for s in self.splits if s.index == split)
         partitions = sorted({s.range.topic_partition for s in self.splits})
-        return Stage(str(Name(self.stage_schema, table)), r.topic, r.partition, partitions.index(r.topic_partition))
+        return StagedSplit(str(Name(self.stage_schema, table)), r.topic, r.partition, partitions.index(r.topic_partition))
 
 
 def application_name(key: str) -> str:
@@ -127,7 +127,7 @@ def stage_prefix(key: str) -> str:
     return f"{STAGES}{key}_"
 
 
-def prepare(sink: PostgresSettings, window: Window, splits: Sequence[Split], shape: Shape) -> Attempt:
+def prepare(sink: PostgresOptions, window: Window, splits: Sequence[Split], shape: Shape) -> WindowAttempt:
     """End earlier attempts, clear what they left, make the tables that are missing, and look up the target.
 
     :raises WindowConflict: the window cannot follow the sink's last one.
@@ -159,7 +159,7 @@ def prepare(sink: PostgresSettings, window: Window, splits: Sequence[Split], sha
         if target is None:
             raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")
         columns, merge, direct = _plan(sink, target, shape, window)
-        attempt = Attempt(
+        attempt = WindowAttempt(
             server, window, tuple(splits), name, windows, markers, stage_schema, key, token, columns, merge, direct,
             tolerates=shape.tolerates, keep_windows=sink.keep_windows,
         )  # fmt: skip
@@ -240,7 +240,7 @@ def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> 
 
 def _take_over(
     connection: psycopg.Connection,
-    sink: PostgresSettings,
+    sink: PostgresOptions,
     markers: Name,
     window: Window,
     key: str,
@@ -271,7 +271,7 @@ def _take_over(
             _end_sessions(connection, key, deadline)
 
 
-def drop_tables(connection: psycopg.Connection, attempt: Attempt) -> None:
+def drop_tables(connection: psycopg.Connection, attempt: WindowAttempt) -> None:
     """Everything of one attempt."""
     while left := rows(connection, sql.tables_like(attempt.stage_schema, f"{attempt.prefix}_")):
         run(connection, sql.drop(Name(attempt.stage_schema, row[0]) for row in left[:_DROPPED_AT_ONCE]))
@@ -281,7 +281,7 @@ def drop_tables(connection: psycopg.Connection, attempt: Attempt) -> None:
 
 
 def _create_missing(
-    connection: psycopg.Connection, sink: PostgresSettings, name: Name, windows: Name, markers: Name, shape: Shape
+    connection: psycopg.Connection, sink: PostgresOptions, name: Name, windows: Name, markers: Name, shape: Shape
 ) -> None:
     statements = {windows: sql.create_windows(windows)}
     if sink.atomic == "split":
@@ -300,7 +300,7 @@ def _create_missing(
         run(connection, sql.add_replay(windows))
 
 
-def creation(sink: PostgresSettings, name: Name, shape: Shape) -> str:
+def creation(sink: PostgresOptions, name: Name, shape: Shape) -> str:
     """The statement of `auto_create`."""
     columns = [(f.name, created_type(stage_column(f.name, f.type))) for f in shape.schema]
     if sink.offset_columns:
@@ -314,7 +314,7 @@ def creation(sink: PostgresSettings, name: Name, shape: Shape) -> str:
 # --- from the rows' columns to the target's ------------------------------------------------------------------------------
 
 
-def _plan(sink: PostgresSettings, target: Table, shape: Shape, window: Window) -> tuple[tuple[StageColumn, ...], Merge, bool]:
+def _plan(sink: PostgresOptions, target: Table, shape: Shape, window: Window) -> tuple[tuple[StageColumn, ...], Merge, bool]:
     columns = tuple(stage_column(f.name, f.type) for f in shape.schema)
     evolution.refuse_misfits(target, columns, str(window))
     given = {c.name for c in columns}
@@ -353,7 +353,7 @@ def _refuse_open_markers(
     if window.moved or not exists(connection, markers):
         return
     for number, *place in rows(connection, sql.open_markers(markers, windows, window.pipeline, window.number)):
-        there = sql.Marker(*place)
+        there = sql.SplitRow(*place)
         for r in (split.range for split in splits):
             if there[:2] == r.topic_partition and there.start < r.end and r.start < there.end:
                 found = f"{there.text} is in the table already, a split of window #{number}, which is not complete"
@@ -362,7 +362,7 @@ def _refuse_open_markers(
 
 def _compare_markers(
     connection: psycopg.Connection,
-    sink: PostgresSettings,
+    sink: PostgresOptions,
     markers: Name,
     window: Window,
     splits: Sequence[Split],
@@ -370,20 +370,20 @@ def _compare_markers(
     tolerates: bool,
 ) -> None:
     """An earlier attempt may have written splits of this window already: then this one has to go on as that one began. What it
-    has put off is not written: where this one does not go on like that, it is forgotten.
+    has deferred is not written: where this one does not go on like that, it is forgotten.
 
     :raises SinkRejected: it would not.
     """
     if not exists(connection, markers):
         return
-    found = [sql.Marker(*row) for row in rows(connection, sql.markers(markers, window.pipeline, window.number))]
-    known = [marker for marker in found if not marker.put_off]
+    found = [sql.SplitRow(*row) for row in rows(connection, sql.markers(markers, window.pipeline, window.number))]
+    known = [marker for marker in found if not marker.is_deferred]
     there = f"{len(known)} of its splits are in the table already, each committed on its own by an earlier attempt"
     if known and sink.atomic != "split":
         raise SinkRejected(sink.table, str(window), there, 'Keep `atomic="split"` until this window is complete')
     cut = {(s.range.topic, s.range.partition, s.range.start, s.range.end) for s in splits} if sink.atomic == "split" else set()
-    if not tolerates or any(marker.put_off and marker[:4] not in cut for marker in found):
-        run(connection, sql.drop_put_off(markers, window.pipeline, window.number))
+    if not tolerates or any(marker.is_deferred and marker[:4] not in cut for marker in found):
+        run(connection, sql.drop_deferred(markers, window.pipeline, window.number))
     topics = {s.range.topic for s in splits}
     other = [m for m in known if m.topic in topics and m[:4] not in cut]
     if other:

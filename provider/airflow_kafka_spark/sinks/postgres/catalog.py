@@ -8,10 +8,40 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.hooks.postgres import rows
 from airflow_kafka_spark.hooks.postgres_names import Name, literal
-from airflow_kafka_spark.sinks.postgres.types import TargetColumn
 
 if TYPE_CHECKING:
     import psycopg
+
+
+@dataclass(frozen=True)
+class TargetColumn:
+    """A column of the target table, as its catalog describes it.
+
+    :param type: as the user knows it, ``character varying(5)``.
+    :param base: the type under it, without domain and modifier, ready to be cast to: ``character varying``.
+    :param category: PostgreSQL's category of ``base``: ``S`` string, ``A`` array, ``E`` enum, ``U`` user-defined, ...
+    :param scale: digits after the point of a ``numeric`` that limits them, or of the elements of an array.
+    :param precise: its type with its modifier but without its domain: ``numeric(12,2)``.
+    :param element: for an array, the type of its elements; else empty.
+    :param element_category: the category of ``element``.
+    :param domain: whether a domain lies over ``base``.
+    :param collation: an explicit collation, quoted; empty for the type's own.
+    :param required: it takes no NULL and has nothing to fall back on.
+    :param generated: its values are computed (``GENERATED ALWAYS``).
+    """
+
+    name: str
+    type: str
+    base: str
+    category: str
+    scale: int | None = None
+    precise: str = ""
+    element: str = ""
+    element_category: str = ""
+    domain: bool = False
+    collation: str = ""
+    required: bool = False
+    generated: bool = False
 
 
 @dataclass(frozen=True)

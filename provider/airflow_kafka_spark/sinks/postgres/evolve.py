@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from airflow_kafka_spark.sinks.base import Shape
-    from airflow_kafka_spark.sinks.postgres.options import PostgresSettings
+    from airflow_kafka_spark.sinks.postgres.options import PostgresOptions
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ SYSTEM = frozenset({"ctid", "xmin", "cmin", "xmax", "cmax", "tableoid"})
 """Columns that PostgreSQL has in every table."""
 
 
-def missing(sink: PostgresSettings, columns: Sequence[StageColumn], table: Table) -> list[tuple[str, str]]:
+def missing(sink: PostgresOptions, columns: Sequence[StageColumn], table: Table) -> list[tuple[str, str]]:
     """Names and types of what the table lacks: columns of the rows, and those that the sink fills."""
     wanted = [(column.name, created_type(column)) for column in columns]
     given = {name for name, _ in wanted}
@@ -37,7 +37,7 @@ def missing(sink: PostgresSettings, columns: Sequence[StageColumn], table: Table
     return [column for column in wanted if column[0] not in table.columns]
 
 
-def evolve(connection: psycopg.Connection, sink: PostgresSettings, name: Name, shape: Shape) -> None:
+def evolve(connection: psycopg.Connection, sink: PostgresOptions, name: Name, shape: Shape) -> None:
     """Add what is missing, nullable, in one statement that commits by itself: all of it or nothing, and once, however many
     attempts want it at the same time. Nothing is ever dropped, renamed or given another type.
     """
@@ -69,7 +69,7 @@ def refuse_misfits(table: Table, columns: Sequence[StageColumn], window: str) ->
 # --- what is told beforehand ---------------------------------------------------------------------------------------------
 
 
-def problems(sink: PostgresSettings, columns: Sequence[StageColumn], table: Table, role: str) -> Iterator[Problem]:
+def problems(sink: PostgresOptions, columns: Sequence[StageColumn], table: Table, role: str) -> Iterator[Problem]:
     """What keeps the missing columns from being there when rows come: each of them without ``auto_evolve``, and with it
     those that cannot be added."""
     absent = [column for column in columns if column.name not in table.columns]
@@ -96,7 +96,7 @@ def _refused(column: StageColumn, table: Table) -> Problem:
     return Problem(f"sink.table column `{column.name}`", what, f"{action}; or leave it out of the schema")
 
 
-def _cannot_be_added(column: StageColumn, sink: PostgresSettings, table: Table) -> Iterator[Problem]:
+def _cannot_be_added(column: StageColumn, sink: PostgresOptions, table: Table) -> Iterator[Problem]:
     where = f"sink.table column `{column.name}`"
     if column.name in SYSTEM:
         yield Problem(where, "PostgreSQL has a column of that name in every table", "Give it another name")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Server(PostgresServer):
+class SinkServer(PostgresServer):
     """The same, as a sink uses it.
 
     :param lock_timeout: seconds a session waits for another one's lock.
@@ -88,12 +88,12 @@ def is_refusal(error: BaseException) -> bool:
     return is_chosen or state[:2] in ("22", "23", "38", "P0") or state == "54000"
 
 
-def read_connection(conn_id: str, lock_timeout: float = 60.0) -> Server:
+def read_connection(conn_id: str, lock_timeout: float = 60.0) -> SinkServer:
     """Look an Airflow connection up.
 
     :raises ConnectionInvalid: it is not defined, of another type, or has options that mean nothing here.
     """
-    return Server(**vars(read_server(look_up(conn_id, "postgres"))), lock_timeout=lock_timeout)
+    return SinkServer(**vars(read_server(look_up(conn_id, "postgres"))), lock_timeout=lock_timeout)
 
 
 def pipeline_key(windows: Name, pipeline: str) -> str:

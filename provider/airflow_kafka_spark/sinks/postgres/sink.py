@@ -11,13 +11,13 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres import system_identifier
 from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
-from airflow_kafka_spark.sinks.postgres.options import PostgresSettings
+from airflow_kafka_spark.sinks.postgres.options import PostgresOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import Applied, Split, Window
 
 
 @dataclass(frozen=True)
-class PostgresSink(PostgresSettings, Sink):
+class PostgresSink(PostgresOptions, Sink):
     """Writes windows into a table of PostgreSQL 12 or newer, by COPY from Spark's tasks.
 
     Guarantee, with ``atomic="window"``: exactly-once. Tasks load stages that nobody reads; one transaction then inserts the
@@ -103,8 +103,8 @@ class PostgresSink(PostgresSettings, Sink):
         return f"x-postgres://{_path(self.conn_id, *self._name)}"
 
     def destination(self) -> Endpoint:
-        """Server, database and table, with the schema that the server finds; the tables that remember windows and splits; and the
-        mode, where splits commit by themselves: some of a window may have committed with another one. ``atomic`` and
+        """Server, database and table, with the schema that the server finds; the tables that remember windows and splits; and
+        the mode, where splits commit by themselves: some of a window may have committed with another one. ``atomic`` and
         ``split_records`` are not part of it: an attempt compares them with the splits that are in the table already."""
         server = self.server()
         with server.session("asking where the table is of", self.table) as connection:
@@ -184,8 +184,7 @@ class PostgresSink(PostgresSettings, Sink):
             its own, or of all roles with ``pg_signal_backend``).
         """
         from airflow_kafka_spark.sinks.postgres.attempt import prepare
-        from airflow_kafka_spark.sinks.postgres.splits import SplitsWindowWriter
-        from airflow_kafka_spark.sinks.postgres.writer import StagedWindowWriter
+        from airflow_kafka_spark.sinks.postgres.writer import SplitsWindowWriter, StagedWindowWriter
 
         attempt = prepare(self, window, splits, shape)
         if self.atomic == "split":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from airflow_kafka_spark.hooks.postgres_names import Name, literal, quote
@@ -183,12 +184,12 @@ OWNER = "number = 0"
 """What tells the owner's row of the splits table from markers, of which windows are numbered from 1: its ``end_offset`` names the
 attempt whose tasks may commit splits of the pipeline's windows."""
 
-PUT_OFF = -1
+DEFERRED = -1
 """Instead of a number of rows: the target refuses some of the split's. No task may commit it any more."""
 
 
-class Marker(NamedTuple):
-    """A split's row in the splits table: present when, and only when, its rows are in the target, or it is put off."""
+class SplitRow(NamedTuple):
+    """A split's row in the splits table: present when, and only when, its rows are in the target, or it is deferred."""
 
     topic: str
     partition: int
@@ -199,21 +200,21 @@ class Marker(NamedTuple):
     deleted: int = 0
 
     @property
-    def put_off(self) -> bool:
-        return self.rows == PUT_OFF
+    def is_deferred(self) -> bool:
+        return self.rows == DEFERRED
 
     @property
     def text(self) -> str:
         return f"{self.topic}-{self.partition}[{self.start},{self.end})"
 
 
-def claim_split(splits: Name, pipeline: str, number: int, marker: Marker) -> str:
+def claim_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> str:
     """Insert the split's marker."""
     values = ", ".join(literal(value) for value in (pipeline, number, *marker[:4]))
     return f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values})"
 
 
-def count_split(splits: Name, pipeline: str, number: int, marker: Marker) -> str:
+def count_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> str:
     return (
         f"UPDATE {splits} SET rows = {marker.rows}, written = {marker.written}, deleted = {marker.deleted} WHERE "
         f"pipeline = {literal(pipeline)} AND number = {literal(number)} AND topic = {literal(marker.topic)} "
@@ -234,7 +235,7 @@ def open_markers(splits: Name, windows: Name, pipeline: str, number: int) -> str
     last = f"SELECT max(number) FROM {windows} WHERE pipeline = {literal(pipeline)}"
     return (
         f"SELECT number, topic, partition, start_offset, end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} "
-        f"AND number <> {literal(number)} AND number > COALESCE(({last}), 0) AND rows <> {PUT_OFF}"
+        f"AND number <> {literal(number)} AND number > COALESCE(({last}), 0) AND rows <> {DEFERRED}"
     )
 
 
@@ -263,15 +264,15 @@ def owner_of(splits: Name, pipeline: str) -> str:
 
 
 def drop_old_markers(splits: Name, pipeline: str, number: int) -> str:
-    """Those of earlier windows, and of splits of this one that were put off; and the owner's row."""
-    old = f"number < {literal(number)} OR rows = {PUT_OFF}"
+    """Those of earlier windows, and of splits of this one that were deferred; and the owner's row."""
+    old = f"number < {literal(number)} OR rows = {DEFERRED}"
     return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND ({old})"
 
 
-def drop_put_off(splits: Name, pipeline: str, number: int) -> str:
-    """Let tasks try again what was put off."""
+def drop_deferred(splits: Name, pipeline: str, number: int) -> str:
+    """Let tasks try again what was deferred."""
     window = f"pipeline = {literal(pipeline)} AND number = {literal(number)}"
-    return f"DELETE FROM {splits} WHERE {window} AND rows = {PUT_OFF}"
+    return f"DELETE FROM {splits} WHERE {window} AND rows = {DEFERRED}"
 
 
 def applied_since(windows: Name, pipeline: str, number: int) -> str:
@@ -385,3 +386,160 @@ def add_columns(target: Name, columns: Iterable[tuple[str, str]], where: str = "
 
 def _definitions(columns: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{quote(name)} {kind}" for name, kind in columns)
+
+
+# --- merge --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MergeColumn:
+    """A column on its way from a stage into the target.
+
+    :param name: its name in both.
+    :param before: what stands before a reference to it, to make it the target's type; empty where assignment does that.
+    :param after: what stands behind it.
+    :param key_after: the same where it is compared as a key, so that rows equal in the target are equal here.
+    """
+
+    name: str
+    before: str = ""
+    after: str = ""
+    key_after: str = ""
+
+    @property
+    def value(self) -> str:
+        return f"{self.before}s.{quote(self.name)}{self.after}"
+
+    @property
+    def key_value(self) -> str:
+        return f"s.{quote(self.name)}{self.key_after}"
+
+
+@dataclass(frozen=True)
+class StagedSplit:
+    """A table that holds one split's rows.
+
+    :param table: as it stands in a statement.
+    :param order: the place of its partition among the window's partitions.
+    :param span: only the rows of these offsets, the second one excluded; None: all.
+    """
+
+    table: str
+    topic: str
+    partition: int
+    order: int = 0
+    span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Merge:
+    """How rows get from stages into the target.
+
+    :param target: the table.
+    :param columns: what the rows have.
+    :param key: the key's columns; empty when rows are only added.
+    :param offset: the stage's hidden column of offsets, if it has one.
+    :param tombstone: the stage's hidden column that marks deletes, if it has one.
+    :param filled: which of :data:`~airflow_kafka_spark.sinks.postgres.sql.OFFSET_COLUMNS` the sink fills.
+    :param guarded: whether the target has all of them, so that an older offset never overwrites a newer one.
+    :param again: whether rows of these very offsets may be there already, and are written again.
+    :param window: a column and what it holds in every row: the window's name.
+    """
+
+    target: Name
+    columns: tuple[MergeColumn, ...]
+    key: tuple[str, ...] = ()
+    offset: str | None = None
+    tombstone: str | None = None
+    filled: tuple[str, ...] = ()
+    guarded: bool = False
+    again: bool = False
+    window: tuple[str, str] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The target's columns that get a value."""
+        return (*(c.name for c in self.columns), *self.filled, *(self.window or ())[:1])
+
+    def insert(self, stage: StagedSplit) -> str:
+        """Add all rows of one stage."""
+        return f"INSERT INTO {self.target} ({_list(self.names)}) SELECT {', '.join(self._values())} FROM {self._rows([stage])}"
+
+    def upsert(self, stages: Sequence[StagedSplit]) -> str:
+        """Insert or update the last row of each key, the highest offset of the last partition."""
+        return f"{self._put(f'({self._last(stages)}) AS last')}"
+
+    def upsert_and_delete(self, stages: Sequence[StagedSplit]) -> str:
+        """The same, where the last event of a key may be its deletion. Selects how many rows were put and how many removed.
+
+        One statement: the keys of its two halves differ, so that neither touches a row of the other.
+        """
+        assert self.tombstone
+        dead = f"last.{quote(self.tombstone)}"
+        same = " AND ".join(f"t.{quote(k)} = last.{quote(k)}" for k in self.key)
+        guard = self._guard("last", " AND ")
+        return (
+            f"WITH last AS MATERIALIZED ({self._last(stages)}), "
+            f"gone AS (DELETE FROM {self.target} AS t USING last WHERE {dead} AND {same}{guard} RETURNING 1), "
+            f"put AS ({self._put('last', f' WHERE NOT {dead}')} RETURNING 1) "
+            "SELECT (SELECT count(*) FROM put), (SELECT count(*) FROM gone)"
+        )
+
+    def _values(self) -> list[str]:
+        named = [f"{literal(self.window[1])}::text"] if self.window else []
+        return [*(c.value for c in self.columns), *(f"s.{quote(name)}" for name in self.filled), *named]
+
+    def _rows(self, stages: Sequence[StagedSplit]) -> str:
+        """The rows of all stages, with where they came from: ``s``."""
+        parts = []
+        for stage in stages:
+            offset = f"r.{quote(self.offset)}" if self.offset else "NULL::bigint"
+            known = dict(zip(OFFSET_COLUMNS, (f"{literal(stage.topic)}::text", f"{stage.partition}", offset), strict=True))
+            origin = [f"{known[name]} AS {quote(name)}" for name in self.filled]
+            within = f" WHERE {offset} >= {stage.span[0]} AND {offset} < {stage.span[1]}" if stage.span else ""
+            values = ", ".join([*origin, f"{stage.order} AS {quote(_ORDER)}", "r.*"])
+            parts.append(f"SELECT {values} FROM {stage.table} AS r{within}")
+        return f"({' UNION ALL '.join(parts)}) AS s"
+
+    def _last(self, stages: Sequence[StagedSplit]) -> str:
+        assert self.offset
+        by_name = {c.name: c for c in self.columns}
+        keys = ", ".join(by_name[k].key_value for k in self.key)
+        # A key is compared as the target compares it, and handed on like that.
+        values = [f"{c.key_value if c.name in self.key else c.value} AS {quote(c.name)}" for c in self.columns]
+        values += [f"s.{quote(name)}" for name in self.filled]
+        values += [f"{literal(self.window[1])}::text AS {quote(self.window[0])}"] if self.window else []
+        values += [f"s.{quote(self.tombstone)}"] if self.tombstone else []
+        return (
+            f"SELECT DISTINCT ON ({keys}) {', '.join(values)} FROM {self._rows(stages)} "
+            f"ORDER BY {keys}, s.{quote(_ORDER)} DESC, s.{quote(self.offset)} DESC"
+        )
+
+    def _put(self, source: str, where: str = "") -> str:
+        columns = ", ".join(f"last.{quote(name)}" for name in self.names)
+        changed = [name for name in self.names if name not in self.key]
+        if changed:
+            assignments = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in changed)
+            action = f"DO UPDATE SET {assignments}{self._guard('excluded', ' WHERE ')}"
+        else:
+            action = "DO NOTHING"
+        return (
+            f"INSERT INTO {self.target} AS t ({_list(self.names)}) SELECT {columns} FROM {source}{where} "
+            f"ON CONFLICT ({_list(self.key)}) {action}"
+        )
+
+    def _guard(self, new: str, word: str) -> str:
+        if not self.guarded:
+            return ""
+        topic, partition, offset = map(quote, OFFSET_COLUMNS)
+        return (
+            f"{word}((t.{topic}, t.{partition}) IS DISTINCT FROM ({new}.{topic}, {new}.{partition}) "
+            f"OR t.{offset} {'<=' if self.again else '<'} {new}.{offset})"
+        )
+
+
+_ORDER = "__airflow_partition_order"
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(map(quote, names))

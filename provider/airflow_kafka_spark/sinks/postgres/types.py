@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from airflow_kafka_spark.sinks.postgres.merge import Column
+from airflow_kafka_spark.sinks.postgres.catalog import TargetColumn
+from airflow_kafka_spark.sinks.postgres.sql import MergeColumn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -165,37 +166,6 @@ def _is_binary(t: pa.DataType) -> bool:
 # --- the target's side --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TargetColumn:
-    """A column of the target table, as its catalog describes it.
-
-    :param type: as the user knows it, ``character varying(5)``.
-    :param base: the type under it, without domain and modifier, ready to be cast to: ``character varying``.
-    :param category: PostgreSQL's category of ``base``: ``S`` string, ``A`` array, ``E`` enum, ``U`` user-defined, ...
-    :param scale: digits after the point of a ``numeric`` that limits them, or of the elements of an array.
-    :param precise: its type with its modifier but without its domain: ``numeric(12,2)``.
-    :param element: for an array, the type of its elements; else empty.
-    :param element_category: the category of ``element``.
-    :param domain: whether a domain lies over ``base``.
-    :param collation: an explicit collation, quoted; empty for the type's own.
-    :param required: it takes no NULL and has nothing to fall back on.
-    :param generated: its values are computed (``GENERATED ALWAYS``).
-    """
-
-    name: str
-    type: str
-    base: str
-    category: str
-    scale: int | None = None
-    precise: str = ""
-    element: str = ""
-    element_category: str = ""
-    domain: bool = False
-    collation: str = ""
-    required: bool = False
-    generated: bool = False
-
-
 _INTEGERS = ("smallint", "integer", "bigint")
 _TIMES = ("timestamp without time zone", "timestamp with time zone")
 # Types a format can yield as what they are: text is not parsed into these.
@@ -272,7 +242,7 @@ def _say(found: str, expected: str) -> str:
     return f"the rows have {found}; expected a column of {expected}"
 
 
-def merge_column(column: StageColumn, target: TargetColumn) -> Column:
+def merge_column(column: StageColumn, target: TargetColumn) -> MergeColumn:
     """How a stage's column becomes the target's. By assignment where that can: an explicit cast to varchar(5) cuts silently."""
     before, after = "", ""
     if column.holds == "nothing":
@@ -286,7 +256,7 @@ def merge_column(column: StageColumn, target: TargetColumn) -> Column:
             after = f"::{target.base}"
     elif column.sql == "text" and not _is_string(target.base, target.category):
         after = f"::{target.base}"
-    return Column(column.name, before, after, key_after=_key_cast(target))
+    return MergeColumn(column.name, before, after, key_after=_key_cast(target))
 
 
 def _key_cast(target: TargetColumn) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.postgres_names import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
 from airflow_kafka_spark.sinks.postgres import sql
+from airflow_kafka_spark.sinks.postgres.options import PostgresOptions, is_name, quoted
 from airflow_kafka_spark.sinks.postgres.types import StageColumn, UnsupportedType, misfit, stage_column
 
 if TYPE_CHECKING:
@@ -17,17 +18,15 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.sinks.base import Shape
     from airflow_kafka_spark.sinks.postgres.catalog import Place, Table
-    from airflow_kafka_spark.sinks.postgres.options import PostgresSettings
 
 OLDEST = 12
 RESERVED = "__airflow_"
-_CHOICES = {"mode": ("append", "upsert"), "atomic": ("window", "split"), "merge": ("overlap", "after")}
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
-def problems(sink: PostgresSettings, shape: Shape) -> list[Problem]:
+def problems(sink: PostgresOptions, shape: Shape) -> list[Problem]:
     """See :meth:`PostgresSink.validate`."""
-    found = [*_option_problems(sink), *_shape_problems(sink, shape)]
+    found = [*sink.problems(), *_shape_problems(sink, shape)]
     columns = [c for c in map(_try_stage_column, shape.schema) if c is not None]
     try:
         import psycopg
@@ -45,7 +44,7 @@ def problems(sink: PostgresSettings, shape: Shape) -> list[Problem]:
         return [*found, Problem("sink.conn_id", where, f"Correct the connection `{sink.conn_id}`, or see to the server")]
     try:
         with connection:
-            return [*found, *_Look(sink, columns, connection, shape.tolerates).problems()]
+            return [*found, *_ServerValidation(sink, columns, connection, shape.tolerates).problems()]
     except psycopg.Error as error:
         what = f"the catalog of {server.where} cannot be read: {server.scrub(' '.join(str(error).split()))}"
         return [*found, Problem("sink.conn_id", what)]
@@ -56,57 +55,25 @@ def problems(sink: PostgresSettings, shape: Shape) -> list[Problem]:
 # --- what can be said without the server ---------------------------------------------------------------------------------
 
 
-def _option_problems(sink: PostgresSettings) -> Iterator[Problem]:
-    for name, choices in _CHOICES.items():
-        if getattr(sink, name) not in choices:
-            said = " or ".join(f'"{choice}"' for choice in choices)
-            yield Problem(f"sink.{name}", f"it is {getattr(sink, name)!r}; expected {said}")
-    try:
-        parse_name(sink.table)
-    except ValueError as error:
-        yield Problem("sink.table", str(error), 'Write `table`, `schema.table` or `"My schema"."my.table"`')
-    for name in ("windows_table", "splits_table", "stage_schema"):
-        value = getattr(sink, name)
-        if value is not None and not _is_name(value):
-            yield Problem(f"sink.{name}", f"{value!r} cannot be a name; expected 1 to {NAME_BYTES} bytes without NUL")
-    if not sink.lock_timeout > 0:
-        yield Problem("sink.lock_timeout", f"it is {sink.lock_timeout!r}; expected seconds, more than 0")
-    if not (isinstance(sink.keep_windows, int) and sink.keep_windows >= 1):
-        yield Problem("sink.keep_windows", f"it is {sink.keep_windows!r}; expected a whole number, at least 1")
-    yield from _mode_problems(sink)
-
-
-def _mode_problems(sink: PostgresSettings) -> Iterator[Problem]:
-    if sink.mode == "upsert" and not sink.key:
-        yield Problem("sink.key", 'it is empty; `mode="upsert"` needs the columns that name a row', 'For instance key=["id"]')
-    if sink.mode == "append" and sink.key:
-        yield Problem("sink.key", 'it means nothing with `mode="append"`', 'Leave it out, or set `mode="upsert"`')
-    if sink.mode == "append" and sink.delete_enabled:
-        yield Problem("sink.delete_enabled", 'rows that are only appended have no key to delete by; expected `mode="upsert"`')
-    repeated = sorted({name for name in sink.key if list(sink.key).count(name) > 1})
-    if repeated:
-        yield Problem("sink.key", f"it names {_names(repeated)} twice")
-
-
-def _shape_problems(sink: PostgresSettings, shape: Shape) -> Iterator[Problem]:
+def _shape_problems(sink: PostgresOptions, shape: Shape) -> Iterator[Problem]:
     names = shape.schema.names
     if not names:
         yield Problem("sink", "the rows have no columns", "Give `value=` a schema")
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield Problem("sink", f"the rows have two columns `{name}`", "Give one of them another name")
     for name in names:
-        if not _is_name(name):
+        if not is_name(name):
             yield Problem("sink", f"{name!r} cannot be a column; expected 1 to {NAME_BYTES} bytes without NUL")
         if name.startswith(RESERVED):
             yield Problem("sink", f"the rows have a column `{name}`; names that begin with `{RESERVED}` are the sink's own")
-    if sink.window_column is not None and (sink.window_column in names or not _is_name(sink.window_column)):
+    if sink.window_column is not None and (sink.window_column in names or not is_name(sink.window_column)):
         what = (
             "the rows have a column of that name" if sink.window_column in names else f"{sink.window_column!r} cannot be a name"
         )
         yield Problem("sink.window_column", what, "Give it another one")
     missing = [name for name in sink.key if name not in names]
     if missing:
-        yield Problem("sink.key", f"the rows have no column {_names(missing)}; they have {_names(names)}")
+        yield Problem("sink.key", f"the rows have no column {quoted(missing)}; they have {quoted(names)}")
     for field in shape.schema:
         try:
             stage_column(field.name, field.type)
@@ -116,28 +83,19 @@ def _shape_problems(sink: PostgresSettings, shape: Shape) -> Iterator[Problem]:
 
 def _try_stage_column(field: pa.Field) -> StageColumn | None:
     try:
-        return stage_column(field.name, field.type) if _is_name(field.name) else None
+        return stage_column(field.name, field.type) if is_name(field.name) else None
     except UnsupportedType:
         return None
-
-
-def _is_name(name: str) -> bool:
-    """Whether PostgreSQL keeps it whole."""
-    return 0 < len(name.encode()) <= NAME_BYTES and "\x00" not in name
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 # --- what only the server can say ----------------------------------------------------------------------------------------
 
 
 @dataclass
-class _Look:
+class _ServerValidation:
     """One look at the server."""
 
-    sink: PostgresSettings
+    sink: PostgresOptions
     columns: Sequence[StageColumn]
     connection: psycopg.Connection
     tolerates: bool
@@ -227,7 +185,7 @@ class _Look:
             action = "Create it, correct `table`, or set `auto_create=True`"
             yield Problem("sink.table", f"there is no table {name}{hint}", action)
             return
-        if not _is_name(name.table):
+        if not is_name(name.table):
             yield Problem("sink.table", f"its name has {len(name.table.encode())} bytes; expected 1 to {NAME_BYTES}")
         for column in self.columns:
             where = f"sink.table column `{column.name}`"
@@ -296,14 +254,14 @@ class _Look:
         if self.sink.mode != "upsert" or not key or not key <= table.columns.keys():
             return
         if key in table.deferrable:
-            what = f"{table.name} has a deferrable constraint on {_names(self.sink.key)}, which no upsert can use"
+            what = f"{table.name} has a deferrable constraint on {quoted(self.sink.key)}, which no upsert can use"
             yield Problem("sink.key", what, f"Drop it, and CREATE UNIQUE INDEX ON {table.name} instead")
             return
         if key in table.unique:
             return
         columns = ", ".join(map(quote, self.sink.key))
-        has = "; ".join(_names(sorted(u)) for u in table.unique) or "none"
-        index = f"unique index on exactly {_names(self.sink.key)} (valid, not partial, not deferrable)"
+        has = "; ".join(quoted(sorted(u)) for u in table.unique) or "none"
+        index = f"unique index on exactly {quoted(self.sink.key)} (valid, not partial, not deferrable)"
         what = f"{table.name} has no {index}; it has: {has}"
         yield Problem("sink.key", what, f"CREATE UNIQUE INDEX ON {table.name} ({columns})")
 

@@ -1,7 +1,7 @@
 """The driver's side of the PostgreSQL sink: from what tasks have written to a commit whose outcome is certain.
 
 :class:`StagedWindowWriter` merges stages in one transaction that claims the window's row first, so that a reader sees the window
-whole or not at all. :mod:`~airflow_kafka_spark.sinks.postgres.splits` closes a window whose splits have committed themselves.
+whole or not at all. :mod:`~airflow_kafka_spark.sinks.postgres.writer` closes a window whose splits have committed themselves.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
-from airflow_kafka_spark.hooks.postgres import run
+from airflow_kafka_spark.hooks.postgres import rows, run
+from airflow_kafka_spark.hooks.postgres_names import quote
 from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres import windows_table as record
-from airflow_kafka_spark.sinks.postgres.attempt import Attempt, drop_tables
-from airflow_kafka_spark.sinks.postgres.diagnosis import culprit
+from airflow_kafka_spark.sinks.postgres.attempt import WindowAttempt, create_registry, drop_tables
 from airflow_kafka_spark.sinks.postgres.server import is_refusal
 from airflow_kafka_spark.sinks.postgres.transaction import Transaction
-from airflow_kafka_spark.windows.model import Applied, BadRecord, SplitResult
+from airflow_kafka_spark.windows.model import Applied, BadRecord, Split, SplitResult
 
 if TYPE_CHECKING:
     import psycopg
     from typing_extensions import Self
+
+    from airflow_kafka_spark.sinks.postgres.attempt import WindowAttempt
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ class DriverWriter(WindowWriter):
     :ivar stages: whether tasks load stages.
     """
 
-    def __init__(self, attempt: Attempt, *, stages: bool) -> None:
+    def __init__(self, attempt: WindowAttempt, *, stages: bool) -> None:
         self.attempt = attempt
         self.transaction = Transaction(attempt)
         self.stages = stages
@@ -61,8 +63,9 @@ class DriverWriter(WindowWriter):
         """Rows written and deleted by the tasks themselves."""
         return 0, 0
 
-    def refused(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
-        """See :meth:`WindowWriter.refused`: staged rows are put into the target, in the transaction that :meth:`commit` commits.
+    def refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
+        """See :meth:`WindowWriter.refused_records`. Staged rows are put into the target, in the transaction that :meth:`commit`
+        commits.
 
         :raises SinkRejected: more rows are refused than are looked for.
         """
@@ -215,7 +218,7 @@ class DriverWriter(WindowWriter):
 
     def stage_writer(self) -> SplitWriter:
         """For tasks that load stages."""
-        from airflow_kafka_spark.sinks.postgres.tasks.load import StageWriter
+        from airflow_kafka_spark.sinks.postgres.tasks.write import StageWriter
 
         return StageWriter(self.attempt.load(), self.attempt.stage_schema, self.attempt.prefix, self.attempt.registry)
 
@@ -226,7 +229,7 @@ class StagedWindowWriter(DriverWriter):
     :param overlap: merge stages as they appear, while other splits are still loading: the transaction then begins at once.
     """
 
-    def __init__(self, attempt: Attempt, *, overlap: bool) -> None:
+    def __init__(self, attempt: WindowAttempt, *, overlap: bool) -> None:
         super().__init__(attempt, stages=True)
         self.overlap = _Overlap(self.transaction) if overlap else None
 
@@ -287,3 +290,141 @@ class _Overlap(threading.Thread):
                 with suppress(Exception):
                     connection.cancel_safe(timeout=5)
             self.join(timeout=1)
+
+
+# --- splits --------------------------------------------------------------------------------
+
+
+class SplitsWindowWriter(DriverWriter):
+    """One attempt at a window whose splits commit one by one.
+
+    Guarantee: a split is put into the target by a transaction of its own, with a marker that says so; or by the one that closes
+    the window, and then a marker has kept all tasks off it since before it was read for that. Never by both. Only tasks of the
+    attempt that owns the pipeline's splits commit: one that is overtaken, of whatever splits, commits nothing any more.
+    """
+
+    def __init__(self, attempt: WindowAttempt) -> None:
+        super().__init__(attempt, stages=False)
+
+    def split_writer(self) -> SplitWriter:
+        from airflow_kafka_spark.sinks.postgres.tasks.write import SplitAtomicWriter
+
+        if self.stages:
+            return self.stage_writer()
+        attempt = self.attempt
+        return SplitAtomicWriter(
+            attempt.load(), attempt.windows, attempt.markers, attempt.merge, attempt.direct, attempt.owner, attempt.tolerates
+        )
+
+    def deferred(self, results: Sequence[SplitResult]) -> Sequence[Split]:
+        """See :meth:`WindowWriter.deferred`.
+
+        :raises SinkUnavailable: the server cannot be reached; SinkRejected: no stage can be made.
+        """
+        from airflow_kafka_spark.sinks.postgres.tasks.write import DEFERRED
+
+        indexes = {result.index for result in results if result.token.get(DEFERRED)}
+        if not indexes or not self.attempt.tolerates:
+            return ()
+        told = "%d of the %d splits of window %s hold bad records, or rows that the table refuses: they are read once more"
+        log.info(told, len(indexes), len(self.attempt.splits), self.attempt.window)
+        attempt = self.attempt = self.attempt.staged()
+        self.transaction, self.stages = Transaction(attempt), True
+        with attempt.server.session("staging splits of", str(attempt.window)) as connection:
+            create_registry(connection, attempt.registry)
+        self.stay()
+        return tuple(split for split in attempt.splits if split.index in indexes)
+
+    def _found(self) -> Mapping[int, int]:
+        index = {(*s.range.topic_partition, s.range.start, s.range.end): s.index for s in self.attempt.splits}
+        found = {index[marker[:4]]: marker.rows for marker in self._markers() if marker[:4] in index}
+        staged = {split: count for split, _, count, _ in self.transaction.stages()} if self.stages else {}
+        return {**found, **staged}
+
+    def _written(self) -> tuple[int, int]:
+        markers = self._markers()
+        return sum(marker.written for marker in markers), sum(marker.deleted for marker in markers)
+
+    def _markers(self) -> list[sql.SplitRow]:
+        """Of splits that are in the target."""
+        window = self.attempt.window
+        found = rows(self.transaction.session, sql.markers(self.attempt.markers, window.pipeline, window.number))
+        return [marker for marker in (sql.SplitRow(*row) for row in found) if not marker.is_deferred]
+
+    def _begin(self) -> bool:
+        """See :meth:`DriverWriter._begin`.
+
+        :raises Fenced: another attempt owns the pipeline's splits, and has not applied the window yet.
+        """
+        if not super()._begin():
+            return False
+        window = self.attempt.window
+        owners = rows(self.transaction.session, sql.owner_of(self.attempt.markers, window.pipeline))
+        if [owner for (owner,) in owners] != [self.attempt.owner]:
+            # Whoever owns them now need not wait for this one's locks.
+            self.transaction.close()
+            raise Fenced(window.pipeline, f"committing window {window.number}")
+        return True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)
+        if self.committed:
+            return
+        attempt, window = self.attempt, self.attempt.window
+        # Its tasks commit nothing from here on. Where that cannot be said now, the next attempt at the window says it.
+        with suppress(KafkaSparkError), attempt.server.session("leaving", str(window)) as connection:
+            run(connection, "SET lock_timeout = '2s'")
+            run(connection, sql.disown(attempt.markers, window.pipeline, attempt.owner))
+
+    def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
+        applied, window = super()._apply(results), self.attempt.window
+        if applied is not None:
+            run(self.transaction.session, sql.drop_old_markers(self.attempt.markers, window.pipeline, window.number))
+        return applied
+
+
+# --- diagnosis --------------------------------------------------------------------------------
+
+
+_SECONDS = 30
+_PROBE = "airflow_probe"
+
+
+def culprit(attempt: WindowAttempt, error: psycopg.Error) -> str | None:
+    """Try the staged rows column by column, into a temporary table with the target's types, until one fails as the window did.
+
+    :return: the column's name; None when it cannot be found, or the error names it itself.
+    """
+    if (error.sqlstate or "")[:2] not in ("22", "23", "42") or error.diag.column_name:
+        return None
+    try:
+        with (
+            attempt.server.session("looking for the column at fault in", str(attempt.window)) as connection,
+            connection.transaction(force_rollback=True),
+        ):
+            run(connection, f"SET LOCAL statement_timeout = '{_SECONDS}s'")
+            return _search(connection, attempt, error.sqlstate)
+    except KafkaSparkError as failure:
+        log.debug("The column at fault was not found: %s", failure)
+        return None
+
+
+def _search(connection: psycopg.Connection, attempt: WindowAttempt, state: str | None) -> str | None:
+    import psycopg
+
+    registered = rows(connection, sql.registered(attempt.registry))
+    stages = [attempt.stage(split, stage) for split, stage, _, _ in registered if stage]
+    names = ", ".join(quote(c.name) for c in attempt.merge.columns)
+    run(connection, f"CREATE TEMP TABLE {quote(_PROBE)} ON COMMIT DROP AS SELECT {names} FROM {attempt.target} WITH NO DATA")
+    for column in attempt.merge.columns:
+        for stage in stages:
+            try:
+                with connection.transaction():
+                    into = f"INSERT INTO {quote(_PROBE)} ({quote(column.name)})"
+                    run(connection, f"{into} SELECT {column.value} FROM {stage.table} AS s")
+                    raise psycopg.Rollback
+            except psycopg.Error as error:
+                if error.sqlstate == state:
+                    return column.name
+                raise
+    return None

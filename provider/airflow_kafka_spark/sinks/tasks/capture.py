@@ -32,8 +32,8 @@ class CapturingWriter(SplitWriter):
         if self.writer is not None:
             self.writer.open(split)
 
-    def refusals(self, rows: Rows) -> Mapping[int, str]:
-        found = self.writer.refusals(rows) if self.writer is not None else {}
+    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+        found = self.writer.unwritable(rows) if self.writer is not None else {}
         self._refused.add(rows.offsets.take(pa.array(sorted(found), pa.int64())).to_pylist())
         return found
 

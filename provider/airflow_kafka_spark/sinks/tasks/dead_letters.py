@@ -43,7 +43,7 @@ LONGEST_REASON = 2000
 
 
 @dataclass
-class Letters:
+class DeadLetterBuffer:
     """Collects the dead letters of one split, in a task; or what it routes elsewhere.
 
     :param limit: bytes of keys, values and headers at most.

@@ -26,7 +26,7 @@ _MOST_SAMPLES = 10
 
 
 @dataclass(frozen=True)
-class Target:
+class FilesTarget:
     """What tasks need to know of a window, a sink and an attempt.
 
     :param sink: the sink's URI, for messages.
@@ -101,7 +101,7 @@ class FilesSplitWriter(SplitWriter):
     :param target: what to write, and where.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: FilesTarget) -> None:
         self.target = target
         self.place: Path | None = None
 
@@ -128,7 +128,7 @@ class FilesSplitWriter(SplitWriter):
             raise self._failed(error) from error
         self.place = place
 
-    def refusals(self, rows: Rows) -> Mapping[int, str]:
+    def unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Rows with a value that the format cannot hold, or that no directory can be named after."""
         found: dict[int, str] = {}
         for row, reason in self.target.spec.unfit(rows.batch.select(self.schema.names)):
@@ -141,7 +141,7 @@ class FilesSplitWriter(SplitWriter):
         return found
 
     def write(self, rows: Rows) -> None:
-        """:raises BadRecords: a value that the format cannot hold, of a row that :meth:`refusals` was not asked about."""
+        """:raises BadRecords: a value that the format cannot hold, of a row that :meth:`unwritable` was not asked about."""
         batch = rows.batch
         if batch.num_rows:
             stored = self._stored(rows)

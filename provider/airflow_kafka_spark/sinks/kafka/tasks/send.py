@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from airflow_kafka_spark.errors import KafkaUnavailable, RowRejected, TopicMissing
+from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
+from airflow_kafka_spark.hooks.partitioner import partitions_of
 from airflow_kafka_spark.sinks.kafka.tasks.headers import pairs_of
-from airflow_kafka_spark.sinks.kafka.tasks.partition import partitions_of
-from airflow_kafka_spark.sinks.kafka.tasks.refused import refused
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 BATCH = 20_000
@@ -220,3 +219,39 @@ class Sender:
         if self._errors:
             topic, error = self._errors[0]
             raise refused(error, self.conn_id, f"{self.called}s", topic) or KafkaException(error)
+
+
+# --- refused --------------------------------------------------------------------------------
+
+
+_VALIDATES = (
+    "See what {topic} validates, and let it take such records: timestamps as old, or as new, as theirs "
+    "(`message.timestamp.before.max.ms`, `.after.max.ms`; or `message.timestamp.type=LogAppendTime`), keys where it is compacted"
+)
+
+HELP = {
+    "MSG_SIZE_TOO_LARGE": "Raise `max.message.bytes` of {topic}",
+    "INVALID_TIMESTAMP": _VALIDATES,
+    "INVALID_RECORD": _VALIDATES,
+    # The others of a batch with such a record.
+    "_INVALID_DIFFERENT_RECORD": _VALIDATES,
+    "POLICY_VIOLATION": _VALIDATES,
+    "TOPIC_AUTHORIZATION_FAILED": "Grant the connection's user WRITE and DESCRIBE on {topic}",
+}
+"""By Kafka's name of the error, what helps."""
+
+AFTERWARDS = "The task may then be retried: it goes on with the same window"
+
+
+def refused(error: Any, conn_id: str, called: str, topic: str | None = None) -> KafkaRefused | None:
+    """An error as what it is; None where it is not about records, and a retry may help.
+
+    :param error: the client's ``KafkaError``.
+    :param called: what is sent, in the plural.
+    :param topic: where to; None where that is not known.
+    """
+    if error.name() not in HELP:
+        return None
+    where = f"topic `{topic}`" if topic else "the topic"
+    action = f"{HELP[error.name()].format(topic=where)}. {AFTERWARDS}"
+    return KafkaRefused(conn_id, f"sending {called} to {where}", error.name(), error.str(), action)

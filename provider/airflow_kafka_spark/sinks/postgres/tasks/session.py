@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.hooks.postgres_names import Name, quote
 from airflow_kafka_spark.sinks.postgres import sql
-from airflow_kafka_spark.sinks.postgres.server import Server
+from airflow_kafka_spark.sinks.postgres.server import SinkServer
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ BUFFERED_BATCHES = 2
 """Batches that wait for the server while the next one is read and decoded: what bounds a task's memory."""
 
 
-class Session(ABC):
+class LoadSession(ABC):
     """A session with a transaction always open."""
 
     errors: tuple[type[BaseException], ...] = ()
@@ -61,7 +61,7 @@ class Session(ABC):
         """Roll back what is not committed. Never raises."""
 
 
-def open_session(server: Server, application_name: str, *, durable: bool, arrays: bool = False) -> Session:
+def open_session(server: SinkServer, application_name: str, *, durable: bool, arrays: bool = False) -> LoadSession:
     """A session of ADBC where that is installed and right, else of psycopg.
 
     :param durable: False where the loss of a commit in a crash of the server is noticed and repaired.
@@ -91,7 +91,7 @@ def adbc_serves(arrays: bool) -> bool:
     return release >= needed
 
 
-class AdbcSession(Session):
+class AdbcSession(LoadSession):
     """:param conninfo: libpq's, with the password."""
 
     def __init__(self, conninfo: str) -> None:
@@ -124,7 +124,7 @@ class AdbcSession(Session):
                 step()
 
 
-class PsycopgSession(Session):
+class PsycopgSession(LoadSession):
     """:param conninfo: libpq's, with the password."""
 
     def __init__(self, conninfo: str) -> None:
@@ -176,7 +176,7 @@ class Stream:
     :param session: used by nobody else until :meth:`finish` or :meth:`abandon` returned.
     """
 
-    def __init__(self, session: Session, table: Name | str, schema: pa.Schema, types: Sequence[str]) -> None:
+    def __init__(self, session: LoadSession, table: Name | str, schema: pa.Schema, types: Sequence[str]) -> None:
         self._waiting: queue.Queue[pa.RecordBatch | Exception | None] = queue.Queue(BUFFERED_BATCHES)
         self._error: BaseException | None = None
         self._loaded = 0

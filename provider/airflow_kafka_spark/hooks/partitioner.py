@@ -1,18 +1,35 @@
-"""Where a key belongs: Kafka's own partitioner, for many keys at once. Runs in Spark's tasks."""
+"""Kafka's default partitioner (murmur2), for one key or for a whole Arrow array of keys.
+
+Runs on the driver and in Spark's tasks.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pyarrow as pa
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _SEED, _M = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 _TAILS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 _LONG = 512
-"""Keys longer than this are hashed in a step of their own, so that one of them does not cost everybody a round."""
+"""Keys longer than this are hashed in a step of their own, because each of their words is a round over all keys of a step."""
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition of one key, as the Java client's default partitioner places it.
+
+    :param partitions: how many partitions the topic has.
+    """
+    text = np.frombuffer(key, np.uint8) if key else np.zeros(0, np.uint8)
+    hashed = _hash(text, np.zeros(1, np.int64), np.array([len(key)]))
+    return int(hashed[0] & np.uint32(0x7FFFFFFF)) % partitions
 
 
 def partitions_of(keys: pa.BinaryArray, count: int, turn: int) -> np.ndarray:
-    """The partition of each key, as the Java client's default partitioner places it: ``toPositive(murmur2(key)) % count``.
+    """Return the partition of each key, as the Java client's default partitioner places it: ``toPositive(murmur2(key)) % count``.
 
     Records without a key all get ``turn % count``: the caller changes ``turn`` from batch to batch, as a sticky partitioner does.
 
@@ -28,8 +45,8 @@ def partitions_of(keys: pa.BinaryArray, count: int, turn: int) -> np.ndarray:
 
 
 def murmur2(keys: pa.BinaryArray) -> np.ndarray:
-    """``org.apache.kafka.common.utils.Utils.murmur2`` of each key, as uint32; of a null, anything."""
-    keys = keys.cast(pa.binary())
+    """Return ``org.apache.kafka.common.utils.Utils.murmur2`` of each key, as uint32. The hash of a null is undefined."""
+    keys = keys.cast("binary")
     n = len(keys)
     if not n:
         return np.empty(0, np.uint32)
