@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.layout import RECORD, Staging, escape, partition_directory, pipeline_slug, slug
+from airflow_kafka_spark.sinks.files.layout import RECORD, escape, partition_directory, pipeline_slug, slug
 from airflow_kafka_spark.sinks.files.sink import FilesSink
+from airflow_kafka_spark.sinks.files.staging import Staging
 from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
 from airflow_kafka_spark.sinks.files.tasks.write import partition_values
 from airflow_kafka_spark.windows.model import OffsetRange, Split, Window
@@ -174,7 +175,7 @@ def test_files_are_durable_before_they_are_published_and_names_after(path, monke
         assert {str(place) for file in files for place in (file, file.parent, file.parent.parent)} <= written
         steps.clear()
         writer.commit(results)
-        published = steps.index(("rename", str(sink.window_path(job.window))))
+        published = steps.index(("rename", str(sink.table.window_path(job.window))))
         before, after = steps[:published], steps[published + 1 :]
         publish = str(writer.attempt / "publish")
         flushed_before = [place for step, place in before if step == "flush"]
@@ -471,7 +472,7 @@ def test_only_the_files_that_results_name_are_published(path):
         late.close()
         assert tree(path) == published
     record = sink.record(job.window)
-    window = sink.window_path(job.window)
+    window = sink.table.window_path(job.window)
     assert {f["path"] for f in record.files} | {RECORD} == set(names(window))
 
 
@@ -514,13 +515,13 @@ def _case(path: Path) -> FilesCase:
 def test_an_empty_directory_in_the_way_is_replaced_and_a_full_one_is_a_conflict(path):
     feed, sink = Feed(), FilesSink(str(path))
     first, second = feed.next(), feed.next()
-    sink.window_path(first.window).mkdir(parents=True)
+    sink.table.window_path(first.window).mkdir(parents=True)
     with pytest.raises(WindowConflict, match="has no _window"):
         apply(sink, first)
-    os.rmdir(sink.window_path(first.window))
+    os.rmdir(sink.table.window_path(first.window))
     apply(sink, first)
-    sink.window_path(second.window).mkdir()
-    (sink.window_path(second.window) / "stray.parquet").write_text("not ours")
+    sink.table.window_path(second.window).mkdir()
+    (sink.table.window_path(second.window) / "stray.parquet").write_text("not ours")
     before = tree(path)
     with pytest.raises(WindowConflict):
         apply(sink, second)
@@ -535,9 +536,9 @@ def test_old_windows_may_be_deleted_by_retention(path):
     for job in jobs[:3]:
         apply(sink, job)
     for job in jobs[:2]:
-        shutil.rmtree(sink.window_path(job.window))
+        shutil.rmtree(sink.table.window_path(job.window))
     assert sink.last_applied(feed.pipeline).number == 3
-    shutil.rmtree(sink.window_path(jobs[2].window))
+    shutil.rmtree(sink.table.window_path(jobs[2].window))
     assert sink.last_applied(feed.pipeline) is None
     apply(sink, jobs[3])
     assert sink.last_applied(feed.pipeline).number == 4
@@ -749,7 +750,7 @@ def test_a_window_that_is_published_just_before_the_rename_stays_as_it_is(path, 
 
     def overtaken(point):
         if point == "sink.in_transaction":
-            shutil.copytree(other.window_path(job.window), sink.window_path(job.window))
+            shutil.copytree(other.table.window_path(job.window), sink.table.window_path(job.window))
             published.append(tree(path))
 
     monkeypatch.setattr(faults, "reached", overtaken)

@@ -10,7 +10,7 @@ from airflow_kafka_spark.errors import Problem
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.table import FilesTable
+    from airflow_kafka_spark.sinks.files.options import FilesOptions
 
 
 def columns_of(schema: pa.Schema) -> dict[str, str]:
@@ -23,7 +23,7 @@ def together(before: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
     return {**before, **columns_of(schema)}
 
 
-def problems(sink: FilesTable, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
+def problems(sink: FilesOptions, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
     """What is different from the windows that are there.
 
     :param before: their columns; empty where nothing is known of them.

@@ -12,28 +12,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
-import fcntl
 import hashlib
-import itertools
-import json
-import logging
 import os
 import re
-import shutil
 import tempfile
-import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from airflow_kafka_spark.windows.model import Applied, OffsetRange, Window
-
-log = logging.getLogger(__name__)
+from airflow_kafka_spark.windows.model import OffsetRange, Window
 
 RECORD = "_window"
 """The record's file name: hidden by its underscore from Spark and Arrow, and without an extension from ``**/*.json``."""
@@ -44,16 +33,9 @@ LONGEST_NAME = 255
 
 TASKS = "tasks"
 PUBLISH = "publish"
-LOCK = "lock"
-
-ABANDONED_DAYS = 7.0
-"""So old is an attempt, at least, that another pipeline's attempt removes."""
-SWEPT_AT_ONCE = 20
-"""Abandoned attempts that one attempt removes at most."""
 
 # What Spark escapes (ExternalCatalogUtils.escapePathName), and NUL, which no file system takes.
 _ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
-_REMOVED = ".removed"
 
 
 def slug(name: str, longest: int) -> str:
@@ -152,182 +134,6 @@ def make_below(base: Path, names: Sequence[str]) -> Path:
     here = base
     for name in names:
         here = here / name
-        with contextlib.suppress(FileExistsError):
+        with suppress(FileExistsError):
             os.mkdir(here)
     return here
-
-
-# --- the sink's record of a window ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class WindowRecord:
-    """What ``_window`` holds.
-
-    :param applied: what was written.
-    :param files: path below the window's directory, rows and bytes of each file.
-    :param format: the files' format.
-    :param partition_by: their partition columns.
-    :param facts: who wrote it and when, for people.
-    :param columns: names and types of all columns that the pipeline's windows have had; empty where that is not known.
-    """
-
-    applied: Applied
-    files: tuple[Mapping[str, Any], ...] = ()
-    format: str = ""
-    partition_by: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    columns: Mapping[str, str] = field(default_factory=dict)
-
-    def dump(self) -> str:
-        applied = self.applied
-        return json.dumps(
-            {
-                "version": 1,
-                "pipeline": applied.pipeline,
-                "number": applied.number,
-                "ranges": [[r.topic, r.partition, r.start, r.end] for r in applied.ranges],
-                "rows": applied.written,
-                "replay": applied.replay,
-                "format": self.format,
-                "partition_by": list(self.partition_by),
-                "cluster_id": applied.cluster_id,
-                "topic_ids": dict(applied.topic_ids),
-                **self.facts,
-                "columns": dict(self.columns),
-                "files": [dict(f) for f in self.files],
-            },
-            ensure_ascii=False,
-            indent=1,
-        )
-
-    @classmethod
-    def load(cls, text: str) -> WindowRecord:
-        """:raises ValueError: not a record of a window."""
-        found = json.loads(text)
-        try:
-            return cls(
-                Applied(
-                    found["pipeline"],
-                    found["number"],
-                    tuple(OffsetRange(*r) for r in found["ranges"]),
-                    found["rows"],
-                    replay=found.get("replay", 0),
-                    cluster_id=found.get("cluster_id") or "",
-                    topic_ids=found.get("topic_ids") or {},
-                ),
-                tuple(found["files"]),
-                found["format"],
-                tuple(found["partition_by"]),
-                columns=found.get("columns", {}),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not the record of a window: {error!r}") from error
-
-
-# --- staging --------------------------------------------------------------------------------------------------------
-
-
-class AttemptLock:
-    """Who holds it works on an attempt: the attempt's driver from its beginning to its end, or whoever clears it away.
-
-    The lock goes with the process that holds it, however that ends (``flock(2)``, on NFS too).
-
-    :param attempt: its directory.
-    :raises OSError: another process holds the lock, the directory is gone, or the file system has no locks.
-    """
-
-    def __init__(self, attempt: Path) -> None:
-        self._fd = os.open(attempt / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._fd)
-            raise
-
-    def __enter__(self) -> AttemptLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """May be called again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-@dataclass(frozen=True)
-class Staging:
-    """Where attempts write: a hidden directory beside the sink's, on the same file system, so that a rename publishes.
-
-    :param root: ``<parent>/.<name>.airflow-staging``.
-    """
-
-    root: Path
-
-    @classmethod
-    def beside(cls, path: Path) -> Staging:
-        return cls(path.parent / f".{path.name}.airflow-staging")
-
-    def create(self, window: Window) -> Path:
-        """A directory for a new attempt at a window."""
-        for _ in range(10):
-            attempt = self.root / f"{pipeline_slug(window.pipeline)}-{window.id}-{uuid.uuid4().hex}"
-            # An attempt that ends at this moment removes the root when it is empty: then once more.
-            with contextlib.suppress(FileNotFoundError):
-                self.root.mkdir(parents=True, exist_ok=True)
-                os.mkdir(attempt)
-                os.mkdir(attempt / TASKS)
-                return attempt
-        raise FileNotFoundError(f"{self.root} is removed as fast as it is made")
-
-    def attempts(self, pipeline: str, up_to: int) -> Iterator[Path]:
-        """Directories of attempts at windows of a pipeline, those being removed included.
-
-        :param up_to: the last window's number to look for.
-        """
-        named = re.compile(re.escape(pipeline_slug(pipeline)) + r"-(\d{10,})-[0-9a-f]{32}(?:\.removed)?")
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
-            for entry in entries:
-                found = named.fullmatch(entry.name)
-                if found and int(found[1]) <= up_to:
-                    yield Path(entry.path)
-
-    def sweep(self, window: Window) -> None:
-        """Remove what is left of attempts at this window, and at those before it."""
-        for attempt in list(self.attempts(window.pipeline, window.number)):
-            self.discard(attempt)
-
-    def sweep_abandoned(self) -> None:
-        """Remove up to :data:`SWEPT_AT_ONCE` attempts of pipelines that nobody runs any more, which nobody else sweeps away.
-
-        Guarantee: nothing that a live attempt needs is removed. Only attempts count that began more than :data:`ABANDONED_DAYS`
-        days ago, and whose lock nobody holds: an attempt holds it for as long as it lives, on whatever machine. Where the file
-        system has no locks, nothing is removed. Never raises.
-        """
-        named = re.compile(r".+-\d{10,}-[0-9a-f]{32}(?:\.removed)?", re.DOTALL)
-        oldest = time.time() - ABANDONED_DAYS * 86400
-        with contextlib.suppress(OSError), os.scandir(self.root) as entries:
-            old = (e for e in entries if named.fullmatch(e.name) and e.stat(follow_symlinks=False).st_mtime < oldest)
-            for entry in list(itertools.islice(old, SWEPT_AT_ONCE)):
-                with contextlib.suppress(OSError), AttemptLock(Path(entry.path)):
-                    log.info("Removing %s: it was abandoned", entry.path)
-                    self.discard(Path(entry.path))
-
-    def discard(self, attempt: Path) -> None:
-        """Remove an attempt. Never raises: what stays is litter, and the next attempt tries again."""
-        removed = attempt if attempt.name.endswith(_REMOVED) else attempt.with_name(attempt.name + _REMOVED)
-        try:
-            # Renamed before anything in it is deleted: an attempt that still lives must find all of its files or none,
-            # or it could publish what is left.
-            os.rename(attempt, removed)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            log.warning("The leftover %s of an earlier attempt cannot be removed: %s", attempt, error)
-            return
-        shutil.rmtree(removed, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.rmdir(self.root)

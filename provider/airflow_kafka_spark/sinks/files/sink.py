@@ -16,19 +16,10 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, Problem, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.files.evolve import together
-from airflow_kafka_spark.sinks.files.layout import (
-    PUBLISH,
-    RECORD,
-    TASKS,
-    AttemptLock,
-    Staging,
-    WindowRecord,
-    exchange,
-    flush,
-    make_below,
-    why_not_exchanged,
-)
-from airflow_kafka_spark.sinks.files.table import FilesTable
+from airflow_kafka_spark.sinks.files.layout import PUBLISH, RECORD, TASKS, exchange, flush, make_below, why_not_exchanged
+from airflow_kafka_spark.sinks.files.options import FilesOptions
+from airflow_kafka_spark.sinks.files.staging import AttemptLock, Staging
+from airflow_kafka_spark.sinks.files.table import WindowRecord
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
@@ -40,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FilesSink(FilesTable, Sink):
+class FilesSink(FilesOptions, Sink):
     """Writes each window as a directory of files below ``path``; whoever lists ``path`` sees complete windows only.
 
     Guarantee: exactly-once. A window's directory is written elsewhere, on the same file system, and becomes visible by one
@@ -91,7 +82,7 @@ class FilesSink(FilesTable, Sink):
 
         :raises WindowConflict: that directory has no record, or another pipeline's.
         """
-        newest = self.newest_record(pipeline)
+        newest = self.table.newest_record(pipeline)
         return newest.applied if newest else None
 
     def applied(self, window: Window) -> Applied | None:
@@ -100,7 +91,7 @@ class FilesSink(FilesTable, Sink):
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
-        record = self.record(window)
+        record = self.table.record(window)
         return record.applied if record and record.applied.replay >= window.replay else None
 
     def replay_problems(self) -> list[Problem]:
@@ -191,7 +182,7 @@ class FilesWindowWriter(WindowWriter):
             self._lock.release()
 
     def _refuse_conflict(self) -> None:
-        newest = self.sink.newest_record(self.window.pipeline)
+        newest = self.sink.table.newest_record(self.window.pipeline)
         if newest is not None and not self.window.replay:
             refuse_gap(newest.applied, self.window, str(self.sink.directory))
 
@@ -226,19 +217,19 @@ class FilesWindowWriter(WindowWriter):
             cluster_id=window.cluster_id,
             topic_ids=window.topic_ids,
         )
-        latest = self.sink.latest_record(window.pipeline)
+        latest = self.sink.table.latest_record(window.pipeline)
         columns = together(latest.columns if latest else {}, self.shape.schema)
         return WindowRecord(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), facts, columns)
 
     def _publish(self) -> None:
         self.sink.directory.mkdir(parents=True, exist_ok=True)
-        place = self.sink.window_path(self.window)
+        place = self.sink.table.window_path(self.window)
         if self.window.replay and place.exists():
             # What was there goes where the attempt was, and away with it.
             exchange(self.attempt / PUBLISH, place)
         else:
             os.rename(self.attempt / PUBLISH, place)
-        self.sink.flush()
+        self.sink.table.flush()
 
     def _after(self, error: OSError) -> Applied:
         """What a failed step means: another attempt was faster, has taken over, or the file system refused."""

@@ -1,81 +1,98 @@
-"""A directory whose windows are a table: where it is, and what its windows say of themselves."""
+"""The windows of a directory: their names, and the record that each holds of itself."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.files.layout import RECORD, WindowRecord, escape, flush, pipeline_slug, window_directory
+from airflow_kafka_spark.sinks.files.layout import RECORD, escape, flush, pipeline_slug, window_directory
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.interval import family_of
-from airflow_kafka_spark.windows.model import Window
+from airflow_kafka_spark.windows.model import Applied, OffsetRange, Window
 
-if TYPE_CHECKING:
-    from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+@dataclass(frozen=True)
+class WindowRecord:
+    """What ``_window`` holds.
+
+    :param applied: what was written.
+    :param files: path below the window's directory, rows and bytes of each file.
+    :param format: the files' format.
+    :param partition_by: their partition columns.
+    :param facts: who wrote it and when, for people.
+    :param columns: names and types of all columns that the pipeline's windows have had; empty where that is not known.
+    """
+
+    applied: Applied
+    files: tuple[Mapping[str, Any], ...] = ()
+    format: str = ""
+    partition_by: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def dump(self) -> str:
+        applied = self.applied
+        return json.dumps(
+            {
+                "version": 1,
+                "pipeline": applied.pipeline,
+                "number": applied.number,
+                "ranges": [[r.topic, r.partition, r.start, r.end] for r in applied.ranges],
+                "rows": applied.written,
+                "replay": applied.replay,
+                "format": self.format,
+                "partition_by": list(self.partition_by),
+                "cluster_id": applied.cluster_id,
+                "topic_ids": dict(applied.topic_ids),
+                **self.facts,
+                "columns": dict(self.columns),
+                "files": [dict(f) for f in self.files],
+            },
+            ensure_ascii=False,
+            indent=1,
+        )
+
+    @classmethod
+    def load(cls, text: str) -> WindowRecord:
+        """:raises ValueError: not a record of a window."""
+        found = json.loads(text)
+        try:
+            return cls(
+                Applied(
+                    found["pipeline"],
+                    found["number"],
+                    tuple(OffsetRange(*r) for r in found["ranges"]),
+                    found["rows"],
+                    replay=found.get("replay", 0),
+                    cluster_id=found.get("cluster_id") or "",
+                    topic_ids=found.get("topic_ids") or {},
+                ),
+                tuple(found["files"]),
+                found["format"],
+                tuple(found["partition_by"]),
+                columns=found.get("columns", {}),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the record of a window: {error!r}") from error
 
 
 @dataclass(frozen=True)
 class FilesTable:
-    """The arguments of :class:`~airflow_kafka_spark.sinks.files.sink.FilesSink`, which explains them, and the table they name."""
+    """A directory whose subdirectories are windows.
 
-    path: str
-    format: str = "parquet"
-    partition_by: Sequence[str] = ()
-    compression: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    window_column: str = "window"
-    auto_evolve: bool = False
+    :param directory: the table's directory.
+    :param window_column: the partition column that holds the windows' names.
+    """
 
-    def __post_init__(self) -> None:
-        names = self.partition_by
-        object.__setattr__(self, "partition_by", (names,) if isinstance(names, str) else tuple(names))
-
-    @property
-    def uri(self) -> str:
-        """``file:///abs/path``; a path that :meth:`validate` refuses, or that is not rendered yet, is returned as it is."""
-        try:
-            return self.directory.as_uri() if "{{" not in self.path else self.path
-        except ValueError:
-            return str(self.path)
-
-    @property
-    def directory(self) -> Path:
-        """The table's directory.
-
-        :raises ValueError: ``path`` is not an absolute local path or ``file://`` URI.
-        """
-        text = str(self.path)
-        if text.startswith("file:"):
-            parts = urllib.parse.urlsplit(text)
-            if parts.netloc not in ("", "localhost"):
-                raise ValueError(f"`{self.path}` names the host {parts.netloc}")
-            text = urllib.parse.unquote(parts.path)
-        elif found := _SCHEME.match(text):
-            raise ValueError(f"`{self.path}` is not on a file system: {found.group()} is not supported")
-        if not os.path.isabs(text):
-            raise ValueError(f"`{self.path}` is not an absolute path")
-        path = Path(os.path.normpath(text))
-        if path == path.parent:
-            raise ValueError("the root directory cannot be a table")
-        return path
-
-    @property
-    def spec(self) -> FileSpec:
-        """How tasks write files."""
-        from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
-
-        return FileSpec(self.format, self.compression, bool(self.partition_by), dict(self.options))
-
-    # --- records ------------------------------------------------------------------------------------------------------
+    directory: Path
+    window_column: str
 
     def window_path(self, window: Window) -> Path:
         """The window's directory, once it is published."""
@@ -101,7 +118,7 @@ class FilesTable:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SinkUnavailable(self.uri, "looking for the last window", str(error)) from error
+            raise SinkUnavailable(self.directory.as_uri(), "looking for the last window", str(error)) from error
         return self._read_record(Path(max(found)[1]), pipeline) if found else None
 
     def latest_record(self, pipeline: str) -> WindowRecord | None:
@@ -120,7 +137,7 @@ class FilesTable:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SinkUnavailable(self.uri, "looking for the last window", str(error)) from error
+            raise SinkUnavailable(self.directory.as_uri(), "looking for the last window", str(error)) from error
         for _, path in reversed(found):
             # What is no window of ours, or is just being replaced, tells nothing.
             with suppress(OSError, ValueError):
@@ -135,7 +152,7 @@ class FilesTable:
             for directory in (self.directory, self.directory.parent):
                 flush(directory)
         except OSError as error:
-            raise SinkUnavailable(self.uri, "making published windows durable", str(error)) from error
+            raise SinkUnavailable(self.directory.as_uri(), "making published windows durable", str(error)) from error
 
     def _read_record(self, directory: Path, pipeline: str) -> WindowRecord | None:
         try:
@@ -147,7 +164,7 @@ class FilesTable:
         except ValueError as error:
             raise WindowConflict(directory.name, f"{directory / RECORD} cannot be understood: {error}", "a record") from error
         except OSError as error:
-            raise SinkUnavailable(self.uri, "reading the record of a window", str(error)) from error
+            raise SinkUnavailable(self.directory.as_uri(), "reading the record of a window", str(error)) from error
         # Whoever published it may have died before it was durable, and the caller will move Kafka's offsets past it.
         self.flush()
         if record.applied.pipeline != pipeline:

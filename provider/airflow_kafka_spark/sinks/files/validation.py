@@ -17,21 +17,21 @@ from airflow_kafka_spark.sinks.files.layout import escape
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.table import FilesTable
+    from airflow_kafka_spark.sinks.files.options import FilesOptions
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
 
 FORMATS = ("parquet", "json", "csv", "orc")
 _LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
 
 
-def problems(sink: FilesTable, shape: Shape) -> list[Problem]:
+def problems(sink: FilesOptions, shape: Shape) -> list[Problem]:
     return [*_place(sink, shape), *_columns(sink, shape.schema), *_files(sink, shape.schema)]
 
 
 # --- place --------------------------------------------------------------------------------------------------------------
 
 
-def _place(sink: FilesTable, shape: Shape) -> Iterator[Problem]:
+def _place(sink: FilesOptions, shape: Shape) -> Iterator[Problem]:
     try:
         directory = sink.directory
     except ValueError as error:
@@ -73,10 +73,10 @@ def _rights(directory: Path) -> Iterator[Problem]:
         )
 
 
-def _neighbours(sink: FilesTable, shape: Shape, directory: Path) -> Iterator[Problem]:
+def _neighbours(sink: FilesOptions, shape: Shape, directory: Path) -> Iterator[Problem]:
     """What is there already must be a table with the same partition columns and of the same format: readers need one."""
     try:
-        latest = sink.latest_record(shape.pipeline)
+        latest = sink.table.latest_record(shape.pipeline)
         names = os.listdir(directory) if directory.exists() else []
     except (KafkaSparkError, OSError) as error:
         yield Problem("sink.path", f"{directory} cannot be read: {error}")
@@ -98,7 +98,7 @@ def _neighbours(sink: FilesTable, shape: Shape, directory: Path) -> Iterator[Pro
 # --- columns ------------------------------------------------------------------------------------------------------------
 
 
-def _columns(sink: FilesTable, schema: pa.Schema) -> Iterator[Problem]:
+def _columns(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
     names = Counter(schema.names)
     if doubled := [n for n, count in names.items() if count > 1]:
         yield Problem("schema", f"there is more than one column `{'`, `'.join(doubled)}`", "Rename all but one of them")
@@ -115,7 +115,7 @@ def _columns(sink: FilesTable, schema: pa.Schema) -> Iterator[Problem]:
         yield Problem("sink.partition_by", "it names all columns, so that none is left for the files", "Leave out at least one")
 
 
-def _window_column(sink: FilesTable, names: list[str]) -> Iterator[Problem]:
+def _window_column(sink: FilesOptions, names: list[str]) -> Iterator[Problem]:
     column: Any = sink.window_column
     if not isinstance(column, str) or not column or column[0] in "_.":
         skipped = "readers skip directories that begin with _ or ."
@@ -155,7 +155,7 @@ def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
 # --- files --------------------------------------------------------------------------------------------------------------
 
 
-def _files(sink: FilesTable, schema: pa.Schema) -> Iterator[Problem]:
+def _files(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
     if sink.format not in FORMATS:
         yield Problem("sink.format", f"`{sink.format}` is not known; expected one of {', '.join(FORMATS)}")
         return
@@ -170,7 +170,7 @@ def _files(sink: FilesTable, schema: pa.Schema) -> Iterator[Problem]:
     yield from _types(replace(spec, options={}) if wrong else spec, schema, set(sink.partition_by))
 
 
-def _options(sink: FilesTable, spec: FileSpec) -> Iterator[Problem]:
+def _options(sink: FilesOptions, spec: FileSpec) -> Iterator[Problem]:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.files.tasks.formats import probe
