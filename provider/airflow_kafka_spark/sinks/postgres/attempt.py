@@ -1,13 +1,13 @@
-"""One attempt at a window, prepared on the driver: earlier attempts ended, their leftovers gone, the target looked up."""
+"""Preparing an attempt at a window on the driver: end earlier attempts, remove what they left behind, look up the target."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from airflow_kafka_spark.errors import SinkRejected, WindowConflict
@@ -18,7 +18,7 @@ from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.catalog import Table, read_table
 from airflow_kafka_spark.sinks.postgres.server import SinkServer, lock_key, pipeline_key
 from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
-from airflow_kafka_spark.sinks.postgres.types import StageColumn, copies_directly, created_type, merge_column, stage_column
+from airflow_kafka_spark.sinks.postgres.types import StageColumn, copies_directly, merge_column, stage_column
 from airflow_kafka_spark.sinks.postgres.windows_table import exists, recorded, refuse_conflict
 from airflow_kafka_spark.windows.model import Split, Window
 
@@ -34,24 +34,31 @@ log = logging.getLogger(__name__)
 OFFSET, TOMBSTONE = "__airflow_offset", "__airflow_tombstone"
 KEEP_SPLITS = "Set back what decides the size of splits until this window is complete"
 STAGES = "airflow_stage_"
-"""What the names of all stages begin with."""
+"""The beginning of the names of all stages."""
 ABANDONED_DAYS = 7.0
-"""So old are the tables of an attempt, at least, that another pipeline's attempt removes."""
+"""Minimum age of an attempt whose tables an attempt of another pipeline removes."""
 _POLL = 0.02
 _DROPPED_AT_ONCE = 50
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
 class WindowAttempt:
-    """What driver and tasks of one attempt need to know.
+    """One attempt at a window: its tables, and how rows get into the target.
 
-    :param key: names the pipeline in names of tables and sessions.
-    :param token: names this attempt.
-    :param columns: the rows' columns.
-    :param merge: how they get into the target.
-    :param direct: whether COPY may write the target itself.
-    :param tolerates: whether rows that the target refuses are left out, and told.
-    :param keep_windows: rows of the sink's record that are kept of the pipeline.
+    :param server: the server, with the password.
+    :param target: the table.
+    :param windows: the sink's record of windows.
+    :param markers: the table of splits that are committed one by one.
+    :param stage_schema: the schema of the stages.
+    :param key: identifies the pipeline in names of tables and sessions.
+    :param token: identifies this attempt.
+    :param columns: the columns of the rows.
+    :param merge: the statements that move rows into the target.
+    :param direct: True if COPY may write into the target itself.
+    :param tolerates: True if rows that the target refuses are left out and reported.
+    :param keep_windows: how many rows of the pipeline the sink's record keeps.
     """
 
     server: SinkServer
@@ -75,28 +82,30 @@ class WindowAttempt:
 
     @property
     def prefix(self) -> str:
-        """Begins the names of all tables of this attempt: at most 63 bytes with what follows."""
+        """The beginning of the names of this attempt's tables. With what follows they have at most 63 bytes."""
         return f"{stage_prefix(self.key)}{self.window.number:x}_{self.token}"
 
     @property
     def registry(self) -> Name:
+        """The attempt's list of stages."""
         return Name(self.stage_schema, f"{self.prefix}_r")
 
     @property
     def owner(self) -> int:
-        """The token, as the splits table holds it."""
+        """The token as a number, for the owner's row of the splits table."""
         return int(self.token, 16)
 
     @property
     def lock(self) -> int:
-        """Held by whoever applies a window of this pipeline."""
+        """The advisory lock that is held while a window of this pipeline is applied."""
         return lock_key("window", str(self.windows), self.window.pipeline)
 
     def staged(self) -> WindowAttempt:
-        """The same, where splits that commit by themselves were deferred and are staged: each row can be found by its offset."""
+        """Return this attempt with stages that have a column of offsets, for splits that were deferred and are now staged."""
         return replace(self, merge=replace(self.merge, offset=OFFSET))
 
     def load(self) -> Load:
+        """Return the part of the attempt that tasks need."""
         from airflow_kafka_spark.sinks.postgres.tasks.write import Load
 
         return Load(
@@ -113,7 +122,7 @@ class WindowAttempt:
         )
 
     def stage(self, split: int, table: str) -> StagedSplit:
-        """A registered stage, with the place of its partition among the window's."""
+        """Return a registered stage, with the position of its partition among the window's partitions."""
         r = next(s.range for s in self.splits if s.index == split)
         partitions = sorted({s.range.topic_partition for s in self.splits})
         return StagedSplit(str(Name(self.stage_schema, table)), r.topic, r.partition, partitions.index(r.topic_partition))
@@ -128,7 +137,7 @@ def stage_prefix(key: str) -> str:
 
 
 def prepare(sink: PostgresOptions, window: Window, splits: Sequence[Split], shape: Shape) -> WindowAttempt:
-    """End earlier attempts, clear what they left, make the tables that are missing, and look up the target.
+    """End earlier attempts, remove what they left, create the tables that are missing, and look up the target.
 
     :raises WindowConflict: the window cannot follow the sink's last one.
     :raises SinkRejected: the target does not take these rows.
@@ -145,12 +154,12 @@ def prepare(sink: PostgresOptions, window: Window, splits: Sequence[Split], shap
         clear_abandoned(connection, stage_schema)
         _create_missing(connection, sink, name, windows, markers, shape)
         if sink.auto_evolve:
-            # Before anything is staged, and never undone: a killed attempt leaves columns that the next one finds.
+            # Before anything is staged, and never undone: the next attempt finds the columns of one that was killed.
             evolution.evolve(connection, sink, name, shape)
         token = uuid4().hex[:8]
         if recorded(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
-            # In this order: from here on no task of an earlier attempt can add a marker to those that are compared.
+            # First take over, then compare: from here on no task of an earlier attempt can add a marker to those compared.
             _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
             if not window.replay:
                 _refuse_open_markers(connection, windows, markers, window, splits)
@@ -164,7 +173,7 @@ def prepare(sink: PostgresOptions, window: Window, splits: Sequence[Split], shap
             tolerates=shape.tolerates, keep_windows=sink.keep_windows,
         )  # fmt: skip
         if sink.atomic == "window":
-            create_registry(connection, attempt.registry)
+            create_stage_registry(connection, attempt.registry)
         return attempt
 
 
@@ -176,31 +185,47 @@ def _clear(connection: psycopg.Connection, key: str, schema: str, patience: floa
 
     A paused attempt that wakes up finds its session closed; a task of it that opens a new one finds its registry gone.
     """
-    from psycopg import errors
+
+    def drop_some() -> bool:
+        left = [Name(schema, row[0]) for row in rows(connection, sql.tables_like(schema, stage_prefix(key)))]
+        if left:
+            run(connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))
+        return len(left) > _DROPPED_AT_ONCE
 
     deadline = time.monotonic() + patience
-    while True:
+    _end_sessions(connection, key, deadline)
+    while _with_short_locks(connection, key, patience, deadline, drop_some):
         _end_sessions(connection, key, deadline)
+
+
+def _with_short_locks(
+    connection: psycopg.Connection, key: str, patience: float, deadline: float, step: Callable[[], _Result]
+) -> _Result:
+    """Run a step in a transaction of its own. While another session holds a lock that it needs, end the sessions of earlier
+    attempts and run it again.
+
+    :raises psycopg.errors.LockNotAvailable: the lock is still held after the deadline.
+    """
+    from psycopg import errors
+
+    while True:
         try:
             with connection.transaction():
-                # Short: a session that began after the last look holds the lock for as long as it lives.
+                # A short timeout: a session of an earlier attempt may have begun since, and holds its locks until it is ended.
                 run(connection, sql.set_lock_timeout(min(patience, 1.0)))
-                left = [Name(schema, row[0]) for row in rows(connection, sql.tables_like(schema, stage_prefix(key)))]
-                if left:
-                    run(connection, sql.drop(left[:_DROPPED_AT_ONCE]))
-            if len(left) <= _DROPPED_AT_ONCE:
-                return
+                return step()
         except errors.LockNotAvailable:
             if time.monotonic() > deadline:
                 raise
+            _end_sessions(connection, key, deadline)
 
 
 def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
-    """Drop up to 50 tables of attempts whose pipeline nobody runs any more, so that nobody else clears them away.
+    """Drop up to 50 tables of abandoned attempts, whose pipelines no longer run and so do not remove them.
 
-    Guarantee: nothing that a live attempt needs is dropped. Only tables of attempts count that began more than
-    :data:`ABANDONED_DAYS` days ago, and whose pipeline has no session here: an attempt has one for as long as it lives. Never
-    waits for anybody, and never fails an attempt.
+    Guarantee: nothing that a live attempt needs is dropped. Only attempts count that began more than :data:`ABANDONED_DAYS` days
+    ago and whose pipeline has no session on the server: an attempt has one for as long as it lives. Never waits for a lock, and
+    never fails an attempt.
     """
     from psycopg import Error
 
@@ -210,14 +235,14 @@ def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
         left = [Name(schema, row[0]) for row in rows(connection, query)]
         if left:
             log.info("Dropping %d tables of attempts that were abandoned in schema %s", len(left), schema)
-            run(connection, sql.drop(left))
+            run(connection, sql.drop_tables(left))
 
 
-def create_registry(connection: psycopg.Connection, registry: Name) -> None:
-    """An attempt's list of stages, and when it began."""
+def create_stage_registry(connection: psycopg.Connection, registry: Name) -> None:
+    """Create an attempt's list of stages, and note when the attempt began."""
     with connection.transaction():
         run(connection, sql.create_registry(registry))
-        run(connection, sql.stamp(registry, rows(connection, sql.now())[0][0]))
+        run(connection, sql.stamp_registry(registry, rows(connection, sql.server_time())[0][0]))
 
 
 def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> None:
@@ -231,7 +256,7 @@ def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> 
             try:
                 run(connection, sql.terminate(pid))
             except errors.InsufficientPrivilege:
-                # Another role's. If it holds what is needed here, the lock timeout says so.
+                # A session of another role. If it holds a lock that is needed here, the lock timeout reports it.
                 not_ours.add(pid)
         if time.monotonic() > deadline:
             return
@@ -247,34 +272,22 @@ def _take_over(
     owner: int,
     patience: float,
 ) -> None:
-    """Make this attempt the only one whose tasks may commit splits of the pipeline by themselves; with ``atomic="window"`` none
+    """Make this attempt the only one whose tasks may commit splits of the pipeline one by one. With ``atomic="window"`` no task
     may.
 
-    A task holds the owner's row from its look until it commits: so what it commits was allowed, and is there before this returns.
+    A task locks the owner's row from its check until it commits. So a split that it commits is there before this returns.
     """
-    from psycopg import errors
-
     if not exists(connection, markers):
         return
-    statement = sql.own(markers, window.pipeline, owner) if sink.atomic == "split" else sql.disown(markers, window.pipeline)
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            with connection.transaction():
-                run(connection, sql.set_lock_timeout(min(patience, 1.0)))
-                run(connection, statement)
-            return
-        except errors.LockNotAvailable:
-            # A task of an earlier attempt has begun since its sessions were ended.
-            if time.monotonic() > deadline:
-                raise
-            _end_sessions(connection, key, deadline)
+    pipeline = window.pipeline
+    statement = sql.set_owner(markers, pipeline, owner) if sink.atomic == "split" else sql.remove_owner(markers, pipeline)
+    _with_short_locks(connection, key, patience, time.monotonic() + patience, lambda: run(connection, statement))
 
 
-def drop_tables(connection: psycopg.Connection, attempt: WindowAttempt) -> None:
-    """Everything of one attempt."""
+def drop_attempt_tables(connection: psycopg.Connection, attempt: WindowAttempt) -> None:
+    """Drop all tables of an attempt."""
     while left := rows(connection, sql.tables_like(attempt.stage_schema, f"{attempt.prefix}_")):
-        run(connection, sql.drop(Name(attempt.stage_schema, row[0]) for row in left[:_DROPPED_AT_ONCE]))
+        run(connection, sql.drop_tables(Name(attempt.stage_schema, row[0]) for row in left[:_DROPPED_AT_ONCE]))
 
 
 # --- the tables that have to be there ------------------------------------------------------------------------------------
@@ -289,7 +302,7 @@ def _create_missing(
     if sink.auto_create:
         statements[name] = creation(sink, name, shape)
     for table, statement in statements.items():
-        # IF NOT EXISTS asks for the right to create before it looks, and two of them at once can still collide.
+        # CREATE ... IF NOT EXISTS needs the right to create even if the table is there, and two at once can still collide.
         if exists(connection, table):
             continue
         with connection.transaction():
@@ -301,14 +314,9 @@ def _create_missing(
 
 
 def creation(sink: PostgresOptions, name: Name, shape: Shape) -> str:
-    """The statement of `auto_create`."""
-    columns = [(f.name, created_type(stage_column(f.name, f.type))) for f in shape.schema]
-    if sink.offset_columns:
-        given = {column for column, _ in columns}
-        columns += [c for c in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True) if c[0] not in given]
-    if sink.window_column:
-        columns.append((sink.window_column, "text"))
-    return sql.create_target(name, columns, sink.key)
+    """Return the statement that ``auto_create`` runs."""
+    columns = [stage_column(f.name, f.type) for f in shape.schema]
+    return sql.create_target(name, evolution.wanted_columns(sink, columns), sink.key)
 
 
 # --- from the rows' columns to the target's ------------------------------------------------------------------------------
@@ -346,13 +354,14 @@ def _plan(sink: PostgresOptions, target: Table, shape: Shape, window: Window) ->
 def _refuse_open_markers(
     connection: psycopg.Connection, windows: Name, markers: Name, window: Window, splits: Sequence[Split]
 ) -> None:
-    """Splits of another window that nobody has closed may be in the table already, as of a second ledger that counts otherwise.
+    """Refuse a window if splits of another incomplete window with some of its offsets are in the table already, as happens with a
+    second ledger that numbers windows differently.
 
-    :raises WindowConflict: some hold offsets of this one, and nobody has moved the pipeline back.
+    :raises WindowConflict: there are such splits, and the pipeline was not moved back on purpose.
     """
     if window.moved or not exists(connection, markers):
         return
-    for number, *place in rows(connection, sql.open_markers(markers, windows, window.pipeline, window.number)):
+    for number, *place in rows(connection, sql.select_open_splits(markers, windows, window.pipeline, window.number)):
         there = sql.SplitRow(*place)
         for r in (split.range for split in splits):
             if there[:2] == r.topic_partition and there.start < r.end and r.start < there.end:
@@ -369,21 +378,22 @@ def _compare_markers(
     *,
     tolerates: bool,
 ) -> None:
-    """An earlier attempt may have written splits of this window already: then this one has to go on as that one began. What it
-    has deferred is not written: where this one does not go on like that, it is forgotten.
+    """Compare this attempt with the splits of the window that earlier attempts have committed, if any: they have to be cut alike.
 
-    :raises SinkRejected: it would not.
+    Splits that an earlier attempt has deferred are not written. Their markers are deleted if this attempt handles them otherwise.
+
+    :raises SinkRejected: this attempt has other splits, or does not commit them one by one.
     """
     if not exists(connection, markers):
         return
-    found = [sql.SplitRow(*row) for row in rows(connection, sql.markers(markers, window.pipeline, window.number))]
+    found = [sql.SplitRow(*row) for row in rows(connection, sql.select_splits(markers, window.pipeline, window.number))]
     known = [marker for marker in found if not marker.is_deferred]
     there = f"{len(known)} of its splits are in the table already, each committed on its own by an earlier attempt"
     if known and sink.atomic != "split":
         raise SinkRejected(sink.table, str(window), there, 'Keep `atomic="split"` until this window is complete')
     cut = {(s.range.topic, s.range.partition, s.range.start, s.range.end) for s in splits} if sink.atomic == "split" else set()
     if not tolerates or any(marker.is_deferred and marker[:4] not in cut for marker in found):
-        run(connection, sql.drop_deferred(markers, window.pipeline, window.number))
+        run(connection, sql.delete_deferred_splits(markers, window.pipeline, window.number))
     topics = {s.range.topic for s in splits}
     other = [m for m in known if m.topic in topics and m[:4] not in cut]
     if other:

@@ -1,4 +1,4 @@
-"""What the server's catalog says about a table, its columns and the rights on it."""
+"""Reading the server's catalog: a table, its columns and indexes, and the rights of the connection's role."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """A column of the target table, as its catalog describes it.
+    """A column of the target table, as the catalog describes it.
 
-    :param type: as the user knows it, ``character varying(5)``.
-    :param base: the type under it, without domain and modifier, ready to be cast to: ``character varying``.
+    :param type: the type as users write it, ``character varying(5)``.
+    :param base: the type without domain and modifier, as a cast takes it: ``character varying``.
     :param category: PostgreSQL's category of ``base``: ``S`` string, ``A`` array, ``E`` enum, ``U`` user-defined, ...
     :param scale: digits after the point of a ``numeric`` that limits them, or of the elements of an array.
-    :param precise: its type with its modifier but without its domain: ``numeric(12,2)``.
-    :param element: for an array, the type of its elements; else empty.
+    :param precise: the type with its modifier but without its domain: ``numeric(12,2)``.
+    :param element: the type of an array's elements; else empty.
     :param element_category: the category of ``element``.
-    :param domain: whether a domain lies over ``base``.
+    :param domain: True if the type is a domain over ``base``.
     :param collation: an explicit collation, quoted; empty for the type's own.
-    :param required: it takes no NULL and has nothing to fall back on.
-    :param generated: its values are computed (``GENERATED ALWAYS``).
+    :param required: True if it takes no NULL and has no default.
+    :param generated: True if its values are computed (``GENERATED ALWAYS``).
     """
 
     name: str
@@ -50,13 +50,13 @@ class Table:
 
     :param kind: ``r`` table, ``p`` partitioned table, ``v`` view, ``m`` materialized view, ``f`` foreign table.
     :param logged: False for one that a crash of the server empties.
-    :param hides_rows: whether a row-level policy applies to this role.
-    :param filters: whether a trigger may change or drop rows before they are inserted.
-    :param rights: what this role may do of SELECT, INSERT, UPDATE, DELETE.
-    :param columns: in their order.
-    :param unique: the column sets that a unique index lets ON CONFLICT find: valid, not partial, not deferrable, no expressions.
-    :param deferrable: those of deferrable constraints, which ON CONFLICT stumbles over even beside a good index.
-    :param owned: whether this role may do what only its owner may, as adding columns.
+    :param hides_rows: True if a row-level policy applies to this role.
+    :param filters: True if a trigger may change or drop rows before they are inserted.
+    :param rights: those of SELECT, INSERT, UPDATE and DELETE that this role has.
+    :param columns: the columns by name, in their order.
+    :param unique: the column sets of unique indexes that ON CONFLICT can use: valid, not partial, not deferrable, no expressions.
+    :param deferrable: the column sets of deferrable constraints, with which ON CONFLICT fails even beside a usable index.
+    :param owned: True if this role may do what only the owner may, such as adding columns.
     """
 
     name: Name
@@ -72,12 +72,15 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Place:
-    """What holds for the whole session.
+class ServerFacts:
+    """Properties of the server and of the session's role.
 
-    :param version: ``server_version_num``, 160014.
-    :param standby: whether the server only follows another one.
-    :param read_only: whether transactions are read-only by default.
+    :param version: ``server_version_num``, for instance 160014.
+    :param release: the version as users know it, ``16.14``.
+    :param role: the session's role.
+    :param standby: True if the server is a standby.
+    :param read_only: True if transactions are read-only by default.
+    :param may_create_temporary: True if the role may create temporary tables.
     """
 
     version: int
@@ -88,18 +91,19 @@ class Place:
     may_create_temporary: bool
 
 
-def read_place(connection: psycopg.Connection) -> Place:
+def read_server_facts(connection: psycopg.Connection) -> ServerFacts:
+    """Return the properties of the server and of the session's role."""
     found = rows(
         connection,
         "SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_user::text, "
         "pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', "
         "has_database_privilege(current_database(), 'TEMPORARY')",
     )
-    return Place(*found[0])
+    return ServerFacts(*found[0])
 
 
 def schema_rights(connection: psycopg.Connection, schema: str) -> frozenset[str] | None:
-    """What this role may do in a schema of USAGE and CREATE; None: there is no such schema."""
+    """Return those of USAGE and CREATE that this role has in a schema, or None if there is no such schema."""
     found = rows(
         connection,
         "SELECT has_schema_privilege(oid, 'USAGE'), has_schema_privilege(oid, 'CREATE') "
@@ -158,7 +162,7 @@ WHERE i.indrelid = {oid} AND i.indisunique AND i.indisvalid AND i.indpred IS NUL
 
 
 def read_table(connection: psycopg.Connection, name: Name) -> Table | None:
-    """None: there is no such relation."""
+    """Return a relation as the catalog describes it, or None if there is none of this name."""
     found = rows(connection, _RELATION.format(schema=literal(name.schema), table=literal(name.table)))
     if not found:
         return None

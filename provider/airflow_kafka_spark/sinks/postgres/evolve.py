@@ -1,4 +1,4 @@
-"""Columns that the rows have and the table has not: added on request (``auto_evolve``), named otherwise."""
+"""Columns that the rows have and the table lacks: added with ``auto_evolve``, reported otherwise."""
 
 from __future__ import annotations
 
@@ -23,30 +23,35 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SYSTEM = frozenset({"ctid", "xmin", "cmin", "xmax", "cmax", "tableoid"})
-"""Columns that PostgreSQL has in every table."""
+"""Names of columns that PostgreSQL reserves in every table."""
 
 
-def missing(sink: PostgresOptions, columns: Sequence[StageColumn], table: Table) -> list[tuple[str, str]]:
-    """Names and types of what the table lacks: columns of the rows, and those that the sink fills."""
+def wanted_columns(sink: PostgresOptions, columns: Sequence[StageColumn]) -> list[tuple[str, str]]:
+    """Return names and types of the columns that a table needs: those of the rows, and those that the sink fills."""
     wanted = [(column.name, created_type(column)) for column in columns]
     given = {name for name, _ in wanted}
     if sink.offset_columns:
         wanted += [c for c in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True) if c[0] not in given]
     if sink.window_column:
         wanted.append((sink.window_column, "text"))
-    return [column for column in wanted if column[0] not in table.columns]
+    return wanted
+
+
+def missing_columns(sink: PostgresOptions, columns: Sequence[StageColumn], table: Table) -> list[tuple[str, str]]:
+    """Return names and types of the wanted columns that the table lacks."""
+    return [column for column in wanted_columns(sink, columns) if column[0] not in table.columns]
 
 
 def evolve(connection: psycopg.Connection, sink: PostgresOptions, name: Name, shape: Shape) -> None:
-    """Add what is missing, nullable, in one statement that commits by itself: all of it or nothing, and once, however many
-    attempts want it at the same time. Nothing is ever dropped, renamed or given another type.
+    """Add the missing columns, nullable, in one statement that commits by itself: all of them or none, and once, however many
+    attempts do so at the same time. No column is ever dropped, renamed or given another type.
     """
     columns = [stage_column(f.name, f.type) for f in shape.schema]
     with connection.transaction():
-        # Who comes second finds the first one's columns; their types are compared when the window is planned into the table.
+        # The attempt that comes second finds the columns of the first. Their types are compared afterwards (refuse_misfits).
         run(connection, sql.lock(lock_key("evolve", str(name))))
         table = read_table(connection, name)
-        added = missing(sink, columns, table) if table is not None else []
+        added = missing_columns(sink, columns, table) if table is not None else []
         if added:
             run(connection, sql.add_columns(name, added, "IF NOT EXISTS"))
     if added:
@@ -54,7 +59,7 @@ def evolve(connection: psycopg.Connection, sink: PostgresOptions, name: Name, sh
 
 
 def refuse_misfits(table: Table, columns: Sequence[StageColumn], window: str) -> None:
-    """Once more, behind ``validate``: somebody else may have added a column, or changed one, since.
+    """Compare the rows with the table again: it may have been changed since ``validate``.
 
     :raises SinkRejected: a column is missing, or of a type that the rows do not fit into.
     """
@@ -66,19 +71,19 @@ def refuse_misfits(table: Table, columns: Sequence[StageColumn], window: str) ->
             raise SinkRejected(str(table.name), window, found)
 
 
-# --- what is told beforehand ---------------------------------------------------------------------------------------------
+# --- problems that are reported before anything runs
+# ---------------------------------------------------------------------------------------------
 
 
 def problems(sink: PostgresOptions, columns: Sequence[StageColumn], table: Table, role: str) -> Iterator[Problem]:
-    """What keeps the missing columns from being there when rows come: each of them without ``auto_evolve``, and with it
-    those that cannot be added."""
+    """Yield a problem for each missing column without ``auto_evolve``, and with it for each that cannot be added."""
     absent = [column for column in columns if column.name not in table.columns]
     if not sink.auto_evolve:
         yield from (_refused(column, table) for column in absent)
         return
     for column in absent:
         yield from _cannot_be_added(column, sink, table)
-    lacking = missing(sink, columns, table)
+    lacking = missing_columns(sink, columns, table)
     if lacking and not table.owned:
         named = ", ".join(f"`{name}`" for name, _ in lacking)
         what = f"role `{role}` does not own {table.name}, which lacks {named}; expected its owner, who alone may add columns"
@@ -90,7 +95,7 @@ def _refused(column: StageColumn, table: Table) -> Problem:
     there = ", ".join(f"`{name}`" for name in table.columns) or "none"
     alike = _alike(column.name, table)
     what = f"{table.name} has no such column{alike}; found {there}; expected `{column.name}` {kind}"
-    # With the option it would be refused, too.
+    # A name that differs by case only is refused with the option, too.
     first = "Rename one of them" if alike else "Set `auto_evolve=True` on the sink"
     action = f"{first}, or run: {sql.add_columns(table.name, [(column.name, kind)])}"
     return Problem(f"sink.table column `{column.name}`", what, f"{action}; or leave it out of the schema")
@@ -111,7 +116,7 @@ def _cannot_be_added(column: StageColumn, sink: PostgresOptions, table: Table) -
 
 
 def changed_type(column: StageColumn, table: Table, reason: str) -> Problem:
-    """A column whose type is another one: never changed by itself."""
+    """Return the problem of a column that has another type. The sink never changes a type."""
     kind, name = created_type(column), quote(column.name)
     using = f"to_jsonb({name})" if column.holds == "json" else f"{name}::{kind}"
     action = f"Correct the schema, or run: ALTER TABLE {table.name} ALTER COLUMN {name} TYPE {kind} USING {using}"

@@ -1,4 +1,4 @@
-"""From an Airflow connection of type ``postgres`` to sessions of the server, and from the server's errors to ours."""
+"""Sessions of the server that an Airflow connection of type ``postgres`` leads to, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SinkServer(PostgresServer):
-    """The same, as a sink uses it.
+    """The server of a sink.
 
-    :param lock_timeout: seconds a session waits for another one's lock.
+    :param lock_timeout: seconds that a session waits for another one's lock.
     """
 
     lock_timeout: float = 60.0
 
     def connect(self, application_name: str = APPLICATION) -> psycopg.Connection:
-        """A new session in autocommit mode, with the settings of ``sql.session_settings``."""
+        """Open a session in autocommit mode, with the parameters of ``sql.session_settings``."""
         import psycopg
 
-        # Prepared statements would outlive the stages they were prepared for.
+        # No prepared statements: they would outlive the stages that they refer to.
         connection = psycopg.connect(self.named(application_name), autocommit=True, prepare_threshold=None)
         try:
             run(connection, sql.session_settings(self.lock_timeout))
@@ -43,12 +43,12 @@ class SinkServer(PostgresServer):
 
     @contextmanager
     def session(self, doing: str, window: str) -> Iterator[psycopg.Connection]:
-        """A session whose errors become ours.
+        """Open a session whose errors are raised as errors of this package.
 
-        :param doing: what it is for.
-        :param window: the window, or the pipeline, that it is for.
-        :raises SinkUnavailable: the server cannot be reached, or broke off.
-        :raises SinkRejected: it refused.
+        :param doing: what the session is for, in messages.
+        :param window: the window, or the pipeline, in messages.
+        :raises SinkUnavailable: the server cannot be reached, or the connection broke.
+        :raises SinkRejected: the server refused a statement.
         """
         import psycopg
 
@@ -62,7 +62,8 @@ class SinkServer(PostgresServer):
             raise self.explain(error, window, f"{doing} {window}") from self.cause(error)
 
     def explain(self, error: BaseException, window: str, doing: str, target: str = "") -> KafkaSparkError:
-        """An error of psycopg or ADBC as one of ours: refused for good, or worth another try."""
+        """Translate an error of psycopg or ADBC: :class:`SinkRejected` if trying again would fail again, else
+        :class:`SinkUnavailable`."""
         state = getattr(error, "sqlstate", None) or ""
         detail = self.scrub(message_of(error))
         place = target or self.where
@@ -77,40 +78,41 @@ class SinkServer(PostgresServer):
 
 
 _KNOWN = re.compile(r"(0[0-389ABFLPZ]|10|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|P0|XX)...")
-"""PostgreSQL's own errors, by class: a code of another one is what a function has chosen (``ERRCODE``)."""
+"""The classes of PostgreSQL's own error codes. Other codes were chosen by a function (``ERRCODE``)."""
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether it is about what rows hold: a value, a constraint, a text too long for its index, or what a function of a trigger
-    raises by itself (class P0, 38, or a code of its own)."""
+    """Return True if the error is about the content of rows: a value, a constraint, a text too long for its index, or an error
+    that a trigger's function raises (class P0 or 38, or a code of its own)."""
     state = getattr(error, "sqlstate", None) or ""
     is_chosen = len(state) == 5 and state.isalnum() and not _KNOWN.fullmatch(state)
     return is_chosen or state[:2] in ("22", "23", "38", "P0") or state == "54000"
 
 
 def read_connection(conn_id: str, lock_timeout: float = 60.0) -> SinkServer:
-    """Look an Airflow connection up.
+    """Return the server of an Airflow connection.
 
-    :raises ConnectionInvalid: it is not defined, of another type, or has options that mean nothing here.
+    :param lock_timeout: seconds that its sessions wait for locks.
+    :raises ConnectionInvalid: the connection is not defined, of another type, or has options that are not known.
     """
     return SinkServer(**vars(read_server(look_up(conn_id, "postgres"))), lock_timeout=lock_timeout)
 
 
 def pipeline_key(windows: Name, pipeline: str) -> str:
-    """12 hex digits that name a pipeline among all that share a database."""
+    """Return 12 hex digits that identify a pipeline among all that share a database."""
     return hashlib.sha256(f"{windows}\0{pipeline}".encode()).hexdigest()[:12]
 
 
 def lock_key(*parts: str) -> int:
-    """The number of an advisory lock."""
+    """Return the number of an advisory lock."""
     return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big", signed=True)
 
 
 def message_of(error: BaseException) -> str:
-    """What the server says, in one line."""
+    """Return the server's message in one line."""
     diagnosis = getattr(error, "diag", None)
     if diagnosis is None or not diagnosis.message_primary:
-        # ADBC puts the server's words between its own and the statement.
+        # ADBC puts the server's message between its own words and the statement.
         text = " ".join(str(error).split())
         said = re.search(r"(?:ERROR|FATAL): (.*?)(?: (?:LINE \d+: .*?)?\^? ?Query was: .*| ?[.] SQLSTATE: \w+)?$", text)
         return said[1] if said else text

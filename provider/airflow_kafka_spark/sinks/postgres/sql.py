@@ -1,6 +1,6 @@
-"""Every statement the PostgreSQL sink runs, as pure functions of names and values.
+"""The statements of the PostgreSQL sink, as pure functions of names and values. Every name in them is quoted.
 
-The same text runs through psycopg on the driver and through ADBC in the tasks.
+The same statements run through psycopg on the driver and through ADBC in the tasks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from airflow_kafka_spark.hooks.postgres_names import Name, literal, quote
 
 OFFSET_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
-"""Where a row came from; the names of the JDBC sink's ``pk.mode=kafka``."""
+"""Columns for a row's topic, partition and offset, with the names of the JDBC sink's ``pk.mode=kafka``."""
 OFFSET_TYPES = ("text", "integer", "bigint")
 
 
@@ -25,10 +25,10 @@ def jsonb(value: Any) -> str:
 
 
 def session_settings(lock_timeout: float, *, durable: bool = True) -> str:
-    """Make a session mean the same whatever server, database and role set, and notice a client that is gone.
+    """Set a session's parameters, so that it behaves alike whatever server, database and role set, and detects a lost client.
 
     :param lock_timeout: seconds to wait for another session's lock.
-    :param durable: False where losing the commit in a crash of the server is noticed and repaired.
+    :param durable: False if a commit may be lost in a crash of the server, because that is detected and repaired.
     """
     settings = {
         "client_encoding": "UTF8",
@@ -36,10 +36,10 @@ def session_settings(lock_timeout: float, *, durable: bool = True) -> str:
         "TimeZone": "UTC",
         "extra_float_digits": "1",
         "default_transaction_isolation": "read committed",
-        # A policy that hides rows would make counts and deletes silently wrong: it becomes an error.
+        # A policy that hides rows would make counts and deletes silently wrong. With this it is an error.
         "row_security": "off",
         "lock_timeout": str(round(lock_timeout * 1000)),
-        # The statements are simple, and long: compiling them only costs.
+        # The statements are simple but long: compiling them costs more than it saves.
         "jit": "off",
         "statement_timeout": "0",
         "transaction_timeout": "0",
@@ -50,7 +50,7 @@ def session_settings(lock_timeout: float, *, durable: bool = True) -> str:
         "tcp_keepalives_count": "3",
     }
     values = ", ".join(f"({literal(name)}, {literal(value)})" for name, value in settings.items())
-    # An acknowledged commit has to be one, and a server that waits for its standbys goes on doing so.
+    # An acknowledged commit has to be durable. Stronger settings, such as waiting for standbys, stay.
     commit = "CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END" if durable else "'off'"
     return (
         "SELECT set_config(s.name, CASE s.name WHEN 'synchronous_commit' THEN "
@@ -60,12 +60,12 @@ def session_settings(lock_timeout: float, *, durable: bool = True) -> str:
 
 
 def set_lock_timeout(seconds: float) -> str:
-    """For the rest of the transaction."""
+    """Set the lock timeout for the rest of the transaction."""
     return f"SET LOCAL lock_timeout = {round(seconds * 1000)}"
 
 
 def sessions_named(application_name: str) -> str:
-    """Other sessions of that name in this database."""
+    """Select the process ids of other sessions of that name in this database."""
     return (
         "SELECT pid FROM pg_catalog.pg_stat_activity WHERE datname = current_database() "
         f"AND application_name = {literal(application_name)} AND pid <> pg_backend_pid()"
@@ -77,17 +77,17 @@ def terminate(pid: int) -> str:
 
 
 def lock(key: int) -> str:
-    """Wait for, and hold until the transaction ends, a lock that is only a number."""
+    """Take an advisory lock and hold it until the transaction ends. Waits for it."""
     return f"SELECT pg_advisory_xact_lock({int(key)})"
 
 
 def try_lock(key: int) -> str:
-    """The same without waiting."""
+    """Take an advisory lock if it is free; return whether it was."""
     return f"SELECT pg_try_advisory_xact_lock({int(key)})"
 
 
-def end_holder(key: int) -> str:
-    """End the session that holds such a lock."""
+def terminate_lock_holder(key: int) -> str:
+    """End the session that holds an advisory lock."""
     high, low = (int(key) >> 32) & 0xFFFFFFFF, int(key) & 0xFFFFFFFF
     return (
         "SELECT pg_terminate_backend(pid) FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
@@ -110,13 +110,15 @@ def create_windows(windows: Name) -> str:
 
 
 def add_replay(windows: Name) -> str:
-    """For a table of before there were replays."""
+    """Add the column ``replay`` to a table that was created before replays existed."""
     return f"ALTER TABLE {windows} ADD COLUMN IF NOT EXISTS replay integer NOT NULL DEFAULT 0"
 
 
 def claim_window(windows: Name, facts: Mapping[str, Any], target: str) -> str:
-    """Insert the window's row; for a replay, take that of the time before. Returns whether the row is new; no row comes back when
-    it is there already. Waits for whoever is about to insert it."""
+    """Insert the window's row, or for a replay update the row of the run before. Waits for a transaction that is about to do so.
+
+    Returns True if the row is new, False if it was updated, and no row if another attempt has applied the window.
+    """
     return (
         f"INSERT INTO {windows} AS w (pipeline, number, ranges, target, run, cluster_id, topic_ids, replay) VALUES ("
         f"{literal(facts['pipeline'])}, {literal(facts['number'])}, {jsonb(facts['ranges'])}, {literal(target)}, "
@@ -127,7 +129,7 @@ def claim_window(windows: Name, facts: Mapping[str, Any], target: str) -> str:
 
 
 def count_window(windows: Name, pipeline: str, number: int, written: int, deleted: int) -> str:
-    """Complete the row with what was written, and with the time of its commit rather than of its claim."""
+    """Set the counts of the window's row, and its time, which is that of the commit rather than of the claim."""
     return (
         f"UPDATE {windows} SET written = {literal(written)}, deleted = {literal(deleted)}, applied_at = clock_timestamp() "
         f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
@@ -135,39 +137,39 @@ def count_window(windows: Name, pipeline: str, number: int, written: int, delete
 
 
 DROPPED_WINDOWS = 1000
-"""Old rows of the windows table that one transaction removes at most."""
+"""Maximum number of old rows that one transaction removes from the windows table."""
 
 
-def drop_old_windows(windows: Name, pipeline: str, number: int, keep: int) -> str:
-    """The oldest rows of a pipeline, of windows before the ``keep`` last ones."""
+def delete_old_windows(windows: Name, pipeline: str, number: int, keep: int) -> str:
+    """Delete the oldest rows of a pipeline, those before its last ``keep`` windows."""
     mine = f"pipeline = {literal(pipeline)}"
     old = f"SELECT number FROM {windows} WHERE {mine} AND number <= {literal(number - keep)}"
     return f"DELETE FROM {windows} WHERE {mine} AND number IN ({old} ORDER BY number LIMIT {DROPPED_WINDOWS})"
 
 
-def window_row(windows: Name, pipeline: str, number: int) -> str:
+def select_window(windows: Name, pipeline: str, number: int) -> str:
     return f"{_select_windows(windows)} WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
 
 
-def last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
-    """The row with the highest number, ``but`` left aside."""
+def select_last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
+    """Select the pipeline's row with the highest number, other than ``but``."""
     others = "" if but is None else f"AND number <> {literal(but)} "
     return f"{_select_windows(windows)} WHERE pipeline = {literal(pipeline)} {others}ORDER BY number DESC LIMIT 1"
 
 
 def _select_windows(windows: Name) -> str:
-    # Through JSON: the table may be of before there were replays, and is only read here.
+    # Through JSON: a table that was created before replays existed has no such column, and is only read here.
     replay = "(to_jsonb(w)->>'replay')::integer"
     return f"SELECT number, ranges, written, deleted, topic_ids, {replay}, cluster_id FROM {windows} AS w"
 
 
 def delete_window(target: Name, column: str, window: str) -> str:
-    """The rows of one window."""
+    """Delete the rows of one window."""
     return f"DELETE FROM {target} WHERE {quote(column)} = {literal(window)}"
 
 
-def unmarked(target: Name, column: str) -> str:
-    """Whether there are rows that do not say which window they are of."""
+def has_unmarked_rows(target: Name, column: str) -> str:
+    """Select whether there are rows without a window's name."""
     return f"SELECT EXISTS (SELECT 1 FROM {target} WHERE {quote(column)} IS NULL)"
 
 
@@ -181,15 +183,16 @@ def create_splits(splits: Name) -> str:
 
 
 OWNER = "number = 0"
-"""What tells the owner's row of the splits table from markers, of which windows are numbered from 1: its ``end_offset`` names the
+"""The owner's row of the splits table; the other rows are of windows, which are numbered from 1. Its ``end_offset`` names the
 attempt whose tasks may commit splits of the pipeline's windows."""
 
 DEFERRED = -1
-"""Instead of a number of rows: the target refuses some of the split's. No task may commit it any more."""
+"""Stands in place of the number of rows of a split that is left to the driver. No task may commit it any more."""
 
 
 class SplitRow(NamedTuple):
-    """A split's row in the splits table: present when, and only when, its rows are in the target, or it is deferred."""
+    """A split's row in the splits table (its marker). It is there if, and only if, the split's rows are in the target, or the
+    split is deferred."""
 
     topic: str
     partition: int
@@ -222,16 +225,16 @@ def count_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> s
     )
 
 
-def markers(splits: Name, pipeline: str, number: int) -> str:
+def select_splits(splits: Name, pipeline: str, number: int) -> str:
     return (
         f"SELECT topic, partition, start_offset, end_offset, rows, written, deleted FROM {splits} "
         f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
     )
 
 
-def open_markers(splits: Name, windows: Name, pipeline: str, number: int) -> str:
-    """Number, and marker, of splits of the pipeline's other windows that are newer than the last one applied: of windows that
-    nobody has closed."""
+def select_open_splits(splits: Name, windows: Name, pipeline: str, number: int) -> str:
+    """Select number and place of the splits of the pipeline's other windows that are not complete, being newer than the last one
+    applied."""
     last = f"SELECT max(number) FROM {windows} WHERE pipeline = {literal(pipeline)}"
     return (
         f"SELECT number, topic, partition, start_offset, end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} "
@@ -239,9 +242,9 @@ def open_markers(splits: Name, windows: Name, pipeline: str, number: int) -> str
     )
 
 
-def own(splits: Name, pipeline: str, owner: int) -> str:
-    """Make an attempt the one whose tasks may commit splits of a pipeline. Waits for tasks of the one before that are about to
-    commit theirs."""
+def set_owner(splits: Name, pipeline: str, owner: int) -> str:
+    """Make an attempt the owner, whose tasks alone may commit splits of a pipeline. Waits for tasks of the owner before it that
+    are about to commit."""
     values = ", ".join(literal(value) for value in (pipeline, 0, "", 0, 0, owner))
     return (
         f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values}) "
@@ -249,34 +252,34 @@ def own(splits: Name, pipeline: str, owner: int) -> str:
     )
 
 
-def disown(splits: Name, pipeline: str, owner: int | None = None) -> str:
-    """Let no task commit splits of a pipeline. Waits for those that are about to commit theirs.
+def remove_owner(splits: Name, pipeline: str, owner: int | None = None) -> str:
+    """Remove the owner, so that no task may commit splits of a pipeline. Waits for tasks that are about to commit.
 
-    :param owner: only if this attempt is the owner.
+    :param owner: remove it only if it is this attempt.
     """
     mine = "" if owner is None else f" AND end_offset = {literal(owner)}"
     return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND {OWNER}{mine}"
 
 
-def owner_of(splits: Name, pipeline: str) -> str:
-    """The attempt whose tasks may commit splits: it stays the owner until the transaction that asks has ended."""
+def lock_owner(splits: Name, pipeline: str) -> str:
+    """Select the attempt whose tasks may commit splits. It stays the owner until the transaction that runs this has ended."""
     return f"SELECT end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} AND {OWNER} FOR SHARE"
 
 
-def drop_old_markers(splits: Name, pipeline: str, number: int) -> str:
-    """Those of earlier windows, and of splits of this one that were deferred; and the owner's row."""
+def delete_old_splits(splits: Name, pipeline: str, number: int) -> str:
+    """Delete the rows of earlier windows, of deferred splits, and of the owner."""
     old = f"number < {literal(number)} OR rows = {DEFERRED}"
     return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND ({old})"
 
 
-def drop_deferred(splits: Name, pipeline: str, number: int) -> str:
-    """Let tasks try again what was deferred."""
+def delete_deferred_splits(splits: Name, pipeline: str, number: int) -> str:
+    """Delete the rows of deferred splits, so that tasks may commit them again."""
     window = f"pipeline = {literal(pipeline)} AND number = {literal(number)}"
     return f"DELETE FROM {splits} WHERE {window} AND rows = {DEFERRED}"
 
 
 def applied_since(windows: Name, pipeline: str, number: int) -> str:
-    """Whether the window, or one that follows it, is applied."""
+    """Select a row if the window, or a later one, is applied."""
     return f"SELECT 1 FROM {windows} WHERE pipeline = {literal(pipeline)} AND number >= {literal(number)} LIMIT 1"
 
 
@@ -284,29 +287,30 @@ def applied_since(windows: Name, pipeline: str, number: int) -> str:
 
 
 def create_registry(registry: Name) -> str:
-    """One attempt's list of stages: a split has at most one."""
+    """Create an attempt's list of stages, which has at most one stage for a split."""
     return (
         f"CREATE UNLOGGED TABLE {registry} (split integer PRIMARY KEY, stage text, rows bigint NOT NULL, "
         "tombstones bigint NOT NULL) WITH (autovacuum_enabled = off)"
     )
 
 
-def now() -> str:
-    """Seconds since the epoch, by the server's clock."""
+def server_time() -> str:
+    """Select the server's time in seconds since the epoch."""
     return "SELECT extract(epoch FROM clock_timestamp())::bigint"
 
 
-def stamp(registry: Name, began: int) -> str:
-    """Note on an attempt's registry when the attempt began, in seconds since the epoch."""
+def stamp_registry(registry: Name, began: int) -> str:
+    """Store in the registry's comment when the attempt began, in seconds since the epoch."""
     return f"COMMENT ON TABLE {registry} IS {literal(str(began))}"
 
 
 def abandoned_tables(schema: str, prefix: str, application: str, days: float, most: int) -> str:
-    """Tables of attempts that nobody works on any more: their registry says that they began more than so many days ago, and no
-    session of their pipeline is there. In the order of their names, in which an attempt's registry comes last.
+    """Select the tables of abandoned attempts: their registry says that they began more than ``days`` ago, and their pipeline has
+    no session. Sorted by name, so that an attempt's registry comes last.
 
-    :param prefix: what the names of all stages begin with; the pipeline's key of 12 digits follows.
-    :param application: what the names of sessions begin with; a blank and the key follow.
+    :param prefix: the beginning of the names of all stages; the pipeline's key of 12 digits follows.
+    :param application: the beginning of the names of all sessions; a blank and the key follow.
+    :param most: how many tables at most.
     """
     key = f"substr(c.relname, {len(prefix) + 1}, 12)"
     attempt = f"substring(c.relname FROM {literal('^' + prefix + '[0-9a-f]{12}_[0-9a-f]+_[0-9a-f]{8}_')})"
@@ -324,20 +328,20 @@ def abandoned_tables(schema: str, prefix: str, application: str, days: float, mo
     )
 
 
-def register(registry: Name, split: int, stage: str | None, rows: int, tombstones: int) -> str:
-    """Writes no row when another task attempt of this split was faster."""
+def register_stage(registry: Name, split: int, stage: str | None, rows: int, tombstones: int) -> str:
+    """Enter a split's stage in the registry. Inserts no row if another task attempt at this split was faster."""
     values = ", ".join(literal(value) for value in (split, stage, rows, tombstones))
     return f"INSERT INTO {registry} (split, stage, rows, tombstones) VALUES ({values}) ON CONFLICT (split) DO NOTHING"
 
 
-def registered(registry: Name, split: int | None = None) -> str:
+def select_stages(registry: Name, split: int | None = None) -> str:
     return f"SELECT split, stage, rows, tombstones FROM {registry}" + (
         "" if split is None else f" WHERE split = {literal(split)}"
     )
 
 
 def create_stage(columns: Iterable[tuple[str, str]], stage: Name) -> str:
-    # Autovacuum on a table that is about to be dropped would make the drop wait for it.
+    # Without autovacuum, since dropping the table would wait for it.
     return (
         f"CREATE UNLOGGED TABLE {stage} ({_definitions(columns)}) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)"
     )
@@ -348,7 +352,7 @@ def create_temporary(columns: Iterable[tuple[str, str]], name: str) -> str:
 
 
 def tables_like(schema: str, prefix: str) -> str:
-    """Tables whose names begin so, as far as this role may drop them; an attempt's registry comes after its stages."""
+    """Select the tables with this prefix that this role may drop. An attempt's registry comes after its stages."""
     return (
         "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
         f"WHERE n.nspname = {literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {literal(prefix)}) "
@@ -366,7 +370,7 @@ def delete_offsets(stage: str, offset: str, gone: Iterable[int]) -> str:
     return f"DELETE FROM {stage} WHERE {quote(offset)} IN ({', '.join(map(literal, gone))})"
 
 
-def drop(tables: Iterable[Name]) -> str:
+def drop_tables(tables: Iterable[Name]) -> str:
     return f"DROP TABLE IF EXISTS {', '.join(map(str, tables))}"
 
 
@@ -376,9 +380,9 @@ def create_target(target: Name, columns: Sequence[tuple[str, str]], key: Sequenc
 
 
 def add_columns(target: Name, columns: Iterable[tuple[str, str]], where: str = "") -> str:
-    """Nullable ones.
+    """Add nullable columns.
 
-    :param where: ``IF NOT EXISTS`` takes those that are there as they are.
+    :param where: ``IF NOT EXISTS`` leaves columns that are there as they are.
     """
     add = f"ADD COLUMN {where}".strip()
     return f"ALTER TABLE {target} " + ", ".join(f"{add} {quote(name)} {kind}" for name, kind in columns)
@@ -388,17 +392,18 @@ def _definitions(columns: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{quote(name)} {kind}" for name, kind in columns)
 
 
-# --- merge --------------------------------------------------------------------------------
+# --- from stages into the target --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class MergeColumn:
-    """A column on its way from a stage into the target.
+    """How a column of a stage is converted to the target's type.
 
-    :param name: its name in both.
-    :param before: what stands before a reference to it, to make it the target's type; empty where assignment does that.
-    :param after: what stands behind it.
-    :param key_after: the same where it is compared as a key, so that rows equal in the target are equal here.
+    :param name: its name in stage and target.
+    :param before: SQL in front of a reference to the stage's column; empty if assignment converts the value.
+    :param after: SQL behind the reference.
+    :param key_after: SQL behind the reference where it is compared as a key: keys that the target's index finds equal have to be
+        equal here.
     """
 
     name: str
@@ -417,11 +422,11 @@ class MergeColumn:
 
 @dataclass(frozen=True)
 class StagedSplit:
-    """A table that holds one split's rows.
+    """A table that holds the rows of one split.
 
-    :param table: as it stands in a statement.
-    :param order: the place of its partition among the window's partitions.
-    :param span: only the rows of these offsets, the second one excluded; None: all.
+    :param table: its name, quoted.
+    :param order: the position of its partition among the window's partitions.
+    :param span: use only the rows of these offsets, start inclusive and end exclusive; None: all rows.
     """
 
     table: str
@@ -433,17 +438,17 @@ class StagedSplit:
 
 @dataclass(frozen=True)
 class Merge:
-    """How rows get from stages into the target.
+    """The statements that move rows from stages into the target.
 
     :param target: the table.
-    :param columns: what the rows have.
-    :param key: the key's columns; empty when rows are only added.
+    :param columns: the columns of the rows.
+    :param key: the columns of the key; empty if rows are only appended.
     :param offset: the stage's hidden column of offsets, if it has one.
     :param tombstone: the stage's hidden column that marks deletes, if it has one.
-    :param filled: which of :data:`~airflow_kafka_spark.sinks.postgres.sql.OFFSET_COLUMNS` the sink fills.
-    :param guarded: whether the target has all of them, so that an older offset never overwrites a newer one.
-    :param again: whether rows of these very offsets may be there already, and are written again.
-    :param window: a column and what it holds in every row: the window's name.
+    :param filled: the :data:`OFFSET_COLUMNS` that the sink fills.
+    :param guarded: True if the target has all of them, so that an older offset never overwrites a newer one.
+    :param again: True if rows of the same offsets may be there already and are written again, as in a replay.
+    :param window: a column and its value in every row, the window's name.
     """
 
     target: Name
@@ -458,21 +463,21 @@ class Merge:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The target's columns that get a value."""
+        """The columns of the target that get a value."""
         return (*(c.name for c in self.columns), *self.filled, *(self.window or ())[:1])
 
     def insert(self, stage: StagedSplit) -> str:
-        """Add all rows of one stage."""
+        """Append all rows of one stage."""
         return f"INSERT INTO {self.target} ({_list(self.names)}) SELECT {', '.join(self._values())} FROM {self._rows([stage])}"
 
     def upsert(self, stages: Sequence[StagedSplit]) -> str:
-        """Insert or update the last row of each key, the highest offset of the last partition."""
+        """Insert or update the last row of each key: that with the highest offset in the last partition."""
         return f"{self._put(f'({self._last(stages)}) AS last')}"
 
     def upsert_and_delete(self, stages: Sequence[StagedSplit]) -> str:
-        """The same, where the last event of a key may be its deletion. Selects how many rows were put and how many removed.
+        """Upsert, where the last event of a key may be its deletion. Selects how many rows were written and how many deleted.
 
-        One statement: the keys of its two halves differ, so that neither touches a row of the other.
+        Both halves are one statement. Their keys differ, so that neither changes a row of the other.
         """
         assert self.tombstone
         dead = f"last.{quote(self.tombstone)}"
@@ -490,7 +495,7 @@ class Merge:
         return [*(c.value for c in self.columns), *(f"s.{quote(name)}" for name in self.filled), *named]
 
     def _rows(self, stages: Sequence[StagedSplit]) -> str:
-        """The rows of all stages, with where they came from: ``s``."""
+        """Return a subquery ``s`` of the rows of all stages, with the columns that say where they came from."""
         parts = []
         for stage in stages:
             offset = f"r.{quote(self.offset)}" if self.offset else "NULL::bigint"
@@ -505,7 +510,7 @@ class Merge:
         assert self.offset
         by_name = {c.name: c for c in self.columns}
         keys = ", ".join(by_name[k].key_value for k in self.key)
-        # A key is compared as the target compares it, and handed on like that.
+        # A key is compared as the target compares it, and inserted as that value.
         values = [f"{c.key_value if c.name in self.key else c.value} AS {quote(c.name)}" for c in self.columns]
         values += [f"s.{quote(name)}" for name in self.filled]
         values += [f"{literal(self.window[1])}::text AS {quote(self.window[0])}"] if self.window else []

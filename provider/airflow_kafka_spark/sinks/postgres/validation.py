@@ -1,4 +1,4 @@
-"""Everything that would keep a window from being written to PostgreSQL, found before anything is read or written."""
+"""Validation of a PostgreSQL sink: everything that would keep a window from being written, found before anything runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.base import Shape
-    from airflow_kafka_spark.sinks.postgres.catalog import Place, Table
+    from airflow_kafka_spark.sinks.postgres.catalog import ServerFacts, Table
 
 OLDEST = 12
 RESERVED = "__airflow_"
@@ -52,7 +52,7 @@ def problems(sink: PostgresOptions, shape: Shape) -> list[Problem]:
         connection.close()
 
 
-# --- what can be said without the server ---------------------------------------------------------------------------------
+# --- without the server ---------------------------------------------------------------------------------
 
 
 def _shape_problems(sink: PostgresOptions, shape: Shape) -> Iterator[Problem]:
@@ -88,34 +88,34 @@ def _try_stage_column(field: pa.Field) -> StageColumn | None:
         return None
 
 
-# --- what only the server can say ----------------------------------------------------------------------------------------
+# --- with the server ----------------------------------------------------------------------------------------
 
 
 @dataclass
 class _ServerValidation:
-    """One look at the server."""
+    """Compares options and rows with the server's catalog, in one session."""
 
     sink: PostgresOptions
     columns: Sequence[StageColumn]
     connection: psycopg.Connection
     tolerates: bool
-    place: Place | None = None
+    facts: ServerFacts | None = None
 
     def problems(self) -> list[Problem]:
-        from airflow_kafka_spark.sinks.postgres.catalog import read_place, read_table
+        from airflow_kafka_spark.sinks.postgres.catalog import read_server_facts, read_table
 
-        place = self.place = read_place(self.connection)
-        if place.version < OLDEST * 10_000:
-            what = f"connection `{self.sink.conn_id}` leads to PostgreSQL {place.release}; expected {OLDEST} or newer"
+        facts = self.facts = read_server_facts(self.connection)
+        if facts.version < OLDEST * 10_000:
+            what = f"connection `{self.sink.conn_id}` leads to PostgreSQL {facts.release}; expected {OLDEST} or newer"
             return [Problem("sink.conn_id", what)]
-        found = list(self._place_problems(place))
+        found = list(self._server_problems(facts))
         try:
             schema, table = parse_name(self.sink.table)
         except ValueError:
             return found
         name = resolve(self.connection, schema, table)
         target = read_table(self.connection, name)
-        found += self._schema_problems(name, place.role, creates=target is None)
+        found += self._schema_problems(name, facts.role, creates=target is None)
         if target is None:
             return found + list(self._creation_problems(name))
         if target.kind in _KINDS:
@@ -125,17 +125,17 @@ class _ServerValidation:
         )  # fmt: skip
         return found + [problem for check in checks for problem in check(target)]
 
-    def _place_problems(self, place: Place) -> Iterator[Problem]:
+    def _server_problems(self, facts: ServerFacts) -> Iterator[Problem]:
         where = f"connection `{self.sink.conn_id}`"
-        if place.standby:
+        if facts.standby:
             yield Problem("sink.conn_id", f"{where} leads to a standby, which takes no writes", "Connect to the primary")
-        elif place.read_only:
+        elif facts.read_only:
             yield Problem(
                 "sink.conn_id", f"transactions of {where} are read-only", "See `default_transaction_read_only` of the role"
             )
-        if self.sink.atomic == "split" and not place.may_create_temporary:
-            what = f'role `{place.role}` may not create temporary tables, which `atomic="split"` can need'
-            yield Problem("sink.conn_id", what, f"GRANT TEMPORARY ON DATABASE ... TO {quote(place.role)}")
+        if self.sink.atomic == "split" and not facts.may_create_temporary:
+            what = f'role `{facts.role}` may not create temporary tables, which `atomic="split"` can need'
+            yield Problem("sink.conn_id", what, f"GRANT TEMPORARY ON DATABASE ... TO {quote(facts.role)}")
 
     # --- schemas ---
 
@@ -143,7 +143,7 @@ class _ServerValidation:
         from airflow_kafka_spark.sinks.postgres.catalog import read_table
 
         needed: dict[str, list[str]] = {}
-        # Splits that commit by themselves are staged where rows of them are refused.
+        # Splits that commit one by one are staged, too, if rows of them are refused.
         if self.sink.atomic == "window" or self.tolerates:
             needed.setdefault(self.sink.stage_schema or name.schema, []).append("its stages")
         own = [self.sink.windows_table] + ([self.sink.splits_table] if self.sink.atomic == "split" else [])
@@ -209,7 +209,7 @@ class _ServerValidation:
     def _column_problems(self, table: Table) -> Iterator[Problem]:
         from airflow_kafka_spark.sinks.postgres import evolve as evolution
 
-        yield from evolution.problems(self.sink, self.columns, table, self.place.role if self.place else "")
+        yield from evolution.problems(self.sink, self.columns, table, self.facts.role if self.facts else "")
         for column in self.columns:
             target = table.columns.get(column.name)
             if target is not None and target.generated:
@@ -221,7 +221,7 @@ class _ServerValidation:
                 yield evolution.changed_type(column, table, reason)
 
     def _filled_problems(self, table: Table) -> Iterator[Problem]:
-        """Columns that the sink itself fills, and those that nobody does."""
+        """Yield problems of the columns that the sink fills, and of required columns that get no value."""
         filled = {*(c.name for c in self.columns), *sql.OFFSET_COLUMNS, self.sink.window_column}
         yield from self._window_column_problems(table)
         for name, kind in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True):

@@ -1,4 +1,4 @@
-"""The sink's own record of windows: a table beside the target, one row per window, written in the window's transaction."""
+"""The sink's own record of windows: a table beside the target with one row per window, written in the window's transaction."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 
 
 def exists(connection: psycopg.Connection, table: Name) -> bool:
+    """Return True if there is such a table."""
     return rows(connection, f"SELECT to_regclass({literal(str(table))}) IS NOT NULL")[0][0]
 
 
 def last_recorded(connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None) -> Applied | None:
-    """The pipeline's window with the highest number, ``but`` left aside."""
-    return _recorded(pipeline, rows(connection, sql.last_window(windows, pipeline, but=but)))
+    """Return the pipeline's window with the highest number, other than ``but``."""
+    return _recorded(pipeline, rows(connection, sql.select_last_window(windows, pipeline, but=but)))
 
 
 def recorded(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:
-    """The row of exactly this window; None for a replay that has not been taken yet.
+    """Return the row of this window, or None. A replay that is not applied yet has none.
 
     :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
     :raises WindowConflict: a window of this number is there, but of other offsets.
     """
-    found = _recorded(window.pipeline, rows(connection, sql.window_row(windows, window.pipeline, window.number)))
+    found = _recorded(window.pipeline, rows(connection, sql.select_window(windows, window.pipeline, window.number)))
     if found is None:
         return None
     refuse_other(found, window, str(windows))
@@ -38,9 +39,9 @@ def recorded(connection: psycopg.Connection, windows: Name, window: Window) -> A
 
 
 def claim(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool | None:
-    """Insert the window's row, or for a replay take that of the time before, which only one transaction can.
+    """Insert the window's row, or for a replay update the row of the run before. Only one transaction can.
 
-    :return: True for a new row, False for that of the time before, None where another attempt has taken it.
+    :return: True for a new row, False for an updated one, None if another attempt has applied the window.
     """
     facts: dict[str, Any] = {
         "pipeline": window.pipeline,
@@ -56,8 +57,10 @@ def claim(connection: psycopg.Connection, windows: Name, window: Window, target:
 
 
 def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Window) -> None:
-    """:raises WindowConflict: the sink's last window of this pipeline is not the one this window follows.
-    :raises ForeignOffsets: it is of another cluster.
+    """Check that the window follows the sink's last window of the pipeline. A replay need not.
+
+    :raises WindowConflict: it does not.
+    :raises ForeignOffsets: the sink's last window is of another cluster.
     """
     last = last_recorded(connection, windows, window.pipeline, but=window.number)
     if last is not None and not window.replay:
@@ -65,18 +68,18 @@ def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Windo
 
 
 def written_before(connection: psycopg.Connection, windows: Name, window: Window) -> int:
-    """How many rows the window had written when it was taken the time before."""
-    found = rows(connection, sql.window_row(windows, window.pipeline, window.number))
+    """Return how many rows the window wrote when it was applied before."""
+    found = rows(connection, sql.select_window(windows, window.pipeline, window.number))
     return int(found[0][2]) if found else 0
 
 
-def count(connection: psycopg.Connection, windows: Name, window: Window, written: int, deleted: int, keep: int) -> Applied:
-    """Complete the row in the transaction that claimed it, and remove rows that are too old to be remembered.
+def complete(connection: psycopg.Connection, windows: Name, window: Window, written: int, deleted: int, keep: int) -> Applied:
+    """Set the counts of the row in the transaction that claimed it, and remove old rows.
 
-    Whatever may still be asked for finds what it needs: an open window follows the newest row, which stays; an attempt or a task
-    that comes late is refused for a newer row as it was for its own.
+    The newest rows stay, and they are all that is needed: an open window follows the newest one, and a late attempt or task is
+    refused because of a newer row as it would be because of its own.
     """
-    run(connection, sql.drop_old_windows(windows, window.pipeline, window.number, keep))
+    run(connection, sql.delete_old_windows(windows, window.pipeline, window.number, keep))
     run(connection, sql.count_window(windows, window.pipeline, window.number, written, deleted))
     return Applied(
         window.pipeline, window.number, window.ranges, written, deleted, window.replay, window.cluster_id, window.topic_ids
@@ -87,6 +90,6 @@ def _recorded(pipeline: str, found: list[tuple]) -> Applied | None:
     if not found:
         return None
     number, ranges, written, deleted, topic_ids, replay, cluster_id = found[0]
-    # A table of somebody else's making may hold null.
+    # A table that the sink did not create may hold nulls.
     ids = (cluster_id or "", topic_ids or {})
     return Applied(pipeline, number, ranges_from_json(ranges), written, deleted, replay or 0, *ids)

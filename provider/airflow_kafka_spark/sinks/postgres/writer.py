@@ -21,7 +21,7 @@ from airflow_kafka_spark.hooks.postgres_names import quote
 from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres import windows_table as record
-from airflow_kafka_spark.sinks.postgres.attempt import WindowAttempt, create_registry, drop_tables
+from airflow_kafka_spark.sinks.postgres.attempt import WindowAttempt, create_stage_registry, drop_attempt_tables
 from airflow_kafka_spark.sinks.postgres.server import is_refusal
 from airflow_kafka_spark.sinks.postgres.transaction import Transaction
 from airflow_kafka_spark.windows.model import Applied, BadRecord, Split, SplitResult
@@ -77,7 +77,7 @@ class DriverWriter(WindowWriter):
             self._gather(results)
         except psycopg.Error as error:
             raise self._explain(error) from self.attempt.server.cause(error)
-        return self.transaction.sieve.records if self.transaction.sieve else ()
+        return self.transaction.finder.records if self.transaction.finder else ()
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """See :meth:`WindowWriter.commit`.
@@ -156,7 +156,7 @@ class DriverWriter(WindowWriter):
             return None
         if self.stages:
             transaction.drop_stages()
-        return record.count(transaction.session, attempt.windows, attempt.window, *gathered, keep=attempt.keep_windows)
+        return record.complete(transaction.session, attempt.windows, attempt.window, *gathered, keep=attempt.keep_windows)
 
     # --- errors ---
 
@@ -166,7 +166,7 @@ class DriverWriter(WindowWriter):
         if not is_refusal(error) and self._is_superseded():
             return Fenced(window.pipeline, f"committing window {window.number}")
         found = attempt.server.explain(error, str(window), f"committing window {window}", str(attempt.target))
-        if isinstance(found, SinkRejected) and (column := self._culprit(error)) is not None:
+        if isinstance(found, SinkRejected) and (column := self._failing_column(error)) is not None:
             return SinkRejected(found.sink, found.window, f"column `{column}`: {found.detail}", found.action)
         return found
 
@@ -180,15 +180,15 @@ class DriverWriter(WindowWriter):
                 return not record.exists(connection, self.attempt.registry)
         return False
 
-    def _culprit(self, error: psycopg.Error) -> str | None:
-        return culprit(self.attempt, error) if self.stages else None
+    def _failing_column(self, error: psycopg.Error) -> str | None:
+        return failing_column(self.attempt, error) if self.stages else None
 
     # --- life ---
 
     def __enter__(self) -> Self:
         return self
 
-    def stay(self) -> None:
+    def show_presence(self) -> None:
         """Show that the attempt lives, by a session of its name for as long as it does: its stages are then nobody's litter
         (:func:`~airflow_kafka_spark.sinks.postgres.attempt.clear_abandoned`).
 
@@ -212,7 +212,7 @@ class DriverWriter(WindowWriter):
         try:
             with self.attempt.server.session("clearing up", str(self.attempt.window)) as connection:
                 run(connection, "SET lock_timeout = '2s'")
-                drop_tables(connection, self.attempt)
+                drop_attempt_tables(connection, self.attempt)
         except KafkaSparkError as failure:
             log.info("Stages of window %s are left to the next attempt: %s", self.attempt.window, failure)
 
@@ -231,7 +231,7 @@ class StagedWindowWriter(DriverWriter):
 
     def __init__(self, attempt: WindowAttempt, *, overlap: bool) -> None:
         super().__init__(attempt, stages=True)
-        self.overlap = _Overlap(self.transaction) if overlap else None
+        self.overlap = _MergeThread(self.transaction) if overlap else None
 
     def split_writer(self) -> SplitWriter:
         return self.stage_writer()
@@ -247,7 +247,7 @@ class StagedWindowWriter(DriverWriter):
             # Its transaction is a session that is there for as long as the attempt can succeed.
             self.overlap.start()
         else:
-            self.stay()
+            self.show_presence()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -256,7 +256,7 @@ class StagedWindowWriter(DriverWriter):
         super().__exit__(kind, error, trace)
 
 
-class _Overlap(threading.Thread):
+class _MergeThread(threading.Thread):
     """Merges stages as tasks register them."""
 
     def __init__(self, transaction: Transaction) -> None:
@@ -331,8 +331,8 @@ class SplitsWindowWriter(DriverWriter):
         attempt = self.attempt = self.attempt.staged()
         self.transaction, self.stages = Transaction(attempt), True
         with attempt.server.session("staging splits of", str(attempt.window)) as connection:
-            create_registry(connection, attempt.registry)
-        self.stay()
+            create_stage_registry(connection, attempt.registry)
+        self.show_presence()
         return tuple(split for split in attempt.splits if split.index in indexes)
 
     def _found(self) -> Mapping[int, int]:
@@ -348,7 +348,7 @@ class SplitsWindowWriter(DriverWriter):
     def _markers(self) -> list[sql.SplitRow]:
         """Of splits that are in the target."""
         window = self.attempt.window
-        found = rows(self.transaction.session, sql.markers(self.attempt.markers, window.pipeline, window.number))
+        found = rows(self.transaction.session, sql.select_splits(self.attempt.markers, window.pipeline, window.number))
         return [marker for marker in (sql.SplitRow(*row) for row in found) if not marker.is_deferred]
 
     def _begin(self) -> bool:
@@ -359,7 +359,7 @@ class SplitsWindowWriter(DriverWriter):
         if not super()._begin():
             return False
         window = self.attempt.window
-        owners = rows(self.transaction.session, sql.owner_of(self.attempt.markers, window.pipeline))
+        owners = rows(self.transaction.session, sql.lock_owner(self.attempt.markers, window.pipeline))
         if [owner for (owner,) in owners] != [self.attempt.owner]:
             # Whoever owns them now need not wait for this one's locks.
             self.transaction.close()
@@ -374,12 +374,12 @@ class SplitsWindowWriter(DriverWriter):
         # Its tasks commit nothing from here on. Where that cannot be said now, the next attempt at the window says it.
         with suppress(KafkaSparkError), attempt.server.session("leaving", str(window)) as connection:
             run(connection, "SET lock_timeout = '2s'")
-            run(connection, sql.disown(attempt.markers, window.pipeline, attempt.owner))
+            run(connection, sql.remove_owner(attempt.markers, window.pipeline, attempt.owner))
 
     def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
         applied, window = super()._apply(results), self.attempt.window
         if applied is not None:
-            run(self.transaction.session, sql.drop_old_markers(self.attempt.markers, window.pipeline, window.number))
+            run(self.transaction.session, sql.delete_old_splits(self.attempt.markers, window.pipeline, window.number))
         return applied
 
 
@@ -390,7 +390,7 @@ _SECONDS = 30
 _PROBE = "airflow_probe"
 
 
-def culprit(attempt: WindowAttempt, error: psycopg.Error) -> str | None:
+def failing_column(attempt: WindowAttempt, error: psycopg.Error) -> str | None:
     """Try the staged rows column by column, into a temporary table with the target's types, until one fails as the window did.
 
     :return: the column's name; None when it cannot be found, or the error names it itself.
@@ -412,7 +412,7 @@ def culprit(attempt: WindowAttempt, error: psycopg.Error) -> str | None:
 def _search(connection: psycopg.Connection, attempt: WindowAttempt, state: str | None) -> str | None:
     import psycopg
 
-    registered = rows(connection, sql.registered(attempt.registry))
+    registered = rows(connection, sql.select_stages(attempt.registry))
     stages = [attempt.stage(split, stage) for split, stage, _, _ in registered if stage]
     names = ", ".join(quote(c.name) for c in attempt.merge.columns)
     run(connection, f"CREATE TEMP TABLE {quote(_PROBE)} ON COMMIT DROP AS SELECT {names} FROM {attempt.target} WITH NO DATA")

@@ -335,7 +335,7 @@ class StageWriter(CopyWriter):
         return there
 
     def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
-        found = session.rows(sql.registered(self.registry, self.split.index))
+        found = session.rows(sql.select_stages(self.registry, self.split.index))
         return self._token(*found[0]) if found else None
 
     def _start(self, session: LoadSession) -> Stream:
@@ -348,11 +348,11 @@ class StageWriter(CopyWriter):
         mine = (self.split.index, self._stage.table if rows and self._stage else None, rows, now.tombstones)
         if rows != now.seen:
             raise SinkUnavailable(self.load.target, f"loading {self.split.range}", f"it took {rows} of {now.seen} rows")
-        if session.run(sql.register(self.registry, *mine)) == 1:
+        if session.run(sql.register_stage(self.registry, *mine)) == 1:
             session.commit()
             return self._token(*mine)
         # Another attempt at this split was faster. What is here goes with the transaction.
-        return self._token(*session.rows(sql.registered(self.registry, self.split.index))[0])
+        return self._token(*session.rows(sql.select_stages(self.registry, self.split.index))[0])
 
     def _token(self, split: int, stage: str | None, rows: int, tombstones: int) -> Mapping[str, Any]:
         return {"rows": rows, "stage": stage, "tombstones": tombstones}
@@ -457,7 +457,7 @@ class SplitAtomicWriter(CopyWriter):
         """
         # First: the row stays locked until this transaction ends. Whoever takes the window over waits for that, and then sees the
         # marker; or was faster, and then this sees that.
-        owners = session.rows(sql.owner_of(self.splits, self.load.pipeline))
+        owners = session.rows(sql.lock_owner(self.splits, self.load.pipeline))
         if (there := self._known(session)) is not None:
             return there
         # Its markers go when the next window is applied: a task that comes later still must not find the way free.
@@ -482,7 +482,7 @@ class SplitAtomicWriter(CopyWriter):
                 raise SinkRejected(self.load.target, self.load.window, detail, "Keep the splits of a window until it is complete")
 
     def _markers(self, session: LoadSession) -> list[sql.SplitRow]:
-        found = session.rows(sql.markers(self.splits, self.load.pipeline, self.load.number))
+        found = session.rows(sql.select_splits(self.splits, self.load.pipeline, self.load.number))
         return [sql.SplitRow(*row) for row in found]
 
     def _start(self, session: LoadSession) -> Stream:
@@ -557,7 +557,7 @@ class SplitAtomicWriter(CopyWriter):
         # Asked, not waited for: an error would cost the transaction, and what is loaded with it.
         while not session.rows(sql.try_lock(self._lock))[0][0]:
             if time.monotonic() > deadline:
-                session.rows(sql.end_holder(self._lock))
+                session.rows(sql.terminate_lock_holder(self._lock))
             time.sleep(_POLL_SECONDS)
 
     def _merge(self, session: LoadSession) -> tuple[int, int]:
