@@ -1,8 +1,8 @@
-"""Arrow types and PostgreSQL types: what a stage's columns are, and which of the target's columns they fit into.
+"""Arrow types and PostgreSQL types: the columns of a stage, and the columns of a target that they fit into.
 
-The rule: a value arrives as it is, or its window fails. A pair of types that would round or cut silently is refused before
-anything is read; one that may overflow (bigint into integer, text into varchar(5)) is let through, since PostgreSQL refuses the
-value itself. Only digits below a microsecond are cut: PostgreSQL has none.
+A value arrives as it is, or its window fails. A pair of types that would round or cut silently is refused before anything is
+read. One that may overflow (bigint into integer, text into varchar(5)) is allowed, since PostgreSQL refuses the value itself.
+Only digits below a microsecond are cut: PostgreSQL does not have them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Holds = Literal["value", "array", "json", "nothing"]
 
 
 class UnsupportedType(ValueError):
-    """An Arrow type that has no counterpart."""
+    """Raised for an Arrow type that has no counterpart in PostgreSQL."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class StageColumn:
     """A column as it is sent to PostgreSQL.
 
     :param name: its name.
-    :param arrow: the Arrow type that is sent; the rows are cast to it, or, for ``json``, turned into JSON text.
-    :param sql: the PostgreSQL type that ADBC's binary COPY writes for it. Nothing on the way checks that the column has it: a
-        column of another type takes the bytes for something else.
-    :param holds: what is in it: ``value``, ``array``, ``json`` (as text) or ``nothing`` (Arrow's null type).
+    :param arrow: the Arrow type that is sent. Values are cast to it or, for ``json``, written as JSON text.
+    :param sql: the PostgreSQL type that ADBC's binary COPY writes for it. The column must have exactly this type: nothing checks
+        it, and the bytes would be read as something else.
+    :param holds: what the column holds: ``value``, ``array``, ``json`` (as text) or ``nothing`` (Arrow's null type).
     """
 
     name: str
@@ -41,7 +41,10 @@ class StageColumn:
 
 
 def stage_column(name: str, arrow: pa.DataType) -> StageColumn:
-    """:raises UnsupportedType: for a type that PostgreSQL has no column for."""
+    """Return the column that is sent for an Arrow type.
+
+    :raises UnsupportedType: PostgreSQL has no column type for it.
+    """
     import pyarrow as pa
 
     arrow = _bare(arrow)
@@ -60,12 +63,15 @@ def stage_column(name: str, arrow: pa.DataType) -> StageColumn:
 
 
 def created_type(column: StageColumn) -> str:
-    """The type of a column the sink creates itself."""
+    """Return the type of a column that the sink creates."""
     return "jsonb" if column.holds == "json" else column.sql
 
 
 def check_json(arrow: pa.DataType) -> None:
-    """:raises UnsupportedType: when something inside of it has no form in JSON."""
+    """Check that values of a type can be written as JSON.
+
+    :raises UnsupportedType: the type, or one inside of it, has no form in JSON.
+    """
     import pyarrow as pa
 
     arrow = _bare(arrow)
@@ -88,7 +94,7 @@ def _is_span(arrow: pa.DataType) -> bool:
 
 
 def _bare(arrow: pa.DataType) -> pa.DataType:
-    """Without dictionary encoding and without Arrow's name for JSON text."""
+    """Return the type without dictionary encoding and without Arrow's extension type for JSON."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(arrow):
@@ -105,7 +111,7 @@ def _is_list(arrow: pa.DataType) -> bool:
 
 
 def _scalar(t: pa.DataType) -> tuple[pa.DataType, str] | None:
-    """What is sent for a scalar type, and the PostgreSQL type of that; None for the others."""
+    """Return the Arrow type that is sent for a scalar type, and its PostgreSQL type; None if it is no scalar type."""
     import pyarrow as pa
 
     simple = {
@@ -147,7 +153,7 @@ def _decimal(t: pa.DataType) -> tuple[pa.DataType, str]:
     import pyarrow as pa
 
     sent = t if t.bit_width >= 128 else pa.decimal128(t.precision, t.scale)
-    # PostgreSQL before 15 knows no other scales; a column without one takes them all.
+    # PostgreSQL before 15 has no other scales. A column without a scale takes all of them.
     return sent, f"numeric({t.precision},{t.scale})" if 0 <= t.scale <= t.precision else "numeric"
 
 
@@ -168,7 +174,7 @@ def _is_binary(t: pa.DataType) -> bool:
 
 _INTEGERS = ("smallint", "integer", "bigint")
 _TIMES = ("timestamp without time zone", "timestamp with time zone")
-# Types a format can yield as what they are: text is not parsed into these.
+# Types that formats yield themselves, so that text is not parsed into them.
 _TYPED = frozenset(
     {*_INTEGERS, *_TIMES, "boolean", "numeric", "real", "double precision", "bytea", "date", "interval", "money", "oid"}
     | {"time without time zone", "time with time zone"}
@@ -192,7 +198,8 @@ _WIDENS: dict[str, frozenset[str]] = {
 
 
 def misfit(column: StageColumn, target: TargetColumn) -> str | None:
-    """Why the rows' column does not go into the target's, as "the rows have ...; expected ..."; None when it does."""
+    """Return why a column of the rows does not fit into the target's, as "the rows have ...; expected ...", or None if it
+    does."""
     if column.holds == "nothing":
         return None
     if column.holds == "json":
@@ -217,7 +224,7 @@ def _fits(stage: str, base: str, category: str, scale: int | None) -> bool:
             return own == 0
         return base == "numeric" and (scale is None or own is not None and scale >= own)
     if kind == "text":
-        # Any other type is known by its text only: uuid, jsonb, inet, an enum. `name` cuts what is too long.
+        # Text is parsed into any other type: uuid, jsonb, inet, an enum. Not into `name`, which cuts long values.
         return _is_string(base, category) or category not in ("A", "S", "Z") and base not in _TYPED
     return base in _WIDENS[kind]
 
@@ -243,7 +250,7 @@ def _say(found: str, expected: str) -> str:
 
 
 def merge_column(column: StageColumn, target: TargetColumn) -> MergeColumn:
-    """How a stage's column becomes the target's. By assignment where that can: an explicit cast to varchar(5) cuts silently."""
+    """Return how a stage's column is converted to the target's. By assignment if possible: a cast to varchar(5) cuts silently."""
     before, after = "", ""
     if column.holds == "nothing":
         after = f"::{target.base}"
@@ -260,13 +267,14 @@ def merge_column(column: StageColumn, target: TargetColumn) -> MergeColumn:
 
 
 def _key_cast(target: TargetColumn) -> str:
-    """Makes two keys equal exactly where the target's unique index finds them equal."""
+    """Return the cast that makes two keys equal exactly if the target's unique index finds them equal."""
     kind = target.base if target.category == "S" else target.precise or target.base
     return f"::{kind}" + (f" COLLATE {target.collation}" if target.collation else "")
 
 
 def copies_directly(column: StageColumn, target: TargetColumn) -> bool:
-    """Whether the bytes sent for the stage's type are those of the target's type, so that COPY can write the target itself."""
+    """Return True if the bytes sent for the stage's type are those of the target's type, so that COPY can write into the
+    target."""
     if target.domain or column.holds in ("json", "nothing"):
         return False
     kind = column.sql.partition("(")[0] if column.holds == "value" else column.sql

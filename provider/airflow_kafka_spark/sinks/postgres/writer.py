@@ -1,7 +1,7 @@
-"""The driver's side of the PostgreSQL sink: from what tasks have written to a commit whose outcome is certain.
+"""The driver's part of writing a window: from what tasks have written to a commit whose outcome is certain.
 
-:class:`StagedWindowWriter` merges stages in one transaction that claims the window's row first, so that a reader sees the window
-whole or not at all. :mod:`~airflow_kafka_spark.sinks.postgres.writer` closes a window whose splits have committed themselves.
+:class:`StagedWindowWriter` moves stages into the target in one transaction that claims the window's row first, so that a reader
+sees the whole window or nothing of it. :class:`SplitsWindowWriter` closes a window whose splits were committed one by one.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ POLL_SECONDS = 0.05
 
 
 class DriverWriter(WindowWriter):
-    """What both writers share: the way from results to a commit whose outcome is certain.
+    """Commits what tasks have written, and makes sure of the outcome.
 
-    :ivar stages: whether tasks load stages.
+    :ivar stages: True if tasks load stages.
     """
 
     def __init__(self, attempt: WindowAttempt, *, stages: bool) -> None:
@@ -53,21 +53,21 @@ class DriverWriter(WindowWriter):
 
     @abstractmethod
     def _found(self) -> Mapping[int, int]:
-        """What tasks have written, by split: rows, as the server has them."""
+        """Return the rows that the server has of each split, by index."""
 
     def _begin(self) -> bool:
-        """False: another attempt has applied the window."""
+        """Begin the transaction. Returns False if another attempt has applied the window."""
         return self.transaction.begin()
 
     def _written(self) -> tuple[int, int]:
-        """Rows written and deleted by the tasks themselves."""
+        """Return how many rows the tasks themselves have written into the target, and deleted there."""
         return 0, 0
 
     def refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
         """See :meth:`WindowWriter.refused_records`. Staged rows are put into the target, in the transaction that :meth:`commit`
         commits.
 
-        :raises SinkRejected: more rows are refused than are looked for.
+        :raises SinkRejected: too many rows are refused.
         """
         import psycopg
 
@@ -94,7 +94,7 @@ class DriverWriter(WindowWriter):
                 faults.reached("sink.in_transaction")
                 self.transaction.session.commit()
         except psycopg.Error as error:
-            # The answer to COMMIT may be lost, or another attempt may have ended this one: what the sink remembers tells.
+            # The answer to COMMIT may be lost, or another attempt may have ended this session: the sink's record tells.
             if not is_refusal(error) and (there := self._look()) is not None:
                 return there
             raise self._explain(error) from self.attempt.server.cause(error)
@@ -107,38 +107,40 @@ class DriverWriter(WindowWriter):
         return there
 
     def _look(self) -> Applied | None:
-        """The window's row, if it is there and the server answers."""
+        """Return the sink's record of the window, or None if there is none or the server does not answer."""
         self.transaction.close()
         with suppress(SinkUnavailable):
             return self._find()
         return None
 
     def _find(self) -> Applied | None:
-        """The window's row, in a session of its own, once nobody is about to write it any more."""
+        """Return the sink's record of the window, read in a session of its own when no transaction is about to write it."""
         attempt = self.attempt
         with attempt.server.session("looking for window", str(attempt.window)) as connection, connection.transaction():
             run(connection, sql.lock(attempt.lock))
             return record.recorded(connection, attempt.windows, attempt.window)
 
     def _check(self, results: Sequence[SplitResult], found: Mapping[int, int]) -> None:
-        """Every split is there, with the rows its task told of, and they are those that were read.
+        """Check that every split is there, and that reader, tasks and server have counted the same rows.
 
-        :param found: rows per split, as the server has them.
+        :param found: the rows that the server has of each split.
         """
         expected = {split.index for split in self.attempt.splits}
         if missing := sorted(expected - found.keys()):
             detail = f"split {missing[0]} (of {len(missing)}) is not there, as after a crash of the server"
             raise SinkUnavailable(str(self.attempt.target), f"committing window {self.attempt.window}", detail)
-        told = sum(int(result.token.get("rows", 0)) for result in results)
+        counted = sum(int(result.token.get("rows", 0)) for result in results)
         read = sum(result.handed_over for result in results)
         flushed = sum(found[index] for index in expected)
-        for count in (told, flushed):
+        for count in (counted, flushed):
             if count != read:
                 raise CountMismatch(str(self.attempt.window), read, count)
 
     def _gather(self, results: Sequence[SplitResult]) -> tuple[int, int] | None:
-        """Put staged rows into the target: rows written and deleted, those that tasks have put there among them. None: another
-        attempt has applied the window."""
+        """Begin the transaction, check the counts and move staged rows into the target.
+
+        :return: rows written and rows deleted, those by tasks included; None if another attempt has applied the window.
+        """
         if not self._begin():
             return None
         self._check(results, self._found())
@@ -149,7 +151,7 @@ class DriverWriter(WindowWriter):
         return self._gathered
 
     def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
-        """Everything but the commit. None: another attempt has applied the window."""
+        """Do everything but the commit. Returns None if another attempt has applied the window."""
         attempt, transaction = self.attempt, self.transaction
         gathered = self._gathered or self._gather(results)
         if gathered is None:
@@ -166,12 +168,12 @@ class DriverWriter(WindowWriter):
         if not is_refusal(error) and self._is_superseded():
             return Fenced(window.pipeline, f"committing window {window.number}")
         found = attempt.server.explain(error, str(window), f"committing window {window}", str(attempt.target))
-        if isinstance(found, SinkRejected) and (column := self._failing_column(error)) is not None:
+        if isinstance(found, SinkRejected) and (column := self._column_at_fault(error)) is not None:
             return SinkRejected(found.sink, found.window, f"column `{column}`: {found.detail}", found.action)
         return found
 
     def _is_superseded(self) -> bool:
-        """Whether a newer attempt cleared this one away."""
+        """Return True if a newer attempt has removed this one's tables."""
         if self.stages:
             with (
                 suppress(KafkaSparkError),
@@ -180,7 +182,7 @@ class DriverWriter(WindowWriter):
                 return not record.exists(connection, self.attempt.registry)
         return False
 
-    def _failing_column(self, error: psycopg.Error) -> str | None:
+    def _column_at_fault(self, error: psycopg.Error) -> str | None:
         return failing_column(self.attempt, error) if self.stages else None
 
     # --- life ---
@@ -189,8 +191,8 @@ class DriverWriter(WindowWriter):
         return self
 
     def show_presence(self) -> None:
-        """Show that the attempt lives, by a session of its name for as long as it does: its stages are then nobody's litter
-        (:func:`~airflow_kafka_spark.sinks.postgres.attempt.clear_abandoned`).
+        """Open a session under the attempt's name and keep it for as long as the attempt lives, so that its stages do not count
+        as abandoned (:func:`~airflow_kafka_spark.sinks.postgres.attempt.clear_abandoned`).
 
         :raises SinkUnavailable: the server cannot be reached.
         """
@@ -208,7 +210,7 @@ class DriverWriter(WindowWriter):
         self.transaction.close()
         if self.committed or not self.stages:
             return
-        # The tables are unlogged and nobody's: what cannot be dropped now, the next attempt of this pipeline drops.
+        # Tables that cannot be dropped now are dropped by the pipeline's next attempt.
         try:
             with self.attempt.server.session("clearing up", str(self.attempt.window)) as connection:
                 run(connection, "SET lock_timeout = '2s'")
@@ -217,16 +219,16 @@ class DriverWriter(WindowWriter):
             log.info("Stages of window %s are left to the next attempt: %s", self.attempt.window, failure)
 
     def stage_writer(self) -> SplitWriter:
-        """For tasks that load stages."""
+        """Return a writer for tasks that load stages."""
         from airflow_kafka_spark.sinks.postgres.tasks.write import StageWriter
 
         return StageWriter(self.attempt.load(), self.attempt.stage_schema, self.attempt.prefix, self.attempt.registry)
 
 
 class StagedWindowWriter(DriverWriter):
-    """One attempt at a window that is applied whole.
+    """One attempt at a window that is applied in one transaction.
 
-    :param overlap: merge stages as they appear, while other splits are still loading: the transaction then begins at once.
+    :param overlap: True to move stages into the target while other splits are still loading. The transaction then begins at once.
     """
 
     def __init__(self, attempt: WindowAttempt, *, overlap: bool) -> None:
@@ -244,7 +246,7 @@ class StagedWindowWriter(DriverWriter):
 
     def __enter__(self) -> Self:
         if self.overlap:
-            # Its transaction is a session that is there for as long as the attempt can succeed.
+            # The session of its transaction shows that the attempt lives.
             self.overlap.start()
         else:
             self.show_presence()
@@ -257,7 +259,7 @@ class StagedWindowWriter(DriverWriter):
 
 
 class _MergeThread(threading.Thread):
-    """Merges stages as tasks register them."""
+    """Appends stages to the target as tasks register them."""
 
     def __init__(self, transaction: Transaction) -> None:
         super().__init__(name="postgres-merge", daemon=True)
@@ -275,7 +277,10 @@ class _MergeThread(threading.Thread):
             self._error = error
 
     def stop(self) -> bool:
-        """Wait for the stage at hand; the rest is the caller's. False: the window is applied already. Raises what went wrong."""
+        """Wait until the current stage is appended; the caller appends the others. Raises the error that ended the thread.
+
+        :return: False if another attempt has applied the window.
+        """
         self._done.set()
         self.join()
         if self._error is not None:
@@ -283,7 +288,7 @@ class _MergeThread(threading.Thread):
         return self._claimed
 
     def abandon(self) -> None:
-        """Stop, whatever is going on. Never raises."""
+        """Cancel the current statement and stop. Never raises."""
         self._done.set()
         while self.is_alive():
             if (connection := self._transaction.connection) is not None:
@@ -292,15 +297,20 @@ class _MergeThread(threading.Thread):
             self.join(timeout=1)
 
 
-# --- splits --------------------------------------------------------------------------------
+# --- splits that commit one by one --------------------------------------------------------------------------------------
 
 
 class SplitsWindowWriter(DriverWriter):
     """One attempt at a window whose splits commit one by one.
 
-    Guarantee: a split is put into the target by a transaction of its own, with a marker that says so; or by the one that closes
-    the window, and then a marker has kept all tasks off it since before it was read for that. Never by both. Only tasks of the
-    attempt that owns the pipeline's splits commit: one that is overtaken, of whatever splits, commits nothing any more.
+    Where bad records are tolerated, tasks defer splits that hold some, or rows that the table refuses. These are read again, into
+    stages, and moved into the target in the transaction that closes the window, without the refused rows, which are known before
+    anything of these splits is committed.
+
+    Guarantee: a split gets into the target either by a transaction of its own, together with its marker, or by the transaction
+    that closes the window; in the second case a marker has kept all tasks from committing it since before it was read again.
+    Never by both. Only tasks of the attempt that owns the pipeline's splits commit: those of an older attempt commit nothing any
+    more.
     """
 
     def __init__(self, attempt: WindowAttempt) -> None:
@@ -326,8 +336,8 @@ class SplitsWindowWriter(DriverWriter):
         indexes = {result.index for result in results if result.token.get(DEFERRED)}
         if not indexes or not self.attempt.tolerates:
             return ()
-        told = "%d of the %d splits of window %s hold bad records, or rows that the table refuses: they are read once more"
-        log.info(told, len(indexes), len(self.attempt.splits), self.attempt.window)
+        message = "%d of the %d splits of window %s hold bad records, or rows that the table refuses: they are read once more"
+        log.info(message, len(indexes), len(self.attempt.splits), self.attempt.window)
         attempt = self.attempt = self.attempt.staged()
         self.transaction, self.stages = Transaction(attempt), True
         with attempt.server.session("staging splits of", str(attempt.window)) as connection:
@@ -346,7 +356,7 @@ class SplitsWindowWriter(DriverWriter):
         return sum(marker.written for marker in markers), sum(marker.deleted for marker in markers)
 
     def _markers(self) -> list[sql.SplitRow]:
-        """Of splits that are in the target."""
+        """Return the markers of splits that are in the target."""
         window = self.attempt.window
         found = rows(self.transaction.session, sql.select_splits(self.attempt.markers, window.pipeline, window.number))
         return [marker for marker in (sql.SplitRow(*row) for row in found) if not marker.is_deferred]
@@ -361,7 +371,7 @@ class SplitsWindowWriter(DriverWriter):
         window = self.attempt.window
         owners = rows(self.transaction.session, sql.lock_owner(self.attempt.markers, window.pipeline))
         if [owner for (owner,) in owners] != [self.attempt.owner]:
-            # Whoever owns them now need not wait for this one's locks.
+            # Closed at once, so that the owner does not wait for this session's locks.
             self.transaction.close()
             raise Fenced(window.pipeline, f"committing window {window.number}")
         return True
@@ -371,7 +381,7 @@ class SplitsWindowWriter(DriverWriter):
         if self.committed:
             return
         attempt, window = self.attempt, self.attempt.window
-        # Its tasks commit nothing from here on. Where that cannot be said now, the next attempt at the window says it.
+        # From here on its tasks commit nothing. If the server cannot be reached now, the next attempt does this.
         with suppress(KafkaSparkError), attempt.server.session("leaving", str(window)) as connection:
             run(connection, "SET lock_timeout = '2s'")
             run(connection, sql.remove_owner(attempt.markers, window.pipeline, attempt.owner))
@@ -383,17 +393,19 @@ class SplitsWindowWriter(DriverWriter):
         return applied
 
 
-# --- diagnosis --------------------------------------------------------------------------------
+# --- the column at fault ------------------------------------------------------------------------------------------------
 
 
-_SECONDS = 30
+_PROBE_SECONDS = 30
 _PROBE = "airflow_probe"
 
 
 def failing_column(attempt: WindowAttempt, error: psycopg.Error) -> str | None:
-    """Try the staged rows column by column, into a temporary table with the target's types, until one fails as the window did.
+    """Find the column that a value did not fit into, where PostgreSQL does not name it.
 
-    :return: the column's name; None when it cannot be found, or the error names it itself.
+    Inserts the staged rows column by column into a temporary table with the target's types, until one fails as the window did.
+
+    :return: the column's name; None if it is not found, or the error names it itself.
     """
     if (error.sqlstate or "")[:2] not in ("22", "23", "42") or error.diag.column_name:
         return None
@@ -402,14 +414,14 @@ def failing_column(attempt: WindowAttempt, error: psycopg.Error) -> str | None:
             attempt.server.session("looking for the column at fault in", str(attempt.window)) as connection,
             connection.transaction(force_rollback=True),
         ):
-            run(connection, f"SET LOCAL statement_timeout = '{_SECONDS}s'")
-            return _search(connection, attempt, error.sqlstate)
+            run(connection, f"SET LOCAL statement_timeout = '{_PROBE_SECONDS}s'")
+            return _search_columns(connection, attempt, error.sqlstate)
     except KafkaSparkError as failure:
         log.debug("The column at fault was not found: %s", failure)
         return None
 
 
-def _search(connection: psycopg.Connection, attempt: WindowAttempt, state: str | None) -> str | None:
+def _search_columns(connection: psycopg.Connection, attempt: WindowAttempt, state: str | None) -> str | None:
     import psycopg
 
     registered = rows(connection, sql.select_stages(attempt.registry))
