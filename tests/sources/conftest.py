@@ -6,7 +6,7 @@ import pytest
 
 from airflow_kafka_spark.sources import jdbc_mysql, jdbc_postgres
 from airflow_kafka_spark.testing import EmbeddedPostgres
-from tests.sinks.postgres_kit import Place, new_place
+from tests.sinks.postgres.kit import Place, new_place
 from tests.sources.jdbc_spark import JdbcSpark
 from tests.support import mariadb
 

@@ -16,7 +16,7 @@ from airflow_kafka_spark.sources.base import MAX_SPLITS, Frozen
 from airflow_kafka_spark.sources.jdbc import JdbcSource
 from airflow_kafka_spark.sources.jdbc_read import predicates, statement
 from airflow_kafka_spark.sources.jdbc_window import find, selected
-from tests.sinks.postgres_kit import Place
+from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc_spark import Answer
 
 

@@ -134,6 +134,6 @@ def _answer(spark: Any, source: JdbcSource, splits: Sequence[Mapping[str, Any]])
 
 if __name__ == "__main__":
     # Under the name it is imported by, so that its values can be read.
-    from tests.sources import jdbc_spark
+    from tests.sources.conftest import jdbc_spark
 
     jdbc_spark.main()

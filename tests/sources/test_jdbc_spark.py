@@ -12,7 +12,7 @@ from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.postgres_names import quote
 from airflow_kafka_spark.sources.jdbc import JdbcSource
 from airflow_kafka_spark.sources.jdbc_postgres_types import MICROS, MICROS_BEFORE_14
-from tests.sinks.postgres_kit import Place
+from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc_kit import Types, check_types, depth, source_of, through_json, type_names, windows
 from tests.sources.jdbc_spark import JdbcSpark
 from tests.support.waiting import eventually

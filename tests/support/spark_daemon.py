@@ -61,7 +61,7 @@ def _import_what_tasks_need() -> None:
     import pyspark.sql.pandas.serializers  # noqa: F401
 
     import airflow_kafka_spark.road.task
-    import airflow_kafka_spark.sinks.kafka_worker
+    import airflow_kafka_spark.sinks.kafka.tasks.publish
     import airflow_kafka_spark.sources.kafka_worker  # noqa: F401
 
 

@@ -178,7 +178,7 @@ class Part:
 
         :raises CountMismatch: a row was handed over that was not noted.
         """
-        from airflow_kafka_spark.sinks.capture_worker import REFUSED, TAKEN
+        from airflow_kafka_spark.sinks.tasks.capture import REFUSED, TAKEN
 
         places = {split.index: split.range.topic_partition for split in self.splits}
         for result in results:
@@ -199,7 +199,7 @@ class Part:
         """
         from airflow_kafka_spark.road.refused import with_refused
 
-        found = self.writer.refused(self.results) if self.applied is None else ()
+        found = self.writer.refused_records(self.results) if self.applied is None else ()
         refuse(found, self.uri, str(self.window), tolerated=tolerated)
         self.results = with_refused(self.results, found, self.splits, hook)
         letters, where = _put_letters(self.results)
@@ -288,7 +288,7 @@ class Capturing:
 
         :param move: runs one, and checks what it tells.
         """
-        from airflow_kafka_spark.sinks.capture_worker import CapturingWriter
+        from airflow_kafka_spark.sinks.tasks.capture import CapturingWriter
 
         for part in self.parts:
             writer = CapturingWriter(part.writer.split_writer() if part.applied is None else None)
@@ -322,7 +322,7 @@ class Capturing:
         """
         if not self.parts:
             return
-        from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, from_bytes
+        from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, from_bytes
 
         new = from_bytes((result.routes for result in results), ROUTED).num_rows
         left_out = sum(result.routed for result in results) - new
@@ -370,7 +370,7 @@ def _put_letters(results: Sequence[SplitResult]) -> tuple[bytes, dict[TopicParti
         return b"", {}
     import pyarrow.compute as pc
 
-    from airflow_kafka_spark.sinks.dead_letters_worker import from_bytes, to_bytes
+    from airflow_kafka_spark.sinks.tasks.dead_letters import from_bytes, to_bytes
 
     letters = from_bytes(result.letters for result in results)
     letters = letters.filter(pc.equal(letters["stage"], TASK_PUT))

@@ -24,19 +24,19 @@ from airflow_kafka_spark.operators.publishing import (
 from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.operators.transforming import TransformingOperator, target_problems
 from airflow_kafka_spark.road.columns import NullValues
-from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.plan import check_readable, whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_relayed
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.relay import Change
     from airflow_kafka_spark.road.relay_shaping import Reshaping
-    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
-    from airflow_kafka_spark.sinks.kafka_worker import Consumed, Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
 
 MAX_RECORDS = 10_000_000
 """A window's offsets by default: a partition's share of them is one transaction, and has to fit into its timeout."""
@@ -332,7 +332,7 @@ class KafkaToKafkaOperator(TransformingOperator):
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> Consumed:
         """What the group commits with each partition; nothing where it stands further ahead already."""
         from airflow_kafka_spark.hooks.ledger import offset_metadata
-        from airflow_kafka_spark.sinks.kafka_worker import Consumed
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed
 
         ends: dict[TopicPartition, int] = self.offsets_to_commit(window)
         places = {split.index: split.range.topic_partition for split in left}

@@ -38,12 +38,12 @@ from airflow_kafka_spark.windows.report import Report, sum_up
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.job import SinkJob
     from airflow_kafka_spark.road.shaping import Shaping
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Shape, SplitWriter
-    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.transforms import Transform
 
 
@@ -183,15 +183,15 @@ class KafkaToSinkOperator(TransformingOperator):
     # --- 4. move, 5. commit ---
 
     def move(self, window: Window, ledger: Ledger) -> Report:
+        from airflow_kafka_spark.bad_records.dead_letters import SideOutputs, known_dead_letters
         from airflow_kafka_spark.road.refused import replaced, with_refused
-        from airflow_kafka_spark.sinks.dead_letters import SetAside, known_to
 
         splits, shape = self.splits(window), self._shape(window.pipeline)
         letters = self._dead_letters(ledger.family_name)
-        aside = SetAside(self.kafka, ledger.family_name, letters)
+        aside = SideOutputs(self.kafka, ledger.family_name, letters)
         # A zombie that has been asleep since the plan learns here, cheaply, that it is one; the broker and the sink know anyway.
         ledger.verify()
-        tolerance, known = self.errors.in_tasks(letters, ledger), known_to(ledger)
+        tolerance, known = self.errors.in_tasks(letters, ledger), known_dead_letters(ledger)
         refuse_forgotten(window, known, buries=letters is not None, routes=bool(self.routes()))
         refuse_lost(self._captures, known, window)
         hook, tolerated = self.kafka if letters else None, tolerance is not None
@@ -205,7 +205,7 @@ class KafkaToSinkOperator(TransformingOperator):
             road = partial(self._road, window, shape=shape, tolerance=tolerance, left_out=others.left_out)
             with self.running(road(splits)) as job:
                 results = job.run(writer.split_writer()) if splits else []
-            if put_off := tuple(writer.put_off(results)):
+            if put_off := tuple(writer.deferred(results)):
                 self.progress.step("move")
                 with self.running(road(put_off)) as job:
                     results = replaced(results, job.run(writer.split_writer()))
@@ -219,7 +219,7 @@ class KafkaToSinkOperator(TransformingOperator):
             # Once more, now that everything is read: a topic recreated meanwhile would have given other records.
             self.check(window)
             ledger.verify()
-            found = writer.refused(results)
+            found = writer.refused_records(results)
             refuse(found, self.sink.uri, str(window), tolerated=tolerated)
             results = with_refused(results, found, splits, hook)
             elsewhere = others.refused(hook, tolerated=tolerated)

@@ -12,14 +12,14 @@ from airflow_kafka_spark.errors import PartitionsChanged, SparkJobFailed, TopicR
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, Marker, SplitResult, Target, Window
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.operators.tolerance import ErrorOptions
     from airflow_kafka_spark.road.publish import PublishJob
     from airflow_kafka_spark.road.relay import RelayJob
-    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
-    from airflow_kafka_spark.sinks.kafka import KafkaSink
-    from airflow_kafka_spark.sinks.kafka_worker import Consumed, Publisher
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def check_target(kafka: KafkaHook, sink: KafkaSink, planned: Target) -> None:
 
 def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consumed | None = None) -> Publisher:
     """What publishes the splits of the window that the ledger has claimed."""
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
 
     return Publisher(
         config=sink.producer(kafka),
@@ -81,12 +81,12 @@ def burying(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLet
     :param letters: where they go, in the transactions of their splits; the topic is created if it is missing. None: they are only
         counted.
     """
-    from airflow_kafka_spark.sinks.kafka_worker import Burial
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import BadRecordPolicy
 
     if letters is None:
-        return replace(made, burial=Burial())
+        return replace(made, bad_record_policy=BadRecordPolicy())
     made, partitions = _reaching(made, kafka, sink, letters.name, letters.replication_factor)
-    return replace(made, burial=Burial(letters.name, partitions, letters.envelope))
+    return replace(made, bad_record_policy=BadRecordPolicy(letters.name, partitions, letters.envelope))
 
 
 def routing(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iterable[str]) -> Publisher:
@@ -121,9 +121,9 @@ def hold_to_limit(
         return
     counted = job.count() if can_be_bad else []
     errors.accept(window, [*accounts(ledger.published().values()), *counted])
-    assert job.publisher.burial is not None
-    burial = replace(job.publisher.burial, counted={result.index: result.rejected for result in counted})
-    job.publisher = replace(job.publisher, burial=burial)
+    assert job.publisher.bad_record_policy is not None
+    policy = replace(job.publisher.bad_record_policy, counted={result.index: result.rejected for result in counted})
+    job.publisher = replace(job.publisher, bad_record_policy=policy)
 
 
 def accounts(markers: Iterable[Marker]) -> list[SplitResult]:
