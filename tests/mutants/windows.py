@@ -6,7 +6,7 @@ from tests.mutants.model import Mutant
 
 _LEDGER = "tests/hooks/test_ledger.py"
 _PLAN = "tests/windows/test_plan.py"
-_READER = "tests/sources/test_kafka_reader.py"
+_READER = "tests/sources/kafka/test_read.py"
 
 _OF_LEDGER = (
     Mutant(
@@ -202,7 +202,7 @@ _OF_READING = (
     ),
     Mutant(
         name="reading-ends-one-too-early",
-        path="sources/kafka_worker.py",
+        path="sources/kafka/tasks/read.py",
         old="m.offset() < end] if last >= end",
         new="m.offset() < end - 1] if last >= end",
         breaks="Every committed record of a range is read.",
@@ -210,7 +210,7 @@ _OF_READING = (
     ),
     Mutant(
         name="reading-deleted-records-unnoticed",
-        path="sources/kafka_worker.py",
+        path="sources/kafka/tasks/read.py",
         old="        if not self.skip_lost:\n            raise DataLoss(topic, partition, position, low)\n",
         new="",
         breaks="Records that are deleted while a window is read fail it.",

@@ -62,7 +62,7 @@ def _import_what_tasks_need() -> None:
 
     import airflow_kafka_spark.road.task
     import airflow_kafka_spark.sinks.kafka_worker
-    import airflow_kafka_spark.sources.kafka_worker  # noqa: F401
+    import airflow_kafka_spark.sources.kafka.tasks.read  # noqa: F401
 
 
 def _make_tasks_cheap() -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
 from airflow_kafka_spark.sinks.dead_letters_worker import Letters, joined
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting, without
-from airflow_kafka_spark.sources.kafka_worker import Records
+from airflow_kafka_spark.sources.kafka.tasks.read import Records
 from airflow_kafka_spark.windows.model import OUTPUT, SAMPLES, BadRecord, Split, SplitResult
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.first_records import TOLERANCE_SECONDS
-from airflow_kafka_spark.sources.kafka import Subscription
+from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.triggers import casting
 from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight
 from airflow_kafka_spark.windows.instants import now_ms

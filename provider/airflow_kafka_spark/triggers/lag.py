@@ -14,7 +14,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_kafka_spark.errors import ConsumerUnwell, KafkaSparkError, Problem
 from airflow_kafka_spark.hooks.lag import LagMeter
-from airflow_kafka_spark.sources.kafka import Subscription
+from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.triggers import casting
 from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight, connect, in_thread, raise_for
 from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, worst

@@ -8,8 +8,8 @@ from confluent_kafka import Producer
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, OffsetsWentBack
 from airflow_kafka_spark.hooks import kafka_config
 from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.sources import kafka_worker
-from airflow_kafka_spark.sources.kafka_worker import Reader
+from airflow_kafka_spark.sources.kafka.tasks import read as task_reader
+from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 
 
@@ -66,15 +66,15 @@ def test_an_empty_range_asks_nobody(topic):
 
 
 def test_ranges_larger_than_a_batch_come_in_several(kafka, config, topic, monkeypatch):
-    monkeypatch.setattr(kafka_worker, "BATCH_RECORDS", 7)
+    monkeypatch.setattr(task_reader, "BATCH_RECORDS", 7)
     produce(kafka, topic, [b"%d" % i for i in range(50)])
     batches = list(Reader(config, OffsetRange(topic, 0, 0, 50)))
     assert [len(b) for b in batches] == [7] * 7 + [1]
 
 
 def test_large_records_come_in_batches_of_bounded_bytes(kafka, config, topic, monkeypatch):
-    monkeypatch.setattr(kafka_worker, "BATCH_BYTES", 1 << 20)
-    monkeypatch.setattr(kafka_worker, "BATCH_RECORDS", 10)
+    monkeypatch.setattr(task_reader, "BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(task_reader, "BATCH_RECORDS", 10)
     produce(kafka, topic, [bytes(300_000)] * 40)
     sizes = [sum(map(len, b.values)) for b in Reader(config, OffsetRange(topic, 0, 0, 40))]
     assert sum(sizes) == 40 * 300_000
