@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_kafka_spark.sources.base import RowSource
-from airflow_kafka_spark.sources.files import FilesSource
-from airflow_kafka_spark.sources.jdbc import JdbcSource
+from airflow_kafka_spark.sources.files.source import FilesSource
+from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 
 __all__ = ["FilesSource", "JdbcSource", "RowSource"]
