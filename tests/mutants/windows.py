@@ -230,14 +230,14 @@ _OF_SOURCES = (
     Mutant(
         name="source-position-past-the-window",
         path="sources/jdbc/windows.py",
-        old="_position(source, relation, start, last, complete=not remaining)",
-        new="_position(source, relation, start, end, complete=not remaining)",
+        old="_position(options, relation, start, last, complete=not remaining)",
+        new="_position(options, relation, start, end, complete=not remaining)",
         breaks="The position of a table is the last row of the window, not the last row of the table.",
         tests=("tests/sources/jdbc/test_windows.py::test_incrementing_windows_follow_each_other",),
     ),
     Mutant(
         name="source-position-holds-files-not-taken",
-        path="sources/files/memory.py",
+        path="sources/files/seen_files.py",
         old="for file in taken:",
         new="for file in (*taken, *listing.new):",
         breaks="A file counts as read only if a window has taken it.",

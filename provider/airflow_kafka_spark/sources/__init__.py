@@ -1,4 +1,4 @@
-"""Where windows are read from: topics, tables and files. Cheap to import."""
+"""Sources of windows: topics, tables and files. Cheap to import."""
 
 from __future__ import annotations
 

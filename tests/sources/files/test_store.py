@@ -7,21 +7,21 @@ from datetime import datetime, timezone
 from types import SimpleNamespace
 
 from airflow_kafka_spark.sources.files.source import FilesSource
-from airflow_kafka_spark.sources.files.store import ObjectStore, _file
+from airflow_kafka_spark.sources.files.store import ObjectStore, file_from_info
 
 
 def test_an_object_is_the_same_in_a_listing_that_is_more_exact_than_the_answer_about_it():
     """MinIO and Ceph list milliseconds; what S3 says of one object is an HTTP date."""
     listed = {"LastModified": datetime(2026, 1, 1, 12, 0, 7, 345_000, timezone.utc), "size": 3, "ETag": '"x"'}
     asked = {**listed, "LastModified": datetime(2026, 1, 1, 12, 0, 7, 0, timezone.utc)}
-    assert _file("a", listed) == _file("a", asked)
-    assert _file("a", listed).mtime == 1_767_268_807_000_000
+    assert file_from_info("a", listed) == file_from_info("a", asked)
+    assert file_from_info("a", listed).mtime == 1_767_268_807_000_000
     later = {**listed, "LastModified": datetime(2026, 1, 1, 12, 0, 8, 0, timezone.utc)}
-    assert _file("a", later) != _file("a", listed)
+    assert file_from_info("a", later) != file_from_info("a", listed)
 
 
 def test_other_stores_keep_their_fractions_of_a_second():
-    assert _file("a", {"updated": "2026-01-01T12:00:07.345Z", "size": 3}).mtime == 1_767_268_807_345_000
+    assert file_from_info("a", {"updated": "2026-01-01T12:00:07.345Z", "size": 3}).mtime == 1_767_268_807_345_000
 
 
 def test_a_connection_that_no_provider_makes_use_of_is_a_problem(monkeypatch):

@@ -17,9 +17,9 @@ import pyarrow.parquet
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.sources.files import source as files_source
+from airflow_kafka_spark.sources.files import windows as files_windows
 from airflow_kafka_spark.sources.files.source import FilesSource
-from airflow_kafka_spark.sources.files.store import ObjectStore, Selection, store_of
+from airflow_kafka_spark.sources.files.store import FileSelection, ObjectStore, open_store
 
 
 @pytest.fixture
@@ -155,9 +155,9 @@ def test_a_changed_file_fails_or_is_read_or_ignored(path, change):
 
 
 def test_a_late_file_behind_what_was_forgotten_fails_and_touching_it_helps(path, monkeypatch):
-    from airflow_kafka_spark.sources.files import memory
+    from airflow_kafka_spark.sources.files import seen_files
 
-    monkeypatch.setattr(memory, "REMEMBERED", 5)
+    monkeypatch.setattr(seen_files, "FORGET_ABOVE", 5)
     for n in range(20):
         put(path, f"f{n:02}", mtime=1000 + n)
     window = text(path).freeze(None)
@@ -170,10 +170,10 @@ def test_a_late_file_behind_what_was_forgotten_fails_and_touching_it_helps(path,
 
 
 def test_more_files_than_can_be_remembered_are_refused_with_advice(path, monkeypatch):
-    from airflow_kafka_spark.sources.files import memory
+    from airflow_kafka_spark.sources.files import seen_files
 
-    monkeypatch.setattr(memory, "REMEMBERED", 5)
-    monkeypatch.setattr(memory, "MOST", 8)
+    monkeypatch.setattr(seen_files, "FORGET_ABOVE", 5)
+    monkeypatch.setattr(seen_files, "MAX_REMEMBERED", 8)
     for n in range(9):
         put(path, f"f{n:02}")
     with pytest.raises(SourceRejected, match="9 files arrived within the allowed lateness of 21,600 s.*Lower `allowed_lateness`"):
@@ -197,7 +197,7 @@ def test_a_position_belongs_to_its_directory(path, tmp_path):
 
 
 def test_a_window_takes_what_its_plan_can_hold(path, monkeypatch):
-    monkeypatch.setattr(files_source, "MAX_PLAN_BYTES", 3_000)
+    monkeypatch.setattr(files_windows, "MAX_PLAN_BYTES", 3_000)
     for n in range(100):
         put(path, f"f{n:03}", mtime=1000 + n)
     position, seen = None, []
@@ -382,8 +382,8 @@ def test_uris():
     assert FilesSource("file:///data/a%20b").uri == "file:///data/a%20b"
     assert FilesSource("/data/{{ ds }}").uri == "/data/{{ ds }}"
     assert FilesSource("s3://key@bucket/prefix/").uri == "s3://bucket/prefix"
-    assert store_of("s3://key@bucket/prefix/", None).root == "s3a://bucket/prefix"
-    assert store_of("abfss://container@account.dfs.core.windows.net/x", None).root.startswith("abfss://container@account")
+    assert open_store("s3://key@bucket/prefix/", None).root == "s3a://bucket/prefix"
+    assert open_store("abfss://container@account.dfs.core.windows.net/x", None).root.startswith("abfss://container@account")
     source = FilesSource("/data", options={"a": 1})
     assert pickle.loads(pickle.dumps(source)) == source
     assert hash(source) == hash(replace(source))
@@ -396,8 +396,8 @@ def test_an_object_store_is_listed_by_fsspec():
             file.write(content)
     try:
         store = ObjectStore("memory://files-source/in")
-        assert {f.name: f.size for f in store.files(Selection())} == {"a": 2, "empty": 0}
-        assert {f.name: f.size for f in store.files(Selection(recursive=True))} == {"a": 2, "empty": 0, "sub/c": 3}
+        assert {f.name: f.size for f in store.files(FileSelection())} == {"a": 2, "empty": 0}
+        assert {f.name: f.size for f in store.files(FileSelection(recursive=True))} == {"a": 2, "empty": 0, "sub/c": 3}
         source = FilesSource("memory://files-source/in", format="text", recursive=True)
         assert source.validate() == []
         window = source.freeze(None)

@@ -12,10 +12,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.sources.base import MAX_SPLITS, Frozen
-from airflow_kafka_spark.sources.jdbc.reading import predicates, statement
+from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
+from airflow_kafka_spark.sources.jdbc.reading import select_statement, split_conditions
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
-from airflow_kafka_spark.sources.jdbc.windows import find, selected
+from airflow_kafka_spark.sources.jdbc.windows import find_relation, selected_columns
 from tests.sinks.postgres_kit import Place
 from tests.sources.jdbc.spark_process import Answer
 
@@ -28,24 +28,24 @@ def source_of(place: Place, table: str = "t", **options: Any) -> JdbcSource:
 # --- windows ------------------------------------------------------------------------------------------------------------
 
 
-def through_json(frozen: Frozen) -> Frozen:
+def through_json(frozen: FrozenWindow) -> FrozenWindow:
     """As it comes back from the ledger."""
     position, splits = json.loads(json.dumps([dict(frozen.position), [dict(split) for split in frozen.splits]]))
-    return Frozen(tuple(splits), position, frozen.rows, frozen.remaining)
+    return FrozenWindow(tuple(splits), position, frozen.rows, frozen.remaining)
 
 
 def read(source: JdbcSource, splits: Sequence[Mapping[str, Any]]) -> list[list[tuple]]:
     """The rows of each split."""
     with source.database().session("reading") as session:
-        relation = find(source, session)
+        relation = find_relation(source, session)
         order = tuple(splits[0]["order"]) if splits else ()
-        select = statement(session, relation, selected(source, relation), order)
-        columns = ", ".join(f"c{n}" for n in range(len(selected(source, relation))))
-        conditions = predicates(session, relation, order, splits)
+        select = select_statement(session, relation, selected_columns(source, relation), order)
+        columns = ", ".join(f"c{n}" for n in range(len(selected_columns(source, relation))))
+        conditions = split_conditions(session, relation, order, splits)
         return [session.rows(f"SELECT {columns} FROM {select} WHERE {condition}") for condition in conditions]
 
 
-def windows(source: JdbcSource, position: Mapping[str, Any] | None = None, most: int = 1000) -> Iterator[Frozen]:
+def windows(source: JdbcSource, position: Mapping[str, Any] | None = None, most: int = 1000) -> Iterator[FrozenWindow]:
     """Windows one after the other, until there is nothing left: for bulk, to the end of the pass."""
     for _ in range(most):
         frozen = through_json(source.freeze(position))
@@ -60,7 +60,7 @@ def windows(source: JdbcSource, position: Mapping[str, Any] | None = None, most:
     raise AssertionError(f"there is no end after {most} windows")
 
 
-def every_row(source: JdbcSource) -> tuple[list[tuple], list[Frozen]]:
+def every_row(source: JdbcSource) -> tuple[list[tuple], list[FrozenWindow]]:
     """The rows of all windows together, each window checked against what it says of itself."""
     rows, seen = [], []
     for frozen in windows(source):

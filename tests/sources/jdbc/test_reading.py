@@ -10,7 +10,7 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.postgres_names import quote
-from airflow_kafka_spark.sources.jdbc.postgres_types import MICROS, MICROS_BEFORE_14
+from airflow_kafka_spark.sources.jdbc.postgres import MICROS, MICROS_BEFORE_14
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from tests.sinks.postgres_kit import Place
 from tests.sources.jdbc.kit import Types, check_types, depth, source_of, through_json, type_names, windows
@@ -279,7 +279,7 @@ def test_the_password_is_nowhere_to_be_seen(place: Place, spark: JdbcSpark) -> N
             repr(source),
             source.uri,
             repr(source.database()),
-            repr(source.database().reader(1)),
+            repr(source.database().spark_reader(1)),
         ]
         assert not any(secret in text for text in said)
     finally:

@@ -121,7 +121,7 @@ def test_an_index_of_another_order_is_not_taken_for_one(place: Place) -> None:
     place.execute("CREATE UNIQUE INDEX ON t (a text_pattern_ops, b); CREATE INDEX ON t USING hash (b)")
     place.execute('CREATE UNIQUE INDEX ON t (a COLLATE "POSIX", b)')
     with source_of(place).database().session("looking") as session:
-        relation = jdbc_windows.find(source_of(place), session)
+        relation = jdbc_windows.find_relation(source_of(place), session)
     assert relation.indexes == ()
     assert set(relation.keys) == {("a",), ("a", "b")}
     for key in ("a", "b", ("a", "b")):

@@ -1,4 +1,4 @@
-"""What Parquet and ORC files say of themselves in their footers: columns, types and the number of rows."""
+"""Columns, types and row counts from the footers of Parquet and ORC files."""
 
 from __future__ import annotations
 
@@ -7,35 +7,39 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.sources.files.splits import File
+from airflow_kafka_spark.sources.files.store import ListedFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sources.files.store import Store
+    from airflow_kafka_spark.sources.files.store import FileStore
 
 _MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Footer:
-    """A file's own description.
+class FileFooter:
+    """The footer of a file.
 
-    :param columns: names and types, in order; types in Arrow's words, of which only the difference counts that Spark makes.
-    :param rows: how many.
+    :param columns: names and types, in order; the types as Arrow names them, alike for types that Spark reads alike.
+    :param rows: the number of rows.
     """
 
     columns: tuple[tuple[str, str], ...]
     rows: int
 
 
-def footers(store: Store, format: str, files: Sequence[File]) -> list[Footer]:
-    """:raises SourceRejected: a file is not of this format, or is damaged.
-    :raises SourceUnavailable: a file is gone, or cannot be opened."""
-    return store.each(lambda file: _footer(store, format, file), files)
+def read_footers(store: FileStore, format: str, files: Sequence[ListedFile]) -> list[FileFooter]:
+    """Return the footers of the files.
+
+    :param format: ``parquet`` or ``orc``.
+    :raises SourceRejected: a file is not of this format, or is damaged.
+    :raises SourceUnavailable: a file is gone, or cannot be opened.
+    """
+    return store.map_files(lambda file: _read_footer(store, format, file), files)
 
 
-def _footer(store: Store, format: str, file: File) -> Footer:
+def _read_footer(store: FileStore, format: str, file: ListedFile) -> FileFooter:
     import pyarrow as pa
 
     try:
@@ -52,37 +56,37 @@ def _footer(store: Store, format: str, file: File) -> Footer:
         ) from error
 
 
-def _parquet(opened: object) -> Footer:
+def _parquet(opened: object) -> FileFooter:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(opened) as file:
-        return Footer(_columns(file.schema_arrow), file.metadata.num_rows)
+        return FileFooter(_columns(file.schema_arrow), file.metadata.num_rows)
 
 
-def _orc(opened: object) -> Footer:
+def _orc(opened: object) -> FileFooter:
     from pyarrow import orc
 
     file = orc.ORCFile(opened)
-    return Footer(_columns(file.schema), file.nrows)
+    return FileFooter(_columns(file.schema), file.nrows)
 
 
 def _columns(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
-    return tuple((field.name, _kind(field.type)) for field in schema)
+    return tuple((field.name, _type_name(field.type)) for field in schema)
 
 
-def _kind(kind: pa.DataType) -> str:
-    """A type by name, alike for types that Spark reads alike."""
+def _type_name(kind: pa.DataType) -> str:
+    """Return the name of a type, alike for types that Spark reads alike."""
     import pyarrow as pa
 
     types = pa.types
     if types.is_dictionary(kind):
-        return _kind(kind.value_type)
+        return _type_name(kind.value_type)
     if types.is_map(kind):
-        return f"map<{_kind(kind.key_type)},{_kind(kind.item_type)}>"
+        return f"map<{_type_name(kind.key_type)},{_type_name(kind.item_type)}>"
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return f"list<{_kind(kind.value_type)}>"
+        return f"list<{_type_name(kind.value_type)}>"
     if types.is_struct(kind):
-        return f"struct<{','.join(f'{field.name}:{_kind(field.type)}' for field in kind)}>"
+        return f"struct<{','.join(f'{field.name}:{_type_name(field.type)}' for field in kind)}>"
     if types.is_timestamp(kind):
         return f"timestamp[{'UTC' if kind.tz else 'no zone'}]"
     if types.is_large_string(kind) or types.is_string(kind):
@@ -92,9 +96,13 @@ def _kind(kind: pa.DataType) -> str:
     return str(kind)
 
 
-def refuse_differences(source: str, files: Sequence[File], found: Sequence[Footer]) -> None:
-    """:raises SourceRejected: not all of these files have the same columns, in whatever order."""
-    by_columns: dict[frozenset[tuple[str, str]], list[File]] = {}
+def require_same_columns(source: str, files: Sequence[ListedFile], found: Sequence[FileFooter]) -> None:
+    """Check that all files have the same columns, in any order.
+
+    :param source: the source's URI, for the message.
+    :raises SourceRejected: they do not; the message shows the differences.
+    """
+    by_columns: dict[frozenset[tuple[str, str]], list[ListedFile]] = {}
     for file, footer in zip(files, found, strict=True):
         by_columns.setdefault(frozenset(footer.columns), []).append(file)
     if len(by_columns) == 1:
@@ -113,6 +121,6 @@ def _difference(usual: dict[str, str], odd: dict[str, str]) -> str:
     lacks = [f"it lacks `{name}` {kind}" for name, kind in sorted(usual.items()) if name not in odd]
     adds = [f"it adds `{name}` {kind}" for name, kind in sorted(odd.items()) if name not in usual]
     other = [f"its `{n}` is {odd[n]}, not {usual[n]}" for n in sorted(usual) if n in odd and odd[n] != usual[n]]
-    all_of_them = [*other, *lacks, *adds]
-    more = len(all_of_them) - _MOST_SHOWN
-    return "; ".join(all_of_them[:_MOST_SHOWN]) + (f"; and {more} more differences" if more > 0 else "")
+    differences = [*other, *lacks, *adds]
+    more = len(differences) - _MOST_SHOWN
+    return "; ".join(differences[:_MOST_SHOWN]) + (f"; and {more} more differences" if more > 0 else "")

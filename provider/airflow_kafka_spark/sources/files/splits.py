@@ -1,6 +1,6 @@
-"""How a window's files are cut into splits: the way Spark's file sources do it, so that Spark can be made to agree. Pure.
+"""Splitting a window's files exactly as Spark's file sources do, so that Spark reads the splits that were frozen. Pure.
 
-Spark orders the paths' pieces by length, longest first, and fills partitions with them one after the other
+Spark orders the slices of files by length, longest first, and fills partitions with them one after the other
 (``FilePartition.getFilePartitions``). With :func:`spark_settings` the outcome depends on order and sizes of the files only.
 """
 
@@ -12,40 +12,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from airflow_kafka_spark.sources.files.store import ListedFile
+
 SPLITTABLE = ("parquet", "orc")
-_CODECS = (".gz", ".deflate", ".snappy", ".lz4", ".zst")
+_UNSPLITTABLE_CODECS = (".gz", ".deflate", ".snappy", ".lz4", ".zst")
 """Suffixes of compressed text that Hadoop can read from its beginning only. (``.bz2`` can be cut.)"""
-_PATTERN = re.compile(r"[{}\[\]*?\\]")
-_SMALLEST = 64
-"""What opening a file costs, as a share of a split: at most so many files are read by one split."""
+_GLOB_CHARACTERS = re.compile(r"[{}\[\]*?\\]")
+_MAX_FILES_OF_SPLIT = 64
+"""The cost of opening a file is this share of a split: at most so many files are read by one split."""
 
 
 @dataclass(frozen=True)
-class File:
-    """A file as it was listed.
-
-    :param name: path below the source's directory.
-    :param size: bytes.
-    :param mtime: modification time, microseconds since 1970.
-    :param etag: what the store calls this version of it, where it does.
-    """
-
-    name: str
-    size: int
-    mtime: int
-    etag: str = ""
-
-    @property
-    def key(self) -> tuple[int, str]:
-        """Files are read in this order: oldest first, then by name."""
-        return self.mtime, self.name
-
-
-@dataclass(frozen=True)
-class Piece:
+class FileSlice:
     """The bytes ``[start, start + length)`` of a file."""
 
-    file: File
+    file: ListedFile
     start: int
     length: int
 
@@ -54,57 +35,60 @@ class Piece:
         return self.length == self.file.size
 
 
-Pack = tuple[Piece, ...]
+FileSplit = tuple[FileSlice, ...]
+"""The slices that one Spark partition reads, in its order."""
 
 
 def is_splittable(name: str, format: str, options: Mapping[str, str]) -> bool:
-    """Whether Spark may read the file from its middle.
+    """Return True if Spark can read the file from its middle.
 
     :param options: the reader's, with names in lower case.
     """
     if format in SPLITTABLE:
         return True
     whole = {"json": "multiline", "csv": "multiline", "text": "wholetext"}[format]
-    return options.get(whole, "").lower() != "true" and not name.endswith(_CODECS)
+    return options.get(whole, "").lower() != "true" and not name.endswith(_UNSPLITTABLE_CODECS)
 
 
-def cut(files: Iterable[File], split_bytes: int, unsplittable: Collection[str] = ()) -> tuple[Pack, ...]:
-    """Spark's partitions for these files, in Spark's order.
+def split_files(files: Iterable[ListedFile], split_bytes: int, unsplittable: Collection[str] = ()) -> tuple[FileSplit, ...]:
+    """Return Spark's partitions for these files, in Spark's order.
 
     :param files: of at least a byte each, in any order.
-    :param split_bytes: the longest piece.
-    :param unsplittable: names of files that stay in one piece.
+    :param split_bytes: the length of the longest slice.
+    :param unsplittable: names of files that are not cut.
     """
-    pieces: list[Piece] = []
+    slices: list[FileSlice] = []
     for file in in_spark_order(files):
         step = file.size if file.name in unsplittable else split_bytes
-        pieces += [Piece(file, start, min(step, file.size - start)) for start in range(0, file.size, step)]
-    pieces.sort(key=lambda p: -p.length)  # stable, as Spark's: pieces of one length stay in the order of their files
-    packs: list[Pack] = []
-    pack: list[Piece] = []
+        slices += [FileSlice(file, start, min(step, file.size - start)) for start in range(0, file.size, step)]
+    slices.sort(key=lambda s: -s.length)  # stable, as Spark's: slices of one length stay in the order of their files
+    splits: list[FileSplit] = []
+    split: list[FileSlice] = []
     filled = 0
-    for piece in pieces:
-        if filled + piece.length > split_bytes and pack:
-            packs.append(tuple(pack))
-            pack, filled = [], 0
-        filled += piece.length + open_cost(split_bytes)
-        pack.append(piece)
-    return (*packs, tuple(pack)) if pack else tuple(packs)
+    for part in slices:
+        if filled + part.length > split_bytes and split:
+            splits.append(tuple(split))
+            split, filled = [], 0
+        filled += part.length + open_cost(split_bytes)
+        split.append(part)
+    return (*splits, tuple(split)) if split else tuple(splits)
 
 
-def in_spark_order(files: Iterable[File]) -> list[File]:
-    """The order in which Spark takes files that are loaded in this order: paths that look like a pattern come first."""
-    return sorted(files, key=lambda f: (_PATTERN.search(f.name) is None, f.key))
+def in_spark_order(files: Iterable[ListedFile]) -> list[ListedFile]:
+    """Return the files in the order in which Spark lists them: paths that look like a pattern come first, then the oldest."""
+    return sorted(files, key=lambda f: (_GLOB_CHARACTERS.search(f.name) is None, f.key))
 
 
-def escaped(path: str) -> str:
-    """A path of which Spark takes no character for a part of a pattern. (With ``__globPaths__`` off, which exists for this,
-    Spark 4.0 reads all files as often as there are such paths.)"""
-    return _PATTERN.sub(r"\\\g<0>", path)
+def escape_path(path: str) -> str:
+    """Return a path in which Spark takes no character for a part of a pattern.
+
+    (The option ``__globPaths__`` exists for this. With it off, Spark 4.0 reads all files as often as there are such paths.)
+    """
+    return _GLOB_CHARACTERS.sub(r"\\\g<0>", path)
 
 
-def why_unreadable(path: str) -> str | None:
-    """Why Spark cannot open a file.
+def unreadable_reason(path: str) -> str | None:
+    """Return why Spark cannot open a file; None if it can.
 
     :param path: without its scheme.
     """
@@ -114,43 +98,46 @@ def why_unreadable(path: str) -> str | None:
         return "is not UTF-8"
     if "//" in path.lstrip("/"):  # which objects may have
         return "has an empty component in its path"
-    # Hadoop looks such paths up component by component, and takes what comes before the colon for a scheme.
-    return "has both a `:` and one of `{}[]*?\\` in its path" if ":" in path and _PATTERN.search(path) else None
+    # Hadoop looks such paths up component by component, and takes the text before the colon for a scheme.
+    return "has both a `:` and one of `{}[]*?\\` in its path" if ":" in path and _GLOB_CHARACTERS.search(path) else None
 
 
 def open_cost(split_bytes: int) -> int:
-    return max(1, split_bytes // _SMALLEST)
+    """Return the bytes that opening a file counts for."""
+    return max(1, split_bytes // _MAX_FILES_OF_SPLIT)
 
 
 def spark_settings(split_bytes: int) -> dict[str, str]:
-    """The settings that make Spark cut as :func:`cut` does."""
+    """Return the settings with which Spark splits as :func:`split_files` does."""
     return {
         "spark.sql.files.maxPartitionBytes": str(split_bytes),
         "spark.sql.files.openCostInBytes": str(open_cost(split_bytes)),
-        # Else the cut depends on the number of cores.
+        # Otherwise the splits would depend on the number of cores.
         "spark.sql.files.minPartitionNum": "1",
         "spark.sql.files.maxPartitionNum": str(2**31 - 1),
     }
 
 
-# --- in a plan ------------------------------------------------------------------------------------------------------------
+# --- as JSON -------------------------------------------------------------------------------------------------------------
 
 
-def encode(pack: Pack, split_bytes: int) -> dict[str, Any]:
-    """A split: ``{"files": [[name, start, length, size, mtime(, etag)], ...], "split_bytes": n}``."""
+def encode_split(split: FileSplit, split_bytes: int) -> dict[str, Any]:
+    """Return a split as JSON: ``{"files": [[name, start, length, size, mtime(, etag)], ...], "split_bytes": n}``."""
     files = []
-    for piece in pack:
-        name, size, mtime, etag = astuple(piece.file)
-        files.append([name, piece.start, piece.length, size, mtime, *([etag] if etag else [])])
+    for part in split:
+        name, size, mtime, etag = astuple(part.file)
+        files.append([name, part.start, part.length, size, mtime, *([etag] if etag else [])])
     return {"files": files, "split_bytes": split_bytes}
 
 
-def decode(split: Mapping[str, Any]) -> Pack:
+def decode_split(split: Mapping[str, Any]) -> FileSplit:
+    """Return what :func:`encode_split` was given."""
     return tuple(
-        Piece(File(name, size, mtime, *etag), start, length) for name, start, length, size, mtime, *etag in split["files"]
+        FileSlice(ListedFile(name, size, mtime, *etag), start, length)
+        for name, start, length, size, mtime, *etag in split["files"]
     )
 
 
-def size_in_plan(splits: Sequence[Mapping[str, Any]]) -> int:
-    """Bytes that splits take as JSON."""
+def encoded_size(splits: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many bytes the splits take as JSON."""
     return len(json.dumps(list(splits)))

@@ -1,4 +1,4 @@
-"""What JdbcSource needs to know of a database: its relations as values, and the few things in which servers differ."""
+"""The contract of a database that JdbcSource reads: relations as values, and what differs between servers."""
 
 from __future__ import annotations
 
@@ -14,27 +14,37 @@ from airflow_kafka_spark.formats.base import Kind
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import SplitReader
-    from airflow_kafka_spark.sources.jdbc.options import JdbcSettings
 
-Values = tuple[str, ...]
-"""A row's values in the columns of an order, as the server writes them: they survive JSON, and come back as literals."""
+SplitKey = tuple[str, ...]
+"""A row's values in the split columns, as the server writes them: they survive JSON, and come back as literals."""
+
+SPARK_MAX_PRECISION = 38
+"""Digits of Spark's largest decimal."""
+
+REFUSED_SQLSTATES = ("22", "23", "25", "28", "3D", "3F", "42", "44", "0A", "0L", "P0")
+"""Classes of SQLSTATE with which PostgreSQL would refuse the statement again. All others may pass."""
+
+
+def escape_template(text: str) -> str:
+    """Return the text with braces doubled, for a place in a template of :class:`SourceColumn`."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column that can be read, and how.
+class SourceColumn:
+    """A column of a relation, and how its values are read.
 
     :param name: exactly as the server has it.
-    :param type: as the server calls it, for people.
-    :param nullable: whether a NULL can be in it; a query's columns always can.
-    :param literal: the type of a literal that is compared with it; empty: values of this type are in no order.
-    :param clock: ``zoned``, ``local`` or ``date`` where it can be compared with the database's clock, else empty.
+    :param type: the server's name of the type, for messages.
+    :param nullable: whether it may hold NULL; a column of a query always may.
+    :param literal: the type of a literal that is compared with it; empty if values of this type have no order.
+    :param clock: ``zoned``, ``local`` or ``date`` if it can be compared with the database's clock, else empty.
     :param increases: whether an incrementing cursor can be of this type.
-    :param select: the expression that is read, with ``{c}`` for the column.
+    :param select: the SQL expression that Spark's JDBC reader reads, with ``{c}`` for the column.
     :param spark: the Spark expression that makes the value of what was read, with ``{c}`` for it.
-    :param kind: what a task gets that reads it by itself; None where its values would not be certain to be Spark's.
-    :param task: the expression that such a task reads, with ``{c}`` for the column.
-    :param problem: why it cannot be read, empty where it can.
+    :param kind: the kind of values that a Spark task reads by itself; None if they might differ from Spark's.
+    :param task: the SQL expression that such a task reads, with ``{c}`` for the column.
+    :param problem: why it cannot be read, empty if it can.
     :param readable: whether the role may read it.
     """
 
@@ -56,31 +66,31 @@ class Column:
 class Relation:
     """A table, a view or a query.
 
-    :param sql: what stands behind FROM.
-    :param name: for people.
+    :param sql: the text behind FROM.
+    :param name: its name in messages.
     :param columns: in their order.
-    :param keys: what tells rows apart: the columns of the primary key and of each unique index that takes no NULL.
-    :param indexes: the columns of each index that has all rows in order.
-    :param writers: what the server needs to find who is writing it.
+    :param keys: the columns of the primary key, and of each unique index that takes no NULL.
+    :param indexes: the columns of each index that holds all rows in order.
+    :param writers: the server's ids of the tables whose locks its writers hold.
     """
 
     sql: str
     name: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, SourceColumn]
     keys: tuple[tuple[str, ...], ...] = ()
     indexes: tuple[tuple[str, ...], ...] = ()
     writers: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The primary key, else the unique index of the fewest columns; empty where there is none."""
+        """The primary key, else the unique index of the fewest columns; empty if there is none."""
         return self.keys[0] if self.keys else ()
 
 
-class Missing(NamedTuple):
-    """There is no such table.
+class MissingRelation(NamedTuple):
+    """The answer for a table that does not exist.
 
-    :param hint: what there is instead, empty or a clause.
+    :param hint: which similar table exists, as a clause; empty if none does.
     """
 
     name: str
@@ -88,8 +98,8 @@ class Missing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reader:
-    """What Spark's JDBC reader connects with.
+class JdbcReaderOptions:
+    """The arguments of Spark's JDBC reader.
 
     :param url: without credentials.
     :param driver: the driver's class.
@@ -101,77 +111,92 @@ class Reader:
     options: Mapping[str, str] = field(repr=False)
 
 
-class Dialect(ABC):
-    """How a database's SQL is written. Names are always quoted, values are always literals."""
+class SqlDialect(ABC):
+    """Writes a database's SQL. Names are always quoted, values are always literals."""
 
     @abstractmethod
     def quote(self, name: str) -> str: ...
 
     @abstractmethod
-    def text(self, column: Column, name: str) -> str:
-        """An expression that writes ``name``'s value so that :meth:`literal` gives it back exactly."""
+    def text(self, column: SourceColumn, name: str) -> str:
+        """Return an expression that writes the value of ``name`` so that :meth:`literal` gives it back exactly."""
 
     @abstractmethod
-    def literal(self, column: Column, value: str) -> str: ...
+    def literal(self, column: SourceColumn, value: str) -> str: ...
 
     @abstractmethod
     def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
-        """Rows that come later in the order than these values. ``names`` are expressions that are never NULL."""
+        """Return the condition for rows behind these values. ``names`` are expressions that are never NULL."""
 
     @abstractmethod
     def upto(self, names: Sequence[str], literals: Sequence[str]) -> str:
-        """These values, and rows that come earlier."""
+        """Return the condition for rows at or before these values."""
 
     @abstractmethod
-    def clock(self, column: Column, instant: datetime) -> str:
-        """A literal of the column's type. ``instant`` is a wall clock's: in UTC, or in the zone of the column's values."""
+    def clock(self, column: SourceColumn, instant: datetime) -> str:
+        """Return a literal of the column's type.
+
+        :param instant: a wall clock's time without zone: in UTC, or in the zone of the column's values.
+        """
 
 
-class Session(ABC):
+class DatabaseSession(ABC):
     """An open session of the server."""
 
-    dialect: Dialect
+    dialect: SqlDialect
 
     @abstractmethod
     def rows(self, statement: str) -> list[tuple]: ...
 
     @abstractmethod
     def now(self) -> datetime:
-        """The database's clock, in UTC."""
+        """Return the time of the database's clock, in UTC."""
 
     @abstractmethod
-    def relation(self, source: JdbcSettings) -> Relation | Missing: ...
+    def table(self, schema: str | None, name: str) -> Relation | MissingRelation:
+        """Look a table or view up in the catalog.
+
+        :param schema: None for the connection's default.
+        """
 
     @abstractmethod
-    def place_problems(self) -> Iterator[Problem]:
-        """What is wrong with where the connection leads."""
+    def query(self, query: str, name: str) -> Relation:
+        """Describe the columns of a SELECT without running it.
+
+        :param name: the query's name in messages.
+        :raises SourceRejected: two of its columns have one name.
+        """
 
     @abstractmethod
-    def cursor_problems(self, relation: Relation, column: Column) -> Iterator[Problem]:
-        """Why the values of an incrementing column do not only grow, as far as the catalog tells."""
+    def server_problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with the server itself, such as its version."""
 
     @abstractmethod
-    def restarted(self, relation: Relation, column: Column, value: str) -> str:
-        """Why values after ``value`` will not come, as far as the catalog tells; empty where it does not."""
+    def cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+        """Yield why the values of an incrementing column may not only grow, as far as the catalog shows."""
+
+    @abstractmethod
+    def sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
+        """Return why new rows will get values at or below ``value``, as far as the catalog shows; else an empty text."""
 
     def identity(self) -> str:
-        """What the server calls itself, the same by whatever address it is reached; empty where it does not say."""
+        """Return the server's own identifier, the same by whatever address it is reached; empty if it has none."""
         return ""
 
-    def unread_by_tasks(self) -> str:
-        """Why tasks cannot read this server by themselves, as a clause; empty where they can."""
+    def task_read_obstacle(self) -> str:
+        """Return why Spark tasks cannot read this server by themselves, as a clause; empty if they can."""
         return "it is no PostgreSQL"
 
     @abstractmethod
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
-        """Wait until transactions that are writing the relation now have ended.
+        """Wait until the transactions that are writing the relation now have ended.
 
-        :return: empty, or who is still writing after that time.
+        :return: empty; or which transactions are still writing after that time.
         """
 
 
-class Database(ABC):
-    """Where an Airflow connection leads."""
+class SourceDatabase(ABC):
+    """The database that an Airflow connection leads to."""
 
     packages: ClassVar[tuple[str, ...]]
     conn_id: str
@@ -182,25 +207,32 @@ class Database(ABC):
         """``scheme://host:port/database``."""
 
     default_schema: ClassVar[str]
-    """Stands for the schema of a table without one in the URI; empty where the database's name does."""
+    """The schema in the URI of a table that names none; empty if the database's name stands for it."""
 
     @abstractmethod
     def problems(self) -> list[Problem]:
-        """What can be said of the connection without using it."""
+        """Return what is wrong with the connection, without using it."""
 
     @abstractmethod
-    def session(self, doing: str) -> AbstractContextManager[Session]:
-        """
+    def session(self, doing: str) -> AbstractContextManager[DatabaseSession]:
+        """Open a session that only reads.
+
+        :param doing: the purpose, for messages.
         :raises SourceUnavailable: the server cannot be reached, or broke off.
-        :raises SourceRejected: it refused.
+        :raises SourceRejected: the server refused a statement.
         """
 
     @abstractmethod
-    def reader(self, fetchsize: int) -> Reader: ...
+    def spark_reader(self, fetchsize: int) -> JdbcReaderOptions:
+        """Return how Spark's JDBC reader connects.
 
-    def split_reader(self, table: str, columns: Sequence[Column], statements: Sequence[str]) -> SplitReader:
-        """What a task reads with.
+        :param fetchsize: rows per round trip.
+        """
 
+    def split_reader(self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str]) -> SplitReader:
+        """Return the reader that Spark tasks use.
+
+        :param table: its name in messages.
         :param statements: per split, the SELECT of its rows' ``columns``.
         """
         raise NotImplementedError

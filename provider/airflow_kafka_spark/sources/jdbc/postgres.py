@@ -1,4 +1,9 @@
-"""PostgreSQL, as JdbcSource needs it: psycopg on the driver, pgjdbc in Spark."""
+"""PostgreSQL for JdbcSource: psycopg on the driver, pgjdbc in Spark's JDBC reader, ADBC in Spark's tasks.
+
+Each type is read by an expression with which no value changes on its way into Spark (:func:`describe_column`). Timestamps cross
+as microseconds and dates as days: ``java.sql.Timestamp`` would make them depend on the JVM's zone and calendar. Values for which
+Spark has no type cross as the text that the database itself writes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import re
 import time
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,23 +19,33 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer, system_identifier
-from airflow_kafka_spark.hooks.postgres_names import literal, parse_name, quote, resolve, tables_alike
-from airflow_kafka_spark.sources.jdbc.database import Column, Database, Dialect, Missing, Reader, Relation, Session
-from airflow_kafka_spark.sources.jdbc.postgres_types import MICROS, MICROS_BEFORE_14, column
+from airflow_kafka_spark.hooks.postgres_names import literal, quote, resolve, tables_alike
+from airflow_kafka_spark.sources.jdbc.database import (
+    REFUSED_SQLSTATES,
+    SPARK_MAX_PRECISION,
+    DatabaseSession,
+    JdbcReaderOptions,
+    MissingRelation,
+    Relation,
+    SourceColumn,
+    SourceDatabase,
+    SqlDialect,
+    escape_template,
+)
 
 if TYPE_CHECKING:
     import psycopg
 
     from airflow_kafka_spark.sources.base import SplitReader
-    from airflow_kafka_spark.sources.jdbc.options import JdbcSettings
 
 DRIVER = "org.postgresql:postgresql:42.7.8"
 OLDEST = 12
-ADBC = (1, 13)
-"""The first release whose values were compared with Spark's."""
+OLDEST_ADBC = (1, 13)
+"""The first release of adbc-driver-postgresql whose values were compared with Spark's."""
 
-# Make a session mean the same whatever server, database, role and JVM set: bounds and values cross it as text.
+# Gives every session the same settings, whatever server, database, role and JVM set: bounds and values cross it as text.
 SESSION = (
     "SELECT set_config(s.name, v.value, false) FROM pg_catalog.pg_settings s JOIN (VALUES ('TimeZone', 'UTC'), "
     "('DateStyle', 'ISO, MDY'), ('IntervalStyle', 'postgres'), ('extra_float_digits', '1'), ('bytea_output', 'hex'), "
@@ -39,7 +55,7 @@ SESSION = (
     "('default_transaction_read_only', 'on'), ('transaction_read_only', 'on')) v(name, value) ON v.name = s.name"
 )
 
-# libpq's options and pgjdbc's properties; an empty name: nothing to tell the driver.
+# libpq's options and pgjdbc's properties; an empty name: the driver needs none.
 _PROPERTIES = {
     "user": "user",
     "password": "password",
@@ -78,16 +94,16 @@ _TARGETS = {
 }
 
 
-class PostgresDialect(Dialect):
+class PostgresDialect(SqlDialect):
     """Values cross as the text of their type's output function, and come back by a cast to the type."""
 
     def quote(self, name: str) -> str:
         return quote(name)
 
-    def text(self, column: Column, name: str) -> str:
+    def text(self, column: SourceColumn, name: str) -> str:
         return f"CAST({name} AS text)"
 
-    def literal(self, column: Column, value: str) -> str:
+    def literal(self, column: SourceColumn, value: str) -> str:
         return f"CAST({literal(value)} AS {column.literal})"
 
     def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
@@ -96,7 +112,7 @@ class PostgresDialect(Dialect):
     def upto(self, names: Sequence[str], literals: Sequence[str]) -> str:
         return _compare(names, "<=", literals)
 
-    def clock(self, column: Column, instant: datetime) -> str:
+    def clock(self, column: SourceColumn, instant: datetime) -> str:
         zone = "+00" if column.clock == "zoned" else ""
         # As a timestamp first: a date takes no time of day.
         kind = "timestamp with time zone" if zone else "timestamp without time zone"
@@ -110,7 +126,7 @@ def _compare(names: Sequence[str], operator: str, literals: Sequence[str]) -> st
 
 
 @dataclass
-class PostgresSession(Session):
+class PostgresSession(DatabaseSession):
     connection: psycopg.Connection
     server: PostgresServer
     dialect = PostgresDialect()
@@ -127,24 +143,18 @@ class PostgresSession(Session):
 
     # --- the catalog ---
 
-    def place_problems(self) -> Iterator[Problem]:
+    def server_problems(self) -> Iterator[Problem]:
         version, release = self.rows("SELECT current_setting('server_version_num')::int, current_setting('server_version')")[0]
         if version < OLDEST * 10_000:
             what = f"connection `{self.server.conn_id}` leads to PostgreSQL {release}; expected {OLDEST} or newer"
             yield Problem("source.conn_id", what)
 
-    def relation(self, source: JdbcSettings) -> Relation | Missing:
-        if source.query is not None:
-            return self._query(source.query, source.name)
-        schema, table = parse_name(source.table or "")
-        return self._table(schema, table)
-
-    def _table(self, schema: str | None, table: str) -> Relation | Missing:
+    def table(self, schema: str | None, table: str) -> Relation | MissingRelation:
         name = resolve(self.connection, schema, table)
         found = self.rows(_OID.format(schema=literal(name.schema), table=literal(name.table)))
         if not found:
             alike = tables_alike(self.connection, name)
-            return Missing(str(name), f"; there is {alike[0]}, and names are compared exactly" if alike else "")
+            return MissingRelation(str(name), f"; there is {alike[0]}, and names are compared exactly" if alike else "")
         oid, kind, usage = found[0]
         attributes = self.rows(_ATTRIBUTES.format(oid=oid))
         writers = tuple(row[0] for row in self.rows(_TREE.format(oid=oid))) if kind in "rp" else ()
@@ -153,7 +163,7 @@ class PostgresSession(Session):
         indexes = tuple(tuple(columns) for columns, _, ordered in found if ordered)
         return Relation(str(name), str(name), self._columns(attributes, usage), keys, indexes, writers)
 
-    def _query(self, query: str, name: str) -> Relation:
+    def query(self, query: str, name: str) -> Relation:
         # A line of its own: the query may end with a comment.
         sql = f"({query.strip().rstrip(';')}\n) AS __query"
         attributes = [(*field, False, 0, True) for field in self._describe(f"SELECT * FROM {sql}")]
@@ -164,8 +174,10 @@ class PostgresSession(Session):
         return Relation(sql, "the query", self._columns(attributes, True))
 
     def _describe(self, statement: str) -> list[tuple[str, int, int]]:
-        """Name, type's oid and modifier of what a statement gives. Prepared, not run: the server takes one statement only then,
-        whatever else a query tries to bring along."""
+        """Return name, type's oid and modifier of each column of a statement.
+
+        The statement is prepared, not run: the server then accepts one statement only, so that a query cannot smuggle in another.
+        """
         from psycopg.errors import error_from_result
         from psycopg.pq import ExecStatus
 
@@ -177,53 +189,57 @@ class PostgresSession(Session):
             raise error_from_result(result)
         return [((result.fname(i) or b"").decode(), result.ftype(i), result.fmod(i)) for i in range(result.nfields)]
 
-    def _columns(self, attributes: Sequence[tuple], usage: bool) -> Mapping[str, Column]:
-        """``attributes``: name, type's oid, its modifier, NOT NULL, declared dimensions, right to read."""
+    def _columns(self, attributes: Sequence[tuple], usage: bool) -> Mapping[str, SourceColumn]:
+        """Return the columns by name.
+
+        :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, and the right to read.
+        :param usage: whether the role may use the schema.
+        """
         oids = ",".join(str(row[1]) for row in attributes)
         modifiers = ",".join(str(row[2]) for row in attributes)
         with self.connection.transaction():
-            # Names of types that mean the same in every session, whatever its search_path.
+            # So that names of types mean the same in every session, whatever its search_path.
             self.rows("SELECT set_config('search_path', '', true)")
             types = self.rows(_TYPES.format(oids=literal(f"{{{oids}}}"), modifiers=literal(f"{{{modifiers}}}")))
         micros = MICROS if self.connection.info.server_version >= 140_000 else MICROS_BEFORE_14
         columns = {}
         for (name, _, _, required, dimensions, readable), facts in zip(attributes, types, strict=True):
-            columns[name] = column(
+            columns[name] = describe_column(
                 name, facts, required=required, dimensions=dimensions, readable=readable and usage, micros=micros
             )
         return columns
 
     # --- cursors ---
 
-    def cursor_problems(self, relation: Relation, column: Column) -> Iterator[Problem]:
+    def cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
         for name, increment, cycles, _ in self._sequences(relation, column):
             what = "runs downwards" if increment < 0 else "begins again when it is used up (CYCLE)" if cycles else ""
             if what:
-                told = f"its sequence {name} {what}; expected values that only grow"
-                yield Problem("source.incrementing_column", f"`{column.name}`: {told}", "Use a timestamp, or bulk")
+                found = f"its sequence {name} {what}; expected values that only grow"
+                yield Problem("source.incrementing_column", f"`{column.name}`: {found}", "Use a timestamp, or bulk")
 
-    def restarted(self, relation: Relation, column: Column, value: str) -> str:
+    def sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
         for name, _, _, last in self._sequences(relation, column):
             if last is not None and last < int(value):
                 return f"sequence {name} of `{column.name}` is at {last}, and rows up to {value} were read: it was set back"
         return ""
 
-    def _sequences(self, relation: Relation, column: Column) -> list[tuple]:
-        """Sequences that belong to the column: name, increment, whether it cycles, its last value as far as it may be seen."""
+    def _sequences(self, relation: Relation, column: SourceColumn) -> list[tuple]:
+        """Return the sequences that belong to the column: name, increment, CYCLE, and the last value if that may be seen."""
         if not relation.writers or column.type not in ("smallint", "integer", "bigint"):
             return []
         return self.rows(_SEQUENCES.format(oid=relation.writers[0], column=literal(column.name)))
 
-    def unread_by_tasks(self) -> str:
+    def task_read_obstacle(self) -> str:
         if importlib.util.find_spec("adbc_driver_postgresql") is None:
             return "adbc-driver-postgresql is not installed"
         release = importlib.metadata.version("adbc-driver-postgresql")
-        if tuple(map(int, re.findall(r"\d+", release)[:2])) < ADBC:
-            return f"adbc-driver-postgresql {release} is older than {'.'.join(map(str, ADBC))}"
+        if tuple(map(int, re.findall(r"\d+", release)[:2])) < OLDEST_ADBC:
+            return f"adbc-driver-postgresql {release} is older than {'.'.join(map(str, OLDEST_ADBC))}"
         encoding = self.connection.info.parameter_status("server_encoding")
         return "" if encoding == "UTF8" else f"the database's texts are in {encoding}"
 
-    # --- who writes ---
+    # --- writers ---
 
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
         tables = f"relation IN ({', '.join(map(str, relation.writers))})" if relation.writers else "relation >= 16384"
@@ -232,7 +248,7 @@ class PostgresSession(Session):
             f"AND mode IN ({_WRITE_LOCKS}) AND pid IS DISTINCT FROM pg_backend_pid() "
             f"AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()) AND {tables} GROUP BY 1"
         )
-        # A virtual transaction id is never used again: who is on the list later is who was on it now.
+        # A virtual transaction id is never used again: an id that is listed later is one that was listed at first.
         waiting = dict(self.rows(writing))
         until, pause = time.monotonic() + seconds, 0.005
         while waiting:
@@ -260,7 +276,7 @@ FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 
-# The table itself first: its partitions and children are where their writers hold their locks.
+# The table itself first. Transactions that write a partition or child table hold their locks on that one.
 _TREE = """
 WITH RECURSIVE tree AS (
     SELECT {oid}::oid AS oid, 0 AS depth
@@ -318,7 +334,7 @@ WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass A
 
 
 @dataclass(frozen=True)
-class PostgresDatabase(Database):
+class PostgresDatabase(SourceDatabase):
     """The server of a connection of type ``postgres``."""
 
     server: PostgresServer
@@ -331,8 +347,6 @@ class PostgresDatabase(Database):
 
     @property
     def uri(self) -> str:
-        import urllib.parse
-
         host = f"[{self.server.host}]" if ":" in self.server.host else self.server.host
         return f"postgres://{host}:{self.server.port}/{urllib.parse.quote(self.server.database, safe='')}"
 
@@ -373,13 +387,13 @@ class PostgresDatabase(Database):
         state = error.sqlstate or ""
         diagnosis = error.diag
         parts = [diagnosis.message_primary, diagnosis.message_detail, diagnosis.message_hint]
-        told = "; ".join(" ".join(part.split()).rstrip(".") for part in parts if part) or " ".join(str(error).split())
-        detail = self.server.scrub(told)
-        if state[:2] in ("22", "23", "25", "28", "3D", "3F", "42", "44", "0A", "0L", "P0"):
+        message = "; ".join(" ".join(part.split()).rstrip(".") for part in parts if part) or " ".join(str(error).split())
+        detail = self.server.scrub(message)
+        if state[:2] in REFUSED_SQLSTATES:
             return SourceRejected(self.server.where, f"{doing}: {detail}")
         return SourceUnavailable(self.server.where, doing, detail)
 
-    def reader(self, fetchsize: int) -> Reader:
+    def spark_reader(self, fetchsize: int) -> JdbcReaderOptions:
         options = self._options
         properties = {_PROPERTIES[name]: value for name, value in options.items() if _PROPERTIES.get(name)}
         if "targetServerType" in properties:
@@ -388,8 +402,8 @@ class PostgresDatabase(Database):
         ports = (options.get("port") or "5432").split(",")
         ports = ports * len(hosts) if len(ports) == 1 else ports
         addresses = ",".join(f"{_bracketed(host)}:{port}" for host, port in zip(hosts, ports, strict=False))
-        return Reader(
-            url=f"jdbc:postgresql://{addresses}/{_encoded(self.server.database)}",
+        return JdbcReaderOptions(
+            url=f"jdbc:postgresql://{addresses}/{urllib.parse.quote(self.server.database, safe='')}",
             driver="org.postgresql.Driver",
             options={
                 **properties,
@@ -400,18 +414,152 @@ class PostgresDatabase(Database):
             },
         )
 
-    def split_reader(self, table: str, columns: Sequence[Column], statements: Sequence[str]) -> SplitReader:
-        from airflow_kafka_spark.sources.jdbc.tasks.read import PostgresReader
+    def split_reader(self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str]) -> SplitReader:
+        from airflow_kafka_spark.sources.jdbc.tasks.read import PostgresSplitReader
 
         named = tuple((column.name, column.kind) for column in columns if column.kind is not None)
-        return PostgresReader(self.server, SESSION, table, named, tuple(statements))
+        return PostgresSplitReader(self.server, SESSION, table, named, tuple(statements))
 
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _encoded(text: str) -> str:
-    import urllib.parse
+# --- types --------------------------------------------------------------------------------------------------------------
 
-    return urllib.parse.quote(text, safe="")
+ZONED, LOCAL, DATE = "timestamp with time zone", "timestamp without time zone", "date"
+
+_PLAIN = {
+    "smallint": "smallint",
+    "integer": "int",
+    "bigint": "bigint",
+    "real": "float",
+    "double precision": "double",
+    "boolean": "boolean",
+    "bytea": "binary",
+}
+_TEXTS = frozenset({"text", "character varying"})
+_INCREASING = frozenset({"smallint", "integer", "bigint", "numeric", "oid", "uuid", "text", "character varying", ZONED, LOCAL})
+
+# Exact for every timestamp there is. Before PostgreSQL 14, extract() gave a double, which holds no microseconds of far centuries.
+MICROS = "CAST(extract(epoch FROM {c}) * 1000000 AS bigint)"
+MICROS_BEFORE_14 = (
+    "(CAST(date_part('epoch', date_trunc('second', {c})) AS bigint) * 1000000 "
+    "+ CAST(date_part('microseconds', {c}) AS bigint) % 1000000)"
+)
+_CLOCKS = {ZONED: "zoned", LOCAL: "local", DATE: "date"}
+
+
+def describe_column(name: str, facts: tuple, *, required: bool, dimensions: int, readable: bool, micros: str) -> SourceColumn:
+    """Return a column of a relation or query with the expressions that read it.
+
+    :param facts: a row of ``_TYPES``: the declared type, the type behind its domains, that one's modifier and kind, the type
+        and kind of an array's elements, and whether a btree index can order it.
+    :param micros: the expression for a timestamp's microseconds.
+    """
+    declared, base, modifier, _, element, element_kind, orders = facts
+    kind: Kind | None = None
+    if element:
+        select, spark = _array_expressions(name, element, modifier, dimensions, domain=element_kind == "d")
+        task, orders = select, False
+        # Arrays of several dimensions are read as JSON that the server writes.
+        kind = "text" if dimensions > 1 else None
+    else:
+        select, spark = _scalar_expressions(name, base, modifier, micros)
+        kind, task = _task_scalar(name, base, modifier, select)
+    return SourceColumn(
+        name=name,
+        type=declared,
+        nullable=not required,
+        literal=base if orders else "",
+        clock=_CLOCKS.get(base, ""),
+        increases=base in _INCREASING,
+        select=select,
+        spark=spark,
+        kind=kind,
+        task=task,
+        readable=readable,
+    )
+
+
+def _scalar_expressions(name: str, base: str, modifier: int, micros: str) -> tuple[str, str]:
+    if base in _PLAIN or base in _TEXTS:
+        return ("CAST({c} AS text)" if base in _TEXTS else "{c}"), "{c}"
+    if base == "oid":
+        return "CAST({c} AS bigint)", "{c}"
+    if base == "bpchar":
+        # A cast to text strips the blanks that pad it, which are part of the value.
+        return (f"rpad(CAST({{c}} AS text), {modifier - 4})" if modifier > 4 else "CAST({c} AS text)"), "{c}"
+    if base == "numeric":
+        return ("{c}" if _fits(modifier) else "CAST({c} AS text)"), "{c}"
+    if base in (ZONED, LOCAL):
+        spark = "timestamp_micros({c})"
+        return _finite(name, micros), spark if base == ZONED else f"CAST({spark} AS timestamp_ntz)"
+    if base == DATE:
+        return _finite(name, "({c} - DATE '1970-01-01')", "integer"), "date_from_unix_date({c})"
+    return "CAST({c} AS text)", "{c}"
+
+
+def _task_scalar(name: str, base: str, modifier: int, select: str) -> tuple[Kind | None, str]:
+    """Return the kind and the expression by which a task reads: as the type itself, if Arrow has one for it."""
+    if base in ("real", "double precision"):
+        return None, select
+    if base in ("smallint", "integer", "bigint", "boolean", "bytea"):
+        kind: Kind = "boolean" if base == "boolean" else "binary" if base == "bytea" else "integer"
+        return kind, f"CAST({{c}} AS {base})"
+    if base == "oid":
+        return "integer", select
+    if base == "numeric" and _fits(modifier):
+        # Reading it as text takes a quarter of the time.
+        return ("decimal" if (modifier - 4) & 2047 <= 6 else "fine decimal"), "CAST({c} AS text)"
+    if base in _LAST:
+        return _KINDS[base], _in_range(name, base)
+    return "text", select
+
+
+# The last value of each type that fits into microseconds, as Spark and Arrow hold it. Beyond it, ADBC would wrap around.
+_LAST = {ZONED: "294247-01-10 04:00:54.775807+00", LOCAL: "294247-01-10 04:00:54.775807", DATE: "5874897-12-31"}
+_KINDS: dict[str, Kind] = {ZONED: "zoned", LOCAL: "local", DATE: "date"}
+
+
+def _in_range(name: str, base: str) -> str:
+    """Return an expression that fails with a message on a value that Arrow cannot hold."""
+    message = escape_template(literal(f'column "{name}" holds '))
+    within = f"{{c}} > CAST('-infinity' AS {base}) AND {{c}} <= CAST('{_LAST[base]}' AS {base})"
+    return f"CASE WHEN {within} THEN {{c}} WHEN {{c}} IS NULL THEN NULL ELSE CAST({message} || {{c}} AS {base}) END"
+
+
+def _fits(modifier: int) -> bool:
+    """Return True if ``numeric(p,s)`` is one of Spark's decimals."""
+    if modifier < 0:
+        return False
+    precision, scale = (modifier - 4) >> 16, (((modifier - 4) & 2047) ^ 1024) - 1024
+    return precision <= SPARK_MAX_PRECISION and 0 <= scale <= precision
+
+
+def _finite(name: str, expression: str, kind: str = "bigint") -> str:
+    """Return an expression that fails with a message on infinity. It depends on the row: a constant would fail planning."""
+    message = escape_template(literal(f'column "{name}" holds '))
+    return f"CASE WHEN isfinite({{c}}) THEN {expression} WHEN {{c}} IS NULL THEN NULL ELSE CAST({message} || {{c}} AS {kind}) END"
+
+
+def _array_expressions(name: str, element: str, modifier: int, dimensions: int, *, domain: bool) -> tuple[str, str]:
+    if dimensions > 1:
+        return "CAST(array_to_json({c}) AS text)", "{c}"
+    select, spark = _element_expressions("" if domain else element, modifier)
+    message = escape_template(literal(f'column "{name}" holds an array of more than one dimension: '))
+    flat = f"CAST({message} || array_ndims({{c}}) AS integer)"
+    return f"CASE WHEN array_ndims({{c}}) > 1 AND {flat} > 0 THEN NULL ELSE {select} END", spark
+
+
+def _element_expressions(element: str, modifier: int) -> tuple[str, str]:
+    if element in _PLAIN and element != "bytea":
+        return "{c}", "{c}"
+    if element == "numeric" and _fits(modifier):
+        kind = f"decimal({(modifier - 4) >> 16},{(modifier - 4) & 2047})"
+        return "CAST({c} AS text[])", f"transform({{c}}, x -> CAST(x AS {kind}))"
+    casts = {ZONED: "CAST(x AS timestamp)", LOCAL: "CAST(x AS timestamp_ntz)", DATE: "CAST(x AS date)"}
+    if element == "bytea":
+        casts["bytea"] = "unhex(substr(x, 3))"
+    cast = casts.get(element)
+    return "CAST({c} AS text[])", f"transform({{c}}, x -> {cast})" if cast else "{c}"

@@ -7,33 +7,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors import ConnectionInvalid, Problem
+from airflow_kafka_spark.hooks.connections import kind_of, look_up
 from airflow_kafka_spark.hooks.postgres_names import parse_name
-from airflow_kafka_spark.sources.base import Frozen, RowSource
-from airflow_kafka_spark.sources.jdbc.options import JdbcSettings
+from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+from airflow_kafka_spark.sources.jdbc.options import JdbcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.sources.base import SplitReader
-    from airflow_kafka_spark.sources.jdbc.database import Database
+    from airflow_kafka_spark.sources.jdbc.database import SourceDatabase
 
 
 @dataclass(frozen=True)
-class JdbcSource(JdbcSettings, RowSource):
+class JdbcSource(JdbcOptions, RowSource):
     """Reads windows of a table or query: of PostgreSQL by Spark's tasks themselves, where that is exact (:meth:`reader`); else,
     and of MariaDB and MySQL, by Spark's JDBC reader.
 
-    A window is the rows of ``(last, end]`` in the order of the *cut columns*: those of the cursor, of the key, or both.
-    ``last`` is where the window before ended, ``end`` a row that was there when the window was frozen. It is cut into splits by
+    A window is the rows of ``(last, end]`` in the order of the *split columns*: those of the cursor, of the key, or both.
+    ``last`` is where the previous window ended, ``end`` a row that existed when the window was frozen. It is cut into splits by
     counting rows in the database, along an index on these columns where there is one: composite keys, text keys and skewed ones
     give splits of the same size. Comparisons are the database's own, with its collations, when cutting and when reading.
 
     Guarantee, in every mode: splits are frozen with the window. They tile it: no row is in two of them, and every attempt reads
     each by the same bounds. What a transaction commits, updates or deletes between two attempts changes what an unpublished split
-    holds, and never makes a published one be read again. So a row is published once per window, *as long as its cut columns keep
-    their values while the window is open*: a row whose key is changed may move from a published split into one that is not.
+    holds, and never makes a published one be read again. So a row is published once per window, *as long as its split columns
+    keep their values while the window is open*: a row whose key is changed may move from a published split into one that is not.
 
     What the windows of a pipeline hold together depends on the mode:
 
@@ -77,8 +78,8 @@ class JdbcSource(JdbcSettings, RowSource):
         unique: rows of equal keys are in one split. In ``bulk``, rows with a NULL in it are a split of their own.
     :param include_columns: those to read, in this order; default all.
     :param split_records: rows per split, and so per Spark task and Kafka transaction; default 250 000.
-    :param max_records: rows per window, at most; None (default) for all there are, up to 2 000 splits. Rows that nothing tells
-        apart in the cut columns stay together, even if that is more.
+    :param max_records: rows per window, at most; None (default) for all there are, up to 2 000 splits. Rows of equal split
+        columns stay together, even if that is more.
     :param writers_timeout: seconds to wait, when a window with a cursor is frozen, for transactions that are writing the table;
         then the task fails and may be retried. 0 does not wait. Default 60.
     :param fetchsize: rows per round trip to the database, where Spark's JDBC reader reads; default 10 000.
@@ -99,13 +100,13 @@ class JdbcSource(JdbcSettings, RowSource):
         database = self.database()
         schema, table = self._parts
         parts = [schema or (database.default_schema if self.query is None else ""), table]
-        # MariaDB's schemas are its databases.
+        # In MariaDB a schema is a database.
         base = database.uri if database.default_schema or not schema else database.uri.rpartition("/")[0]
         return "/".join([base, *(urllib.parse.quote(part, safe="") for part in parts if part)])
 
     @property
     def asset_uri(self) -> str:
-        """``x-jdbc://conn_id/schema/table``: the host is the connection's affair, and Airflow leaves x- schemes alone."""
+        """``x-jdbc://conn_id/schema/table``: only the connection knows the host, and Airflow does not check x- schemes."""
         if any("{{" in (text or "") for text in (self.conn_id, self.table, self.query)):
             return f"x-jdbc://{self.conn_id}/{self.table or 'query'}"
         parts = [self.conn_id, *(part for part in self._parts if part)]
@@ -119,14 +120,14 @@ class JdbcSource(JdbcSettings, RowSource):
             return None, self.name
 
     def origin(self) -> Endpoint:
-        """Server, database and table; the query, the mode and the cursor."""
-        from airflow_kafka_spark.sources.jdbc.windows import find
+        """Return server, database and table; the query, the mode and the cursor."""
+        from airflow_kafka_spark.sources.jdbc.windows import find_relation
 
         database = self.database()
         server, _, name = database.uri.rpartition("/")
         with database.session("asking where the table is") as session:
             identity = session.identity()
-            table = find(self, session).name if self.query is None else "a query"
+            table = find_relation(self, session).name if self.query is None else "a query"
         place = {SERVER: server, "database": name, "table": table, **({SERVER_ID: identity} if identity else {})}
         query = {"query": self.name} if self.query is not None else {}
         return Endpoint(place, {**query, "mode": self.effective_mode, "cursor": ", ".join(self.cursor_columns)})
@@ -141,58 +142,89 @@ class JdbcSource(JdbcSettings, RowSource):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Timestamps without zone are made in the session's zone."""
+        """UTC as the session's zone, in which Spark makes timestamps without zone."""
         return {"spark.sql.session.timeZone": "UTC"}
 
-    def database(self) -> Database:
-        """:raises ConnectionInvalid: the connection is not defined, or is of no use."""
-        from airflow_kafka_spark.sources.jdbc.connection import read_database
+    def database(self) -> SourceDatabase:
+        """Return the database that the connection leads to.
 
-        return read_database(self.conn_id)
+        :raises ConnectionInvalid: the connection is not defined, of another type, or has options that mean nothing here.
+        """
+        connection = look_up(self.conn_id, "postgres", "mysql")
+        if kind_of(connection) == "postgres":
+            from airflow_kafka_spark.hooks import postgres
+            from airflow_kafka_spark.sources.jdbc.postgres import PostgresDatabase
+
+            return PostgresDatabase(postgres.read_server(connection))
+        import pymysql  # noqa: F401
+
+        from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, read_server
+
+        return MysqlDatabase(read_server(connection))
 
     def validate(self) -> list[Problem]:
-        """Options, connection, server, table, columns and their types, cursor, key, rights. Changes nothing."""
-        from airflow_kafka_spark.sources.jdbc.validation import problems
+        """Return all that is wrong with options, connection, server, table, columns and their types, cursor, key and rights."""
+        from airflow_kafka_spark.sources.jdbc.validation import ServerValidation
 
-        return problems(self)
+        found = self.option_problems()
+        try:
+            database = self.database()
+        except ConnectionInvalid as error:
+            return [*found, Problem("source.conn_id", error.found, error.action)]
+        except ImportError as error:
+            package = error.name or str(error)
+            extra = f"airflow-provider-kafka-spark[{'mysql' if 'mysql' in package else 'postgres'}]"
+            return [
+                *found,
+                Problem("source", f"the package `{package}` is not installed", f"Install it with `pip install '{extra}'`"),
+            ]
+        found += database.problems()
+        found += ServerValidation(self, database, options_valid=not found).problems()
+        # A column may be unfit both to be read and to be split by.
+        return list(dict.fromkeys(found))
 
     def columns(self) -> tuple[str, ...]:
-        """As the catalog has them now.
+        """Return the names of the columns, as the catalog has them now.
 
         :raises SourceUnavailable: the server cannot be reached.
         :raises SourceRejected: there is no such table, or a column is missing.
         """
-        from airflow_kafka_spark.sources.jdbc.windows import find, selected
+        from airflow_kafka_spark.sources.jdbc.windows import find_relation, selected_columns
 
         with self.database().session("reading the catalog") as session:
-            return tuple(column.name for column in selected(self, find(self, session)))
+            return tuple(column.name for column in selected_columns(self, find_relation(self, session)))
 
-    def freeze(self, position: Mapping[str, Any] | None) -> Frozen:
-        """See :meth:`RowSource.freeze`; the end, and the cuts, are found by one pass over the index of the cut columns.
+    def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
+        """Decide the next window's end and its splits, by one pass over the index of the split columns.
 
-        :raises SourceUnavailable: the server does not answer, or somebody writes the table for longer than ``writers_timeout``.
+        See :meth:`RowSource.freeze`.
+
+        :raises SourceUnavailable: the server does not answer, or other transactions write the table for longer than
+            ``writers_timeout``.
         :raises SourceRejected: the table is not what the options say, or the position is another table's or cursor's.
         """
-        from airflow_kafka_spark.sources.jdbc.windows import freeze
+        from airflow_kafka_spark.sources.jdbc.windows import freeze_window
 
-        return freeze(self, position)
+        return freeze_window(self, self.database(), position)
 
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
-        """See :meth:`RowSource.frame`. The columns are those of the table as it is now.
+        """Return the rows of these splits, with the columns that the table has now. See :meth:`RowSource.frame`.
 
         :raises SourceRejected: a column that the splits were cut by is gone.
         """
-        from airflow_kafka_spark.sources.jdbc.reading import frame
+        from airflow_kafka_spark.sources.jdbc.reading import read_frame
 
-        return frame(self, spark, splits)
+        return read_frame(self, self.database(), spark, splits)
 
     def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
-        """See :meth:`RowSource.reader`: from PostgreSQL in UTF-8, by ADBC, where no column that is needed is an array or a
-        floating-point number, which Java writes in its own way.
+        """Return how tasks read these splits, or why only Spark can. See :meth:`RowSource.reader`.
+
+        Tasks read PostgreSQL in UTF-8, by ADBC, if no needed column is an array or a floating-point number, which Java writes in
+        its own way.
 
         :raises SourceUnavailable: the server does not answer.
         :raises SourceRejected: a column that the splits were cut by is gone.
         """
-        from airflow_kafka_spark.sources.jdbc.reading import reader
+        from airflow_kafka_spark.sources.jdbc.reading import make_split_reader
 
-        return reader(self, splits, columns)
+        return make_split_reader(self, self.database(), splits, columns)
