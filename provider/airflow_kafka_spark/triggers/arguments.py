@@ -1,19 +1,29 @@
-"""Options as users and templates write them, which render everything to text: cast, or named as a problem."""
+"""Parsing arguments of sensors and triggers. Templates render every value to text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 from airflow_kafka_spark.errors import Problem
 
-_NONE = ("", "none")
+Count = int | str | None
+"""A number of records or windows; a template may render it to text."""
+
+Duration = float | timedelta | str | None
+"""Seconds or a ``timedelta``; a template may render it to text."""
+
+Instant = datetime | str | float | None
+"""A ``datetime``, text in ISO 8601, or seconds since the epoch."""
+
+_RENDERED_NONE = ("", "none")
 
 
-def whole(where: str, value: Any, problems: list[Problem]) -> int | None:
-    """A whole number of at least 0; None for nothing, an empty text included."""
-    if value is None or _is_nothing(value):
+def parse_count(where: str, value: Count, problems: list[Problem]) -> int | None:
+    """Return a whole number of at least 0; None for None and for a template that rendered nothing.
+
+    Here and below a value that is none of these adds a problem, and None is returned.
+    """
+    if value is None or _rendered_nothing(value):
         return None
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
@@ -23,9 +33,9 @@ def whole(where: str, value: Any, problems: list[Problem]) -> int | None:
     return None
 
 
-def seconds(where: str, value: Any, problems: list[Problem]) -> float | None:
-    """Seconds of at least 0, from a number or a ``timedelta``; None for nothing, an empty text included."""
-    if value is None or _is_nothing(value):
+def parse_seconds(where: str, value: Duration, problems: list[Problem]) -> float | None:
+    """Return seconds of at least 0; None for None and for a template that rendered nothing."""
+    if value is None or _rendered_nothing(value):
         return None
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -40,9 +50,9 @@ def seconds(where: str, value: Any, problems: list[Problem]) -> float | None:
     return None
 
 
-def instant(where: str, value: Any, problems: list[Problem]) -> datetime | None:
-    """A moment, from a ``datetime``, a text in ISO 8601 or seconds since the epoch; without a zone it is UTC."""
-    if value is None or _is_nothing(value):
+def parse_instant(where: str, value: Instant, problems: list[Problem]) -> datetime | None:
+    """Return an instant, in UTC if it has no zone; None for None and for a template that rendered nothing."""
+    if value is None or _rendered_nothing(value):
         return None
     found: datetime | None = None
     try:
@@ -60,14 +70,10 @@ def instant(where: str, value: Any, problems: list[Problem]) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
-def one_of(where: str, value: Any, known: tuple[str, ...]) -> list[Problem]:
+def choice_problems(where: str, value: str, known: tuple[str, ...]) -> list[Problem]:
+    """Return a problem if the value is not one of these."""
     return [] if value in known else [Problem(where, f"`{value}` is not one of {', '.join(known)}")]
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those that are None."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _is_nothing(value: Any) -> bool:
-    return isinstance(value, str) and value.strip().lower() in _NONE
+def _rendered_nothing(value: object) -> bool:
+    return isinstance(value, str) and value.strip().lower() in _RENDERED_NONE
