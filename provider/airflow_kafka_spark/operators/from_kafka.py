@@ -16,7 +16,7 @@ from airflow_kafka_spark.operators.bounds import refuse_owned, starts
 from airflow_kafka_spark.operators.from_kafka_check import argument_problems, kafka_problems, max_records, upstream_counts
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of
 from airflow_kafka_spark.operators.run import Run
-from airflow_kafka_spark.sources.kafka import Subscription, read_log
+from airflow_kafka_spark.sources.kafka.topics import Subscription, read_log
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written, parse_stop
 from airflow_kafka_spark.windows.continuity import refuse_foreign

@@ -29,7 +29,7 @@ from airflow_kafka_spark.operators.tolerance import refuse_forgotten
 from airflow_kafka_spark.operators.transforming import TransformingOperator
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
-from airflow_kafka_spark.sources.kafka import compacted_topics
+from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import TASK_PUT, Split, SplitResult, TopicPartition, Window

@@ -24,7 +24,7 @@ from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, S
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.tolerance import Tolerance
-    from airflow_kafka_spark.sources.kafka import Subscription
+    from airflow_kafka_spark.sources.kafka.topics import Subscription
 
 
 RESERVED = "the ledger, the dead letter topic, or one that a Filter sends records to"

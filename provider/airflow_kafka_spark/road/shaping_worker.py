@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.arrow.program_worker import Program
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import SplitWriter
-    from airflow_kafka_spark.sources.kafka_worker import Records
+    from airflow_kafka_spark.sources.kafka.tasks.read import Records
 
 OFFSET, ABSENT = "__kafka_offset", "__kafka_absent"
 """Columns that are carried along: where a record was read, and, behind the last transform, whether it has no value."""
@@ -102,7 +102,7 @@ class RecordTask:
 
     def rows(self, split: Split) -> Iterator[pa.RecordBatch]:
         """A split's records, and the row that ends them; it also tells an error of ours, since a traceback is no message."""
-        from airflow_kafka_spark.sources.kafka_worker import Reader
+        from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 
         keep = self.tolerance is not None and self.tolerance.keep
         headers = self._wants("headers", ORIGINAL["headers"])
