@@ -8,7 +8,7 @@ import pytest
 
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
-from airflow_kafka_spark.operators.lineage import broker_of, dataset_of, lineage
+from airflow_kafka_spark.operators.visibility.lineage import broker_of, dataset_of, lineage
 from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.sources import FilesSource, JdbcSource
 from airflow_kafka_spark.transforms import Filter

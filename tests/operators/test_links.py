@@ -8,7 +8,7 @@ import pytest
 
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, PipelineOffsetsOperator
-from airflow_kafka_spark.operators.links import ALL, Links, TopicLink, WindowLink, pipeline_page, table_page, topic_page
+from airflow_kafka_spark.operators.visibility.links import ALL, Links, TopicLink, WindowLink, pipeline_page, table_page, topic_page
 from airflow_kafka_spark.provider_info import get_provider_info
 from airflow_kafka_spark.sinks import FilesSink
 

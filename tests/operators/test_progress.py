@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_kafka_spark.operators.progress import KEY, Progress, store_of
+from airflow_kafka_spark.operators.visibility.progress import KEY, Progress, store_of
 from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, Target, Window
 
 RANGES = tuple(OffsetRange("t", p, 100, 200 if p else 100) for p in range(5))

@@ -23,15 +23,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, PlannedMeanwhile, Problem, ValidationError
 from airflow_kafka_spark.operators import binding as bindings
-from airflow_kafka_spark.operators.metrics import emit
-from airflow_kafka_spark.operators.paused import skip_paused, skip_though_invalid
-from airflow_kafka_spark.operators.run import Run
-from airflow_kafka_spark.operators.visible import VisibleOperator
+from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
+from airflow_kafka_spark.operators.error_options import ErrorOptions
+from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions, option
+from airflow_kafka_spark.operators.visibility.metrics import emit
+from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, with_details
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, first_bad
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.sinks.kafka import KafkaSink
+    from airflow_kafka_spark.transforms.chaining import TransformLike
     from airflow_kafka_spark.windows.memory import Entry
 
 
@@ -82,46 +85,48 @@ class WindowOperator(VisibleOperator):
     Guarantee: windows of a pipeline are frozen before any work, applied in order, each once, and the consumer group's offsets
     move only after the sink has flushed, whatever is killed, retried, cleared or paused on the way.
 
+    The options of a window are those of the concrete operators, one by one; here they are in groups.
+
     :param sink: where the window goes.
-    :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
-        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
-        refuses another one. A mapped task has to be given one per index.
-    :param kafka_conn_id: connection of type ``kafka``.
-    :param spark_conn_id: connection of type ``spark`` or ``spark_connect``.
-    :param spark_conf: Spark settings that win over the connection's.
-    :param ledger_topic: the compacted topic that holds the ledgers; created on first use.
-    :param keep_windows: windows remembered in the ledger, at least 1; older ones are tombstoned.
+    :param ledger_options: which pipeline is moved, and where that is remembered.
+    :param spark_options: where Spark runs.
+    :param errors: what becomes of bad records.
+    :param transforms: what becomes of records on their way, in order.
+    :param kwargs: arguments of Airflow's ``BaseOperator``.
     """
+
+    pipeline = option[str | None]("ledger_options")
+    kafka_conn_id = option[str]("ledger_options")
+    ledger_topic = option[str]("ledger_options")
+    errors_deadletterqueue_topic_name = option[str | None]("errors", "topic")
 
     def __init__(
         self,
         *,
         sink: Sink | KafkaSink,
-        pipeline: str | None = None,
-        kafka_conn_id: str = "kafka_default",
-        spark_conn_id: str = "spark_default",
-        spark_conf: Mapping[str, str] | None = None,
-        ledger_topic: str = "airflow-windows",
-        keep_windows: int = 100,
+        ledger_options: LedgerOptions,
+        spark_options: SparkOptions,
+        errors: ErrorOptions,
+        transforms: Sequence[TransformLike],
         **kwargs: Any,
     ) -> None:
         # Runs of one pipeline follow each other. Side by side they would be right too, but fence each other out again and again.
         kwargs.setdefault("max_active_tis_per_dag", 1)
         super().__init__(**kwargs)
         self.sink = sink
-        self.pipeline = pipeline
-        self.kafka_conn_id = kafka_conn_id
-        self.spark_conn_id = spark_conn_id
-        self.spark_conf = spark_conf
-        self.ledger_topic = ledger_topic
-        self.keep_windows = keep_windows
+        self.ledger_options = ledger_options
+        self.spark_options = spark_options
+        self.errors = errors
+        self.transforms = transforms
         self._job: Cancellable | None = None
         self._destination_is_free = False
 
     # --- what a concrete operator says ---
 
-    on_rerun: str | None = "skip"
-    """What clearing a task means whose window is complete: ``skip`` reports it once more, ``replay`` moves it once more."""
+    @property
+    def on_rerun(self) -> str | None:
+        """What clearing a task means whose window is complete: ``skip`` reports it once more, ``replay`` moves it once more."""
+        return "skip"
 
     @abstractmethod
     def problems(self, run: Run) -> list[Problem]:
@@ -132,8 +137,17 @@ class WindowOperator(VisibleOperator):
         """2. The pipeline's ledger: entering it fences and looks."""
 
     def destinations(self) -> Endpoint:
-        """Where rows go, and the sinks' own records of them."""
-        return self.sink.destination()
+        """Where rows go, and the sinks' own records of them; the topics of bad records, and of those that transforms route."""
+        aside = {"dead_letters": self.errors.topic or "", "routes": ", ".join(sorted(set(self.routes().values())))}
+        return self.sink.destination() | Endpoint(details=aside)
+
+    def routes(self) -> dict[str, str]:
+        """Return the topics that transforms send records to, by the argument that names each."""
+        if not self.transforms:
+            return {}
+        from airflow_kafka_spark.transforms.chaining import routes
+
+        return routes(self.transforms)
 
     def origin(self) -> Endpoint:
         """Where they come from, beside the offsets that a window holds."""
@@ -391,7 +405,12 @@ class WindowOperator(VisibleOperator):
     def spark(self) -> SparkHook:
         from airflow_kafka_spark.hooks.spark import SparkHook
 
-        return SparkHook(self.spark_conn_id, conf=self.spark_conf, app_name=f"airflow {self.dag_id}.{self.task_id}")
+        return SparkHook(
+            self.spark_options.conn_id, conf=self.spark_options.conf, app_name=f"airflow {self.dag_id}.{self.task_id}"
+        )
+
+    def bootstrap_servers(self) -> str:
+        return str(self.kafka.config["bootstrap.servers"])
 
     def spark_problems(self) -> list[Problem]:
         """What keeps Spark from starting."""
@@ -431,17 +450,20 @@ class WindowOperator(VisibleOperator):
             ]
         if len(name) > 200 or not name.strip() or re.search(r"[\x00-\x1f]", name):
             return [Problem("pipeline", f"`{name[:60]}` cannot be a pipeline's name", "Use 1 to 200 printable characters")]
-        return []
+        return self.ledger_options.problems()
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
         """Renders what Airflow renders, and the fields that sinks and formats declare as templates: those are frozen."""
         super().render_template_fields(context, jinja_env)
         env = jinja_env or self.get_template_env()
         self._destination_is_free = self._destination_is_free or any(map(is_template, self.sinks))
-        for name in ("sink", "source", "value", "key"):
-            spec = getattr(self, name, None)
-            if (made := self.rendered(spec, context, env)) is not spec:
+        for name in self.rendered_parts:
+            part = getattr(self, name)
+            if (made := self.rendered(part, context, env)) is not part:
                 setattr(self, name, made)
+
+    rendered_parts: ClassVar[tuple[str, ...]] = ("sink",)
+    """Attributes whose values declare templates of their own."""
 
     @property
     def sinks(self) -> tuple[Any, ...]:

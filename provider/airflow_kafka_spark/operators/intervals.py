@@ -7,25 +7,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsOpen, Problem
 from airflow_kafka_spark.hooks.log_epochs import compared
-from airflow_kafka_spark.operators.bounds import refuse_owned
-from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.operators.binding import refuse_other_group
 from airflow_kafka_spark.windows.boundaries import Boundary, interval_ranges, known_epochs
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.instants import instant_ms
 from airflow_kafka_spark.windows.interval import Interval, contiguous, taken_up_at
 from airflow_kafka_spark.windows.memory import Memory, known_topic_ids
-from airflow_kafka_spark.windows.model import State, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Applied, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, epochs_of, refuse_recreated
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.boundaries import Boundaries
     from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
     from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.operators.run import Run
+    from airflow_kafka_spark.operators.binding import Run
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +59,7 @@ def interval_problem(run: Run) -> Problem:
 class IntervalPlan:
     """What a window of an interval is made from.
 
+    :param last_applied: returns the last window that the sink remembers under a name, if any.
     :param grace: seconds after an instant at which it is decided though nothing later has been written.
     :param first: where the schedule begins.
     :param pause: waits so many seconds.
@@ -68,7 +68,7 @@ class IntervalPlan:
     kafka: KafkaHook
     topics: Sequence[str]
     group_id: str
-    sink: Sink
+    last_applied: Callable[[str], Applied | None]
     data_loss: DataLossPolicy
     grace: float
     first: datetime | None
@@ -91,7 +91,7 @@ class IntervalPlan:
             raise IntervalNotOver(ledger.family_name, interval)
         # An attempt that died may have left a transaction over the group open: whose group it is does not depend on that.
         of_group = self.kafka.committed(self.group_id, self._log().partitions, stable=False)
-        refuse_owned(ledger, self.group_id, of_group)
+        refuse_other_group(ledger, self.group_id, of_group)
         deciding = Boundaries(self.kafka, ledger.topic, run.id)
         boundaries = deciding.decide(self.topics, bounds, self._log, grace=self.grace, pause=self.pause)
         # Waiting for the end of the interval may have taken long: who was planned meanwhile counts, too.
@@ -99,7 +99,7 @@ class IntervalPlan:
         ledger.refuse_overlaps()
         current = self._log()
         refuse_recreated(known_topic_ids(ledger.family), current.topic_ids, self.topics, self.data_loss)
-        there = self.sink.last_applied(ledger.pipeline)
+        there = self.last_applied(ledger.pipeline)
         if there is not None:
             refuse_foreign(there, current.cluster_id, current.topic_ids)
             # The ledger has forgotten this interval and the sink has not: it is what it was.
@@ -187,30 +187,3 @@ def after_intervals(memory: Memory, current: Log, committed: Mapping[TopicPartit
         position.source,
         position.followed,
     )
-
-
-def option_problems(operator: Any) -> list[Problem]:
-    """What is wrong with the options that are about intervals and replays."""
-    choices = (
-        ("window", operator.window, ("progress", "interval")),
-        ("on_rerun", operator.on_rerun, (None, "skip", "replay")),
-        ("on_missing_interval", operator.on_missing_interval, ("fail", "progress")),
-    )
-    problems = [
-        Problem(where, f"`{value}` is not one of {', '.join(map(str, known))}")
-        for where, value, known in choices
-        if value not in known
-    ]
-    if not operator.grace >= 0:
-        problems.append(Problem("grace", f"it is {operator.grace!r}; expected seconds or a timedelta, not negative"))
-    if operator.window == "interval":
-        given = (("max_records", operator.max_records), ("follows", operator.follows))
-        found = "an interval is as large as it is"
-        problems += [Problem(where, found, 'Leave it out, or use `window="progress"`') for where, value in given if value]
-    if (operator.window, operator.on_rerun) == ("progress", None) or problems:
-        return problems
-    if not isinstance(operator.sink, Sink):
-        return [Problem("window", "what is published to Kafka cannot be replaced", "Leave `window` and `on_rerun` as they are")]
-    if operator.window == "interval":
-        problems += operator.sink.unordered_problems()
-    return problems + (operator.replay_problems() if operator.on_rerun == "replay" else [])

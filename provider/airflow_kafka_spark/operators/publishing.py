@@ -8,25 +8,46 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import PartitionsChanged, SparkJobFailed, TopicRecreated
+from airflow_kafka_spark.errors import PartitionsChanged, Problem, SparkJobFailed, TopicRecreated
+from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.sinks.kafka import KafkaSink
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, Marker, SplitResult, Target, Window
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
-    from airflow_kafka_spark.operators.tolerance import ErrorOptions
+    from airflow_kafka_spark.operators.error_options import ErrorOptions
     from airflow_kafka_spark.road.publish import PublishJob
     from airflow_kafka_spark.road.relay import RelayJob
     from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
-    from airflow_kafka_spark.sinks.kafka import KafkaSink
     from airflow_kafka_spark.sinks.kafka_worker import Consumed, Publisher
 
 log = logging.getLogger(__name__)
 
 
-def topic_uris(kafka_conn_id: str, sink: KafkaSink) -> list[str]:
-    """The asset of the topic; a column of topics names none."""
-    return [f"kafka://{kafka_conn_id}/{sink.topic}"] if sink.topic else []
+def connected(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
+    """Return a sink with the connection of its operator, unless it names one itself."""
+    # A sink of another kind is refused when the task runs, with all other problems.
+    return replace(sink, conn_id=kafka_conn_id) if isinstance(sink, KafkaSink) and sink.conn_id is None else sink
+
+
+def sink_problems(sink: KafkaSink, kafka_conn_id: str) -> list[Problem]:
+    """Return why an operator cannot publish with a sink: it is of another kind, or on another cluster."""
+    if not isinstance(sink, KafkaSink):
+        return [Problem("sink", f"`{sink!r}` is no KafkaSink")]
+    if sink.value is not None and not isinstance(sink.value, Format):
+        return [Problem("sink.value", f"`{sink.value!r}` is no Format")]
+    if sink.key_format is not None and not isinstance(sink.key_format, Format):
+        return [Problem("sink.key_format", f"`{sink.key_format!r}` is no Format")]
+    if sink.conn_id not in (None, kafka_conn_id):
+        found = f"it is `{sink.conn_id}`, and the operator's `kafka_conn_id` is `{kafka_conn_id}`: exactly-once needs one cluster"
+        return [Problem("sink.conn_id", found, "Leave it out")]
+    return []
+
+
+def topic_uris(sink: KafkaSink) -> list[str]:
+    """Return the asset of the topic; a column of topics has none."""
+    return [sink.uri] if isinstance(sink, KafkaSink) and sink.topic else []
 
 
 def target(kafka: KafkaHook, sink: KafkaSink) -> Target:
@@ -71,7 +92,7 @@ def writer_classes(sink: KafkaSink, behind: str = "") -> dict[str, str]:
 
     :param behind: what stands behind the stages' names.
     """
-    formats = {VALUE_CONVERTER: sink.value, KEY_CONVERTER: sink.key_writer}
+    formats = {VALUE_CONVERTER: sink.value_format, KEY_CONVERTER: sink.key_writer}
     return {stage + behind: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items()}
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.base import Guarantee, Sink
     from airflow_kafka_spark.sinks.files import FilesSink
+    from airflow_kafka_spark.sinks.kafka import KafkaSink
     from airflow_kafka_spark.sinks.postgres import PostgresSink
 
-__all__ = ["FilesSink", "Guarantee", "PostgresSink", "Sink"]
+__all__ = ["FilesSink", "Guarantee", "KafkaSink", "PostgresSink", "Sink"]
 
-_MODULES = {"FilesSink": "files", "Guarantee": "base", "PostgresSink": "postgres", "Sink": "base"}
+_MODULES = {"FilesSink": "files", "Guarantee": "base", "KafkaSink": "kafka", "PostgresSink": "postgres", "Sink": "base"}
 
 
 def __getattr__(name: str) -> Any:

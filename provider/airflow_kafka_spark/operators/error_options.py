@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
@@ -42,6 +42,11 @@ class ErrorOptions:
     context_headers: bool = True
     skip: bool = False
     most: int | float | None = None
+
+    def __post_init__(self) -> None:
+        # A template may render to an empty text.
+        if self.topic == "":
+            object.__setattr__(self, "topic", None)
 
     @property
     def tolerates(self) -> bool:
@@ -194,3 +199,31 @@ def refuse_forgotten(window: Window, known: DeadLetters | None, *, buries: bool,
         problems.append(Problem("transforms", found, "Keep such a Filter until this window is complete"))
     if problems:
         raise ValidationError(problems)
+
+
+def route_problems(
+    hook: KafkaHook, routes: Mapping[str, str], errors: ErrorOptions, taken: Callable[[str], Sequence[str]]
+) -> list[Problem]:
+    """Why records cannot be sent to the topics that a ``Filter`` names.
+
+    :param routes: these topics, by the argument that names each.
+    :param taken: the topics that a topic must not be.
+    """
+    problems = []
+    for where, topic in routes.items():
+        if topic == errors.topic and errors.tolerates:
+            problems.append(Problem(where, f"`{topic}` is the dead letter topic, too", "Name another topic"))
+        else:
+            problems += topic_problems(hook, where, topic, taken(topic), "records")
+    return problems
+
+
+def target_problems(target: str | None, errors: ErrorOptions, routes: Mapping[str, str], what: str = "records") -> list[Problem]:
+    """Topics that records are set aside in, and which are where the good ones go.
+
+    :param routes: those that transforms send records to, by the argument that names each.
+    :param what: the records, for the message.
+    """
+    aside = {"errors_deadletterqueue_topic_name": errors.topic, **routes}
+    found = f"`{target}` is where good {what} go"
+    return [Problem(where, found, "Name another topic") for where, topic in aside.items() if topic and topic == target]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from airflow.providers.common.compat.sdk import BaseOperator
+from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.operators.links import Links, WindowLink, of_pipeline
-from airflow_kafka_spark.operators.run import Run
+from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, of_pipeline
 from airflow_kafka_spark.windows.bounds import ShiftBy, Written, parse_start, parse_stop, parse_target
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.ledger import Ledger
+
+log = logging.getLogger(__name__)
 
 Action = Literal["show", "plan", "reset", "windows", "forget", "pause", "resume", "skip", "rename", "rebind", "replay"]
 ACTIONS = get_args(Action)
@@ -286,3 +290,33 @@ def _whole(value: int | str | None) -> int | None:
 
 def _several(value: str | Sequence[str]) -> list[str]:
     return [value] if isinstance(value, str) and value else list(value)
+
+
+def skip_paused(ledger: Ledger) -> None:
+    """:raises AirflowSkipException: the pipeline is paused, as far as this ledger was looked at."""
+    pause = ledger.whole.pause
+    if pause is None:
+        return
+    left = ledger.memory.open_entry
+    raise AirflowSkipException(
+        f"Pipeline `{ledger.family_name}` is paused since {pause.at}, by {pause.who}: {pause.why}. Nothing was moved. "
+        + (f"Window {left.window} stays as it was planned. " if left else "")
+        + "Resume it, in the UI or with `python -m airflow_kafka_spark resume`, and it goes on with the next run"
+        + ("; clear this task then: no other run moves its interval." if ledger.family_name != ledger.pipeline else ".")
+    )
+
+
+def skip_though_invalid(open_ledger: Callable[[], Ledger]) -> None:
+    """A sink that is down, say, may be what the pipeline was paused for.
+
+    :param open_ledger: the ledger, which is only looked at.
+    :raises AirflowSkipException: the pipeline is paused.
+    """
+    try:
+        ledger = open_ledger()
+        ledger.peek()
+    except Exception:
+        # What is wrong is told in any case; whatever else goes wrong here would only hide it.
+        log.debug("The ledger was not asked whether the pipeline is paused", exc_info=True)
+    else:
+        skip_paused(ledger)
