@@ -1,6 +1,7 @@
 """The run that asks for a window, and what a pipeline is bound to: its task, its destination, its origin and its group.
 
-The functions here refuse a run that would move a pipeline's window from another task, to another destination or from another origin.
+The functions here refuse a run that would move a pipeline's window from another task, to another destination or from another
+origin.
 """
 
 from __future__ import annotations

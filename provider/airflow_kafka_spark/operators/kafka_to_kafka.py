@@ -73,8 +73,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     :param value: how values are decoded for ``filter``, ``columns`` and ``transforms``; default
         :class:`~airflow_kafka_spark.formats.Raw`, a column ``value`` of bytes.
     :param key: how keys are decoded; None (default) leaves them.
-    :param metadata_columns: what else of a record ``filter`` and ``columns`` may name: names among ``key``, ``value`` (raw bytes),
-        ``topic``, ``partition``, ``offset``, ``timestamp``, ``timestampType``, ``headers``; as a list, or as a mapping
+    :param metadata_columns: what else of a record ``filter`` and ``columns`` may name: names among ``key``, ``value`` (raw
+        bytes), ``topic``, ``partition``, ``offset``, ``timestamp``, ``timestampType``, ``headers``; as a list, or as a mapping
         name -> column. Default none.
     :param behavior_on_null_values: what becomes of a record without a value: ``write`` (default: it stays one), ``ignore``
         (counted), or ``fail`` (default where the sink's ``key`` needs columns that it does not have).
@@ -107,7 +107,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     :param max_records: offsets per window, default 10 million, shared among the partitions: one partition's share is one
         transaction, which has to end within the sink's ``transaction_timeout``. None is everything there is, and the default with
         ``follows``. Templated.
-    :param data_loss: ``fail`` (default) where records were deleted before they were read, or ``skip``: a gap in ledger and report.
+    :param data_loss: ``fail`` (default) where records were deleted before they were read; ``skip``: a gap in ledger and report.
     :param read_timeout: seconds without any progress after which a task gives the broker up; default 300.
     :param follows: another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger topic: the
         window ends with what that pipeline has published completely, and its count of records has to be the same. A window that

@@ -95,7 +95,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         Templated.
     :param max_records: at most so many offsets per window, shared among the partitions; None (default) is everything there is.
         Templated.
-    :param data_loss: ``fail`` (default) where records were deleted before they were read, or ``skip``: a gap in ledger and report.
+    :param data_loss: ``fail`` (default) where records were deleted before they were read; ``skip``: a gap in ledger and report.
     :param read_with: ``task`` (default by ``auto``): Spark's tasks read their ranges with confluent-kafka; ``spark``: Spark's own
         Kafka source reads, for executors without confluent-kafka. The result is the same.
     :param split_records: offsets per Spark task, about; at least 1, default what suits the sink. With ``read_with="spark"`` it is

@@ -227,7 +227,7 @@ class WindowOptions:
 
     def problems(self, read: ReadOptions, follow: FollowOptions) -> list[Problem]:
         """Return what is wrong with these options, and with others beside them."""
-        problems = [
+        problems: list[Problem] = [
             *_choice_problems("window", self.window, ("progress", "interval")),
             *_choice_problems("on_rerun", self.on_rerun, (None, "skip", "replay")),
             *_choice_problems("on_missing_interval", self.on_missing_interval, ("fail", "progress")),
@@ -266,7 +266,9 @@ class RecordOptions:
 
     def type_problems(self) -> list[Problem]:
         """Return formats that are none."""
-        problems = [Problem("value", f"`{self.value!r}` is no Format")] if not isinstance(self.value, Format) else []
+        problems: list[Problem] = (
+            [Problem("value", f"`{self.value!r}` is no Format")] if not isinstance(self.value, Format) else []
+        )
         if not isinstance(self.key, (Format, type(None))):
             problems.append(Problem("key", f"`{self.key!r}` is no Format"))
         return problems

@@ -123,7 +123,8 @@ class VisibleOperator(BaseOperator):
 
 
 def _try(tell: Callable[[], object]) -> None:
-    """Show a link, unless it cannot be built. A connection that is missing or invalid yields no link; the task itself reports it."""
+    """Show a link, unless it cannot be built. A connection that is missing or invalid yields no link; the task itself reports
+    that error."""
     try:
         tell()
     except Exception as error:
