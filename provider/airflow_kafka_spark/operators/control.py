@@ -50,13 +50,17 @@ class PipelineOffsetsOperator(BaseOperator):
     :param dry_run: of every change: say what would happen, and change nothing.
     :param not_running: of ``skip`` and ``rebind``: nobody is at work on the open window; without that it is not given up, or sent
         elsewhere.
-    :param window: of ``replay``: the window's number; or ``interval``, the data interval's name.
+    :param window: of ``replay``: the window's number; or give ``interval``.
+    :param interval: of ``replay``: the name of the window's data interval.
     :param topics: of ``plan``: what it subscribes to; empty (default) is what it has read.
-    :param starting_offsets: of ``plan``: as the pipeline's operator has it; so are ``ending_offsets``, ``max_records`` and
-        ``data_loss``.
+    :param starting_offsets: of ``plan``: as the pipeline's operator has it; default None, committed offsets.
+    :param ending_offsets: of ``plan``: as the pipeline's operator has it; default None, the last stable offsets.
+    :param max_records: of ``plan``: as the pipeline's operator has it; default None, no limit.
+    :param data_loss: of ``plan``: as the pipeline's operator has it; default ``fail``.
     :param limit: of ``windows``: at most so many, default 20.
-    :param kafka_conn_id: connection of type ``kafka``.
-    :param ledger_topic: the topic that holds its ledger.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
+    :param ledger_topic: the topic that holds its ledger; default ``airflow-windows``.
+    :param kwargs: arguments of Airflow's ``BaseOperator``.
 
     :return: what was found or done, as JSON.
     """

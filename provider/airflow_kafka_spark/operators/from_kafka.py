@@ -104,7 +104,7 @@ class FromKafkaOperator(WindowOperator):
         *,
         read_options: ReadOptions,
         record_options: RecordOptions,
-        window_options: WindowOptions = WindowOptions(),  # noqa: B008 - a frozen value
+        window_options: WindowOptions,
         follow_options: FollowOptions,
         **kwargs: Any,
     ) -> None:

@@ -13,7 +13,14 @@ from airflow_kafka_spark.formats.ddl import backticked
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.error_options import ErrorOptions, target_problems
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
-from airflow_kafka_spark.operators.options import FollowOptions, LedgerOptions, ReadOptions, RecordOptions, SparkOptions
+from airflow_kafka_spark.operators.options import (
+    FollowOptions,
+    LedgerOptions,
+    ReadOptions,
+    RecordOptions,
+    SparkOptions,
+    WindowOptions,
+)
 from airflow_kafka_spark.operators.publishing import (
     burying,
     check_target,
@@ -199,6 +206,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
                 read_timeout=read_timeout,
                 upstream_counts=upstream_counts,
             ),
+            # Records that are published cannot be replaced: no window is an interval, and none is moved twice.
+            window_options=WindowOptions(),
             follow_options=FollowOptions(follows, on_mismatch),
             transforms=transforms,
             errors=ErrorOptions(
