@@ -1,4 +1,4 @@
-"""What a DAG author writes."""
+"""The operators of a DAG author."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """Who asks for a window: one task of one DAG run. Retries and clears of it are the same run.
+    """One task of one DAG run, which asks for a window. Retries and clears of the task are the same run.
 
     :param dag_id: the DAG.
     :param run_id: the DAG run.
@@ -164,12 +164,14 @@ def _refuse_ends(pipeline: str, entry: Entry, known: Binding, found: Binding) ->
 
 
 def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> None:
-    """A group mirrors one pipeline: another one that begins where the group stands leaves out what it has not moved itself, and
-    one whose pipeline was renamed moves once more what its sink has taken of an open window.
+    """Refuse a group that mirrors another pipeline.
 
-    :param ledger: of the pipeline that wants the group.
-    :param committed: what the group has committed.
-    :raises GroupOwned: it mirrors another pipeline.
+    A pipeline that began at the offsets of another one would leave out records that it has not moved itself. One whose pipeline
+    was renamed would move again what its sink has taken of an open window.
+
+    :param ledger: the ledger of the pipeline that wants the group.
+    :param committed: the offsets that the group has committed.
+    :raises GroupOwned: the group mirrors another pipeline.
     """
     from airflow_kafka_spark.hooks.bounds import owner_of
 

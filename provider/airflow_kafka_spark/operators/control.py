@@ -1,4 +1,4 @@
-"""Offset control as a task: what a pipeline's next window is, and moving it, beside the DAG that runs it."""
+"""Control of a pipeline from a DAG: show, plan, reset, pause and the like; and the skip of tasks whose pipeline is paused."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CHANGES = ("reset", "forget", "pause", "resume", "skip", "rename", "rebind", "re
 
 
 class PipelineOffsetsOperator(BaseOperator):
-    """Show where a pipeline stands, what its next window would be and what it has moved; move it; or have it forgotten.
+    """Show the position of a pipeline, its next window and its past ones; move, pause, rename or forget the pipeline.
 
-    As KIP-875 has it for connectors. ``show``, ``plan`` and ``windows`` disturb nobody, nor do ``pause``, ``resume`` and
-    ``replay``. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while somebody may be at work on it. Each
-    change is a record in the ledger with who and why. No Spark is started.
+    It is for pipelines what KIP-875 is for connectors. ``show``, ``plan`` and ``windows`` disturb nobody, nor do ``pause``,
+    ``resume`` and ``replay``. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while an attempt may be at
+    work on it. Each change is a record in the ledger with who and why. No Spark is started.
 
     :param action: ``show`` (default), ``plan``, ``windows``, ``reset``, ``forget``, ``pause``, ``resume``, ``skip`` (gives up the
         open window, or else what waits), ``rename`` (lets it go on under another name), ``rebind`` (lets the next run go
@@ -281,7 +281,7 @@ def _tried(where: str, parse: Any) -> list[Problem]:
 
 
 def _whole(value: int | str | None) -> int | None:
-    """Templates render to text."""
+    """Return a number; a template renders to text."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -297,7 +297,10 @@ def _several(value: str | Sequence[str]) -> list[str]:
 
 
 def skip_paused(ledger: Ledger) -> None:
-    """:raises AirflowSkipException: the pipeline is paused, as far as this ledger was looked at."""
+    """Skip the task of a pipeline that is paused.
+
+    :raises AirflowSkipException: the pipeline is paused, as far as this ledger was read.
+    """
     pause = ledger.whole.pause
     if pause is None:
         return
@@ -311,16 +314,16 @@ def skip_paused(ledger: Ledger) -> None:
 
 
 def skip_though_invalid(open_ledger: Callable[[], Ledger]) -> None:
-    """A sink that is down, say, may be what the pipeline was paused for.
+    """Skip the task of a paused pipeline whose validation has failed: the pipeline may have been paused for that reason.
 
-    :param open_ledger: the ledger, which is only looked at.
+    :param open_ledger: returns the ledger, which is read without fencing.
     :raises AirflowSkipException: the pipeline is paused.
     """
     try:
         ledger = open_ledger()
         ledger.peek()
     except Exception:
-        # What is wrong is told in any case; whatever else goes wrong here would only hide it.
+        # The validation error is raised in any case; an error here would only hide it.
         log.debug("The ledger was not asked whether the pipeline is paused", exc_info=True)
     else:
         skip_paused(ledger)

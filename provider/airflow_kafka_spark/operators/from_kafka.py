@@ -122,7 +122,7 @@ class FromKafkaOperator(WindowOperator):
     @property
     @abstractmethod
     def null_values(self) -> NullValues:
-        """What a record without a value means, once the default is known."""
+        """What a record without a value means; the default depends on the operator."""
 
     @abstractmethod
     def null_value_problems(self) -> list[Problem]:
@@ -227,7 +227,7 @@ class FromKafkaOperator(WindowOperator):
         interval = interval_of(run) if by_interval else None
         if interval is not None:
             return IntervalLedger(self.kafka, name, run.id, interval, group_id=self.group_id, **options)
-        # An interval moves the group by itself, and leaves no short cut there.
+        # The ledger of an interval moves the group by itself, and puts no short cut into its metadata.
         hints = () if by_interval else self.resolve()
         return Ledger(
             self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, beside_intervals=by_interval, **options
@@ -236,7 +236,7 @@ class FromKafkaOperator(WindowOperator):
     # --- 3. plan ---
 
     def origin(self) -> Endpoint:
-        """The group that an open window is closed with. Its topics are in the window's ranges."""
+        """Return the group that a window is closed with. The topics are in the window's ranges."""
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
@@ -256,14 +256,14 @@ class FromKafkaOperator(WindowOperator):
         if ledger.memory.is_blank:
             position, last_number = self.position_of_sink(ledger.pipeline, log)
         elif position.moved and (known := self.record_of_sink(ledger.pipeline)) is not None:
-            # The ledger, or its end, was lost and somebody has said where to begin: the sink counts from its own last window.
+            # The ledger, or its end, was lost, and `reset` has set the position: the sink counts from its own last window.
             last_number = max(last_number, known.number)
         else:
             self._refuse_behind(ledger, of_group, log)
         if ledger.memory.intervals:
             position = after_intervals(ledger.memory, log, committed, self._first)
         if not position.offsets:
-            # Offsets that this pipeline has committed itself: to begin elsewhere would double or lose what it has moved.
+            # Offsets that this pipeline has committed itself: to begin elsewhere would double or lose records.
             position, number = position_of_group(ledger.pipeline, of_group)
             last_number = max(last_number, number)
         beginning = {} if position.offsets else starting_offsets(self.kafka, self.starting_offsets, log, self.group_id, of_group)
@@ -294,14 +294,14 @@ class FromKafkaOperator(WindowOperator):
             epochs=epochs_of(log, planned.ranges),
         )
         if followed is not None and followed.records is not None and window.span < followed.records:
-            # Fewer offsets than records: that will not get better by reading.
+            # Fewer offsets than records: reading cannot find more.
             self.check_followed(window, window.span)
         return window
 
     def _refuse_behind(self, ledger: Ledger, of_group: Mapping[TopicPartition, CommittedOffset | None], log: Log) -> None:
-        """Make sure that the ledger knows every window that the group knows: both change in one transaction.
+        """Make sure that the ledger knows every window that the group's offsets name: both change in one transaction.
 
-        :raises LedgerBehind: it does not.
+        :raises LedgerBehind: the group names a later window.
         """
         from airflow_kafka_spark.hooks.bounds import windows_of
 
@@ -311,7 +311,7 @@ class FromKafkaOperator(WindowOperator):
         there = self.record_of_sink(ledger.pipeline)
         to = f"committed:{self.group_id}"
         if there is not None and there.number >= newest:
-            # What the sink has taken after the group's window is not moved again.
+            # Windows that the sink has taken after the group's are not moved again.
             refuse_foreign(there, log.cluster_id, log.topic_ids)
             ends: dict[str, dict[str, int]] = {}
             for r in there.ranges:
@@ -322,7 +322,7 @@ class FromKafkaOperator(WindowOperator):
     def _follow(
         self, log: Log, position: Position, starts: dict[TopicPartition, int], topics: Sequence[str]
     ) -> tuple[Followed | None, Log]:
-        """Where another pipeline is followed: what that has published, and the log up to there."""
+        """Return what a followed pipeline has published, if there is one, and the log up to there."""
         if not self.follows:
             return None, log
         from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
@@ -346,9 +346,9 @@ class FromKafkaOperator(WindowOperator):
         return followed, log_up_to(ends, log, position, starts, recreated)
 
     def check_followed(self, window: Window, read: int) -> None:
-        """Published = read, where another pipeline is followed.
+        """Compare the number of records that were read with that of the followed pipeline, if there is one.
 
-        :raises FollowedMismatch: it is not, and ``on_mismatch`` is ``fail``.
+        :raises FollowedMismatch: they differ, and ``on_mismatch`` is ``fail``.
         """
         followed = window.follows
         if followed is None or followed.records is None or followed.records == read:
@@ -362,11 +362,12 @@ class FromKafkaOperator(WindowOperator):
         self.log.warning("%s", error)
 
     def position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
-        """Where a pipeline goes on that the ledger knows nothing of: after the last window that its sink remembers, if that is of
-        this cluster and these topics. A topic that was created anew passes with ``data_loss="skip"``, and begins at its first
-        record.
+        """Return where a pipeline goes on that the ledger does not know: after the last window that its sink remembers.
 
-        :return: the position and the number of that window; empty, and 0, for a pipeline that is new to the sink, too.
+        That window has to be of this cluster and these topics. With ``data_loss="skip"`` a topic that was recreated is accepted,
+        and begins at its first record.
+
+        :return: the position and the number of that window; an empty position and 0 if the sink does not know the pipeline.
         :raises ForeignOffsets: the sink's record holds offsets of another cluster, or of another topic of the same name.
         """
         last = self.record_of_sink(pipeline)
@@ -383,7 +384,7 @@ class FromKafkaOperator(WindowOperator):
         """Return the last window that the sink remembers of a pipeline; None where it remembers none."""
 
     def _compare_group(self, committed: Mapping[TopicPartition, int], position: Position) -> None:
-        """The group's offsets are a mirror: say so when somebody has moved them."""
+        """Log a warning if the group's offsets were moved by another client: the ledger decides where windows begin."""
         moved = [
             f"{tp} at {committed[tp]}, not {known}"
             for tp, known in sorted(position.offsets.items())
@@ -400,15 +401,15 @@ class FromKafkaOperator(WindowOperator):
         check_readable(window, self.compared_log(window), self.read_options.data_loss)
 
     def compared_log(self, window: Window) -> Log:
-        """The same as :meth:`log_of`, and whether it still is the log that the window was planned with."""
+        """Return the log of a window's topics, compared with the log that the window was planned with."""
         from airflow_kafka_spark.hooks.log_epochs import compared
 
-        # An empty range says where the pipeline stands: nothing of it is read.
+        # An empty range only holds the pipeline's position: nothing of it is read.
         ends = {r.topic_partition: r.end for r in window.ranges if r.span}
         return compared(self.kafka, self.log_of(window), ends, window.epochs, window.topic_ids)
 
     def log_of(self, window: Window) -> Log:
-        """What Kafka holds of the window's topics now."""
+        """Return the log of the window's topics as it is now."""
         return read_log(self.kafka, sorted({r.topic for r in window.ranges}))
 
     @abstractmethod
@@ -416,7 +417,7 @@ class FromKafkaOperator(WindowOperator):
         """Return what single Spark tasks read."""
 
     def lost_topics(self, window: Window) -> tuple[str, ...]:
-        """Topics of the window that can no longer be read."""
+        """Return the topics of the window that can no longer be read."""
         return lost_topics(window, self.log_of(window))
 
     # --- 6. close ---
@@ -424,7 +425,7 @@ class FromKafkaOperator(WindowOperator):
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         from airflow_kafka_spark.hooks.ledger import utc_now
 
-        # The group has been there when the window was moved first, and follows intervals by itself.
+        # A replay moves no group, and the group follows intervals in a transaction of its own.
         offsets = {} if window.replay or window.interval else self.offsets_to_commit(window)
         report = replace(
             report, committed={str(tp): offset for tp, offset in offsets.items()}, group_id=self.group_id, completed_at=utc_now()
@@ -442,7 +443,7 @@ class FromKafkaOperator(WindowOperator):
             self.log.info("Group %s moves to %s", self.group_id, ", ".join(f"{tp}@{o}" for tp, o in sorted(moved.items())[:8]))
 
     def offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
-        """The frozen ends, but never lower than what is committed, and nothing for a topic that is another one now."""
+        """Return the frozen ends, without those below the committed offsets and those of topics that were recreated."""
         log = self.log_of(window)
         lost = set(lost_topics(window, log))
         ends = {tp: end for tp, end in window.ends.items() if tp.topic not in lost and tp in log.partitions}
@@ -457,9 +458,9 @@ class FromKafkaOperator(WindowOperator):
     # --- what the parts are made of ---
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the task is being killed.
+        """Wait for some seconds.
 
-        :raises RuntimeError: it is.
+        :raises RuntimeError: the task is being killed.
         """
         if self._killed.wait(seconds):
             raise RuntimeError(f"Task {self.task_id} was killed while it waited for records")
@@ -487,7 +488,7 @@ class FromKafkaOperator(WindowOperator):
 
     @property
     def _first(self) -> datetime | None:
-        """Where the schedule begins."""
+        """The beginning of the schedule."""
         dag = self.get_dag()
         return self.start_date or (dag.start_date if dag is not None else None)
 
@@ -504,12 +505,12 @@ class FromKafkaOperator(WindowOperator):
         return self.read_options.subscription
 
     def resolve(self) -> tuple[str, ...]:
-        """The topics that are subscribed now."""
+        """Return the topics that are subscribed now."""
         return self.subscription.resolve(self.kafka, without=(self.ledger_topic,))
 
     @cached_property
     def formats(self) -> tuple[Format, Format | None]:
-        """How values and keys of the topics that are read are decoded."""
+        """The formats of the values and the keys of the topics that are read."""
         given = [f for f in (self.value, self.key) if f is not None]
         if all(type(f).of_topics is Format.of_topics for f in given):
             return self.value, self.key
@@ -517,7 +518,7 @@ class FromKafkaOperator(WindowOperator):
         return self.value.of_topics(topics, "value"), self.key.of_topics(topics, "key") if self.key else None
 
     def layout(self) -> Layout:
-        """How records become rows."""
+        """Return how records become rows."""
         from airflow_kafka_spark.road.columns import Layout
 
         return Layout.of(*self.formats, self.record_options.metadata, self.null_values)
@@ -535,8 +536,8 @@ def starting_offsets(
     """Return where a pipeline begins that neither its ledger nor its sink nor its group knows.
 
     :param value: ``starting_offsets``.
-    :param committed: what its group has committed, by somebody else.
-    :raises PlanError: one of its subclasses, when the log does not hold what was asked for.
+    :param committed: the offsets that another client has committed for its group.
+    :raises PlanError: one of its subclasses: the log does not hold the wanted offsets.
     """
     from airflow_kafka_spark.hooks.bounds import resolve_start
 

@@ -22,16 +22,16 @@ from airflow_kafka_spark.operators.options import (
     WindowOptions,
 )
 from airflow_kafka_spark.operators.publishing import (
-    burying,
     check_target,
     connected,
-    hold_to_limit,
     publish_splits,
     publisher,
-    routing,
+    refuse_too_many,
     sink_problems,
     target,
     topic_uris,
+    with_dead_letters,
+    with_routes,
     writer_classes,
 )
 from airflow_kafka_spark.road.columns import NullValues
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms.chaining import TransformLike
 
 MAX_RECORDS = 10_000_000
-"""A window's offsets by default: a partition's share of them is one transaction, and has to fit into its timeout."""
+"""A window's offsets by default: a partition's share of them is one transaction, and has to end within its timeout."""
 
 OWN_COLUMNS = "__kafka_"
 
@@ -269,7 +269,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             if name.startswith(OWN_COLUMNS):
                 problems.append(Problem("columns", f"`{name}` begins with `{OWN_COLUMNS}`", "Name it otherwise"))
         available = list(dict.fromkeys([*(self.columns or ()), *self._record_columns()]))
-        # Written are the new columns; the record's others are there for the key.
+        # Only the new columns are written; the record's other columns may be used for the key.
         sink = replace(self.sink, value_columns=tuple(self._written)) if self._written else self.sink
         return [*problems, *sink.problems(available)]
 
@@ -312,12 +312,14 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return replace(super().plan(ledger, run), target=target(self.kafka, self.sink))
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
-        """A topic remembers no window; the group's committed offsets do, since they moved with the records."""
+        """Return None: a topic records no windows. The group's committed offsets do, since they moved with the records."""
         return None
 
     def check(self, window: Window) -> None:
-        """As for every window that is read from Kafka, but for partitions that are published: their records may be gone by now.
-        The group stands behind them, since its offset moved with the output.
+        """Make sure that the partitions that are not published yet can be read, and that the target is the same.
+
+        Records of partitions that are published may be gone by now. The group stands behind them, since its offset moved with
+        the output.
         """
         assert window.target is not None
         committed = self.kafka.committed(self.group_id, window.ends, stable=False)
@@ -332,7 +334,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     # --- 4. move, 5. commit ---
 
     def applied(self, window: Window) -> Applied | None:
-        """Partitions are published one by one, and the ledger remembers each."""
+        """Return None: partitions are published one by one, and the ledger remembers each."""
         return None
 
     def move(self, window: Window, ledger: Ledger) -> Report:
@@ -347,16 +349,16 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         ranges = {index: split.range for index, split in splits.items()}
         dead = merge_landed(part for marker in markers for part in marker.dead_letters)
         report = sum_up_relayed(window, markers, ranges, flushed=now_ms(), upstream=self.read_options.counts, dead_letters=dead)
-        if self.errors.tolerates and self.errors.most is None:  # else it was said when they were counted
+        if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
             self.errors.accept(window, [marker.result for marker in markers if marker.result])
         self.check_followed(window, report.records_read)
         return report
 
     def _refuse_unmarked(self, window: Window, ledger: Ledger, left: Sequence[OffsetRange]) -> None:
-        """Make sure that what the ledger does not know to be published is not: its marker and the group's offset are written in
-        one transaction.
+        """Make sure that partitions without a marker in the ledger are not published: marker and group offset are written in one
+        transaction.
 
-        :raises LedgerBehind: the group says that it is.
+        :raises LedgerBehind: the group's offset says that one is published.
         """
         from airflow_kafka_spark.hooks.bounds import windows_of
 
@@ -373,7 +375,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         from airflow_kafka_spark.road.tolerance import Tolerance
 
         letters = self.errors.dead_letters(self.kafka, ledger.family_name, self.error_classes())
-        # Nothing is remembered of dead letters but in markers: a split without one has sent none.
+        # Only markers remember dead letters: a split without a marker has sent none.
         tolerance = Tolerance(keep=letters is not None) if self.errors.tolerates else None
         job = RelayJob(
             self.spark,
@@ -388,19 +390,19 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         )
         with self.running(job):
             can_be_bad = bool(self.transforms) or not self._change.is_none or self.null_values == "fail"
-            hold_to_limit(job, self.errors, window, ledger, can_be_bad)
+            refuse_too_many(job, self.errors, window, ledger, can_be_bad)
             _, rejected = job.run()
         self.check_results(window, rejected)
 
     def _publisher(self, ledger: Ledger, consumed: Consumed, letters: DeadLetterTopic | None) -> Publisher:
-        made = routing(publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
-        return burying(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
+        made = with_routes(publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
+        return with_dead_letters(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
 
     def error_classes(self) -> dict[str, str]:
         return super().error_classes() | writer_classes(self.sink, OUTPUT)
 
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> Consumed:
-        """What the group commits with each partition; nothing where it stands further ahead already."""
+        """Return the offset that the group commits with each partition; none where it is further ahead already."""
         from airflow_kafka_spark.hooks.ledger import offset_metadata
         from airflow_kafka_spark.sinks.kafka_worker import Consumed
 
@@ -428,7 +430,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     @property
     def _written(self) -> Mapping[str, str] | None:
-        """What the new values hold: ``columns``, or all that the old ones do, in another format; None where they stay."""
+        """The columns of the new values: ``columns``, or all columns of the old ones in another format; None if values stay."""
         if self.columns is not None or self.sink.value is None or self.transforms:
             return self.columns
         return {name: backticked(name) for name in self.formats[0].arrow_schema().names}
@@ -469,7 +471,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return [*value.arrow_schema().names, *of_key, *(column for _, column in self.record_options.metadata)]
 
     def layout(self) -> Layout:
-        """How records become rows: what the SQL may see of them, and what is carried past it."""
+        """Return how records become rows: the columns that SQL sees, and those that are carried past it."""
         from airflow_kafka_spark.road.columns import Layout
         from airflow_kafka_spark.road.relay_worker import HEADERS, KEY, PARTITION, TIMESTAMP, VALUE
         from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
@@ -487,11 +489,11 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         written = [self.sink.value_writer] if rewrites else []
         written += [self.sink.key_writer] if self.sink.key_columns else []
         if any(format.encodes_in_tasks for format in written):
-            # What cannot be written is found behind the SQL: it has to be known there what it was.
+            # Records that cannot be written are found behind the SQL, where the record as it was read is needed.
             kept = ("key", "value", "headers", "timestamp") if self.errors.topic else ()
             carried += (("offset", OFFSET), *((name, ORIGINAL[name]) for name in kept))
         if copies:
-            # Bytes as they are: nothing is decoded, so nothing can be bad.
+            # Bytes are copied: no record is decoded, so none can be bad.
             nulls: NullValues = self.null_values
             return Layout.of(Raw(VALUE), None, carried, nulls)
         nulls = "delete" if self.null_values == "write" else self.null_values

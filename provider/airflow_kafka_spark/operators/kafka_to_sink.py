@@ -13,18 +13,6 @@ from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import asset_uris
 from airflow_kafka_spark.operators.binding import Run
-from airflow_kafka_spark.operators.capturing import (
-    Capture,
-    Capturing,
-    Part,
-    captures_of,
-    dropping,
-    option_problems,
-    refuse,
-    refuse_lost,
-    remaining,
-    with_routed,
-)
 from airflow_kafka_spark.operators.error_options import ErrorOptions, refuse_forgotten
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
@@ -34,6 +22,18 @@ from airflow_kafka_spark.operators.options import (
     RecordOptions,
     SparkOptions,
     WindowOptions,
+)
+from airflow_kafka_spark.operators.routed_sinks import (
+    RoutedPart,
+    RoutedSink,
+    RoutedSinks,
+    refuse_rejected,
+    refuse_removed_sinks,
+    routed_sink_problems,
+    routed_sinks_of,
+    with_routed,
+    without_routed_sinks,
+    without_routing_filters,
 )
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
@@ -232,14 +232,14 @@ class KafkaToSinkOperator(FromKafkaOperator):
     def problems(self, run: Run) -> list[Problem]:
         flow = self._type_problems() or self.decoding_problems()
         problems = [*self.reading_problems(run), *flow, *self.server_problems(), *self.error_problems()]
-        problems += [*self._sink_problems(), *self.transform_problems(), *self._capture_problems()]
-        # A sink is asked about the columns it will get, so those have to be known. Where there are transforms, Spark knows them.
+        problems += [*self._sink_problems(), *self.transform_problems(), *self._routed_sink_problems()]
+        # The sink validates the columns that it will get. With transforms Spark has to find them, if all else is right.
         if flow or (self.transforms and problems):
             return problems
         try:
             problems += self.sink.validate(self.shape(run))
-            for capture in self._captures:
-                problems += capture.problems(self._shape_of(capture, capture.pipeline(self.pipeline_name(run))))
+            for routed in self._routed_sinks:
+                problems += routed.problems(self._shape_of(routed, routed.pipeline(self.pipeline_name(run))))
         except ValidationError as error:
             problems += error.problems
         return problems
@@ -262,19 +262,19 @@ class KafkaToSinkOperator(FromKafkaOperator):
             problems += self.sink.unordered_problems()
         return problems + (self.replay_problems() if self.on_rerun == "replay" else [])
 
-    def _capture_problems(self) -> list[Problem]:
-        """Of the sinks that records go to instead of this operator's own."""
+    def _routed_sink_problems(self) -> list[Problem]:
+        """Return what is wrong with the sinks that transforms send records to."""
         if not isinstance(self.sink, Sink):
             return []
-        problems = option_problems(self._captures, self.sink, unordered=self.window_options.by_interval)
+        problems = routed_sink_problems(self._routed_sinks, self.sink, unordered=self.window_options.by_interval)
         if self.key is None:
             found = "a sink that deletes needs the key's columns: a tombstone has no others"
-            deletes = (capture for capture in self._captures if capture.sink.takes_tombstones)
-            problems += [Problem(capture.where, found, "Give the operator's `key=` a format") for capture in deletes]
+            deletes = (routed for routed in self._routed_sinks if routed.sink.takes_tombstones)
+            problems += [Problem(routed.where, found, "Give the operator's `key=` a format") for routed in deletes]
         return problems
 
     def replay_problems(self) -> list[Problem]:
-        others = [problem for c in self._captures for problem in c.told(c.sink.replay_problems())]
+        others = [problem for c in self._routed_sinks for problem in c.prefixed(c.sink.replay_problems())]
         return [*super().replay_problems(), *others]
 
     def null_value_problems(self) -> list[Problem]:
@@ -292,10 +292,10 @@ class KafkaToSinkOperator(FromKafkaOperator):
     # --- 3. plan ---
 
     def destinations(self) -> Endpoint:
-        """Its own sink's, and those of the sinks that a ``Filter(to=...)`` names, in their order."""
+        """Return the destination of the operator's own sink, and those of the sinks that a ``Filter(to=...)`` names, in order."""
         made = super().destinations()
-        for number, capture in enumerate(self._captures, 1):
-            made |= capture.sink.destination().under(f"filter {number}")
+        for number, routed in enumerate(self._routed_sinks, 1):
+            made |= routed.sink.destination().under(f"filter {number}")
         return made
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
@@ -321,7 +321,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         known = ledger.memory.dead.get(window.number)
-        # Where the sink had taken the window before, its reader and its counts of what went elsewhere are gone.
+        # If the sink had taken the window before, this attempt has not counted what went elsewhere; the ledger has.
         if known and known.routes and not report.routed:
             report = with_routed(report, sum(part.records for part in known.routes), routed=known.routes)
         if known and (captured := known.captures(window.replay)) and not report.captured:
@@ -345,7 +345,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         from airflow_kafka_spark.road.job import Job
 
         if self.transforms:
-            shaping = self._shaping(remaining(self._transforms), self.null_values)
+            shaping = self._shaping(without_routing_filters(self._transforms), self.null_values)
             return self._shaping_job(shaping, window, splits, shape, tolerance, left_out)
         return Job(
             layout=self.layout(),
@@ -359,17 +359,17 @@ class KafkaToSinkOperator(FromKafkaOperator):
             tolerance=tolerance,
         )
 
-    def captures_and_shapes(self, pipeline: str) -> list[tuple[Capture, Shape]]:
+    def routed_sinks_and_shapes(self, pipeline: str) -> list[tuple[RoutedSink, Shape]]:
         """Return the sinks that transforms send records to, each with the rows that it gets.
 
         :param pipeline: the pipeline's name.
         """
-        return [(capture, self._shape_of(capture, capture.pipeline(pipeline))) for capture in self._captures]
+        return [(routed, self._shape_of(routed, routed.pipeline(pipeline))) for routed in self._routed_sinks]
 
-    def capturing_job(self, part: Part, tolerance: Tolerance | None, left_out: Mapping[TopicPartition, Set[int]]) -> SinkJob:
+    def routed_job(self, part: RoutedPart, tolerance: Tolerance | None, left_out: Mapping[TopicPartition, Set[int]]) -> SinkJob:
         """Return the Spark job that moves to another sink what is for that."""
-        before = remaining(self._transforms[: part.capture.index])
-        shaping = self._shaping(part.capture.chain(before), part.capture.null_values)
+        before = without_routing_filters(self._transforms[: part.routed.index])
+        shaping = self._shaping(part.routed.chain(before), part.routed.null_values)
         return self._shaping_job(shaping, part.window, part.splits, part.shape, tolerance, left_out)
 
     def _shaping_job(
@@ -418,25 +418,25 @@ class KafkaToSinkOperator(FromKafkaOperator):
         """Return the rows that the sink gets of a pipeline's windows."""
         from airflow_kafka_spark.sinks.base import Shape
 
-        schema = self._schema(dropping(self._transforms), self.null_values)
-        # Where other sinks have a part in it, what this one refuses has to be known before they take theirs.
-        asked = self.errors.tolerates or bool(self._captures)
+        schema = self._schema(without_routed_sinks(self._transforms), self.null_values)
+        # If other sinks take parts of the window, what this one refuses has to be known before they commit.
+        asked = self.errors.tolerates or bool(self._routed_sinks)
         return Shape(pipeline, schema, has_tombstones=self.null_values == "delete", tolerates=asked)
 
-    def _shape_of(self, capture: Capture, pipeline: str) -> Shape:
-        """What flows into another sink."""
+    def _shape_of(self, routed: RoutedSink, pipeline: str) -> Shape:
+        """Return the rows that another sink gets."""
         from airflow_kafka_spark.sinks.base import Shape
 
-        chain = capture.chain(dropping(self._transforms[: capture.index]))
-        schema = self._schema(chain, capture.null_values)
-        return Shape(pipeline, schema, has_tombstones=capture.null_values == "delete", tolerates=True)
+        chain = routed.chain(without_routed_sinks(self._transforms[: routed.index]))
+        schema = self._schema(chain, routed.null_values)
+        return Shape(pipeline, schema, has_tombstones=routed.null_values == "delete", tolerates=True)
 
     def _schema(self, transforms: tuple[Transform, ...], null_values: NullValues) -> pa.Schema:
-        """The columns behind transforms."""
+        """Return the columns behind transforms."""
         return self._shaping(transforms, null_values).plan(self.spark).schema if self.transforms else self.layout().schema
 
     def _shaping(self, transforms: tuple[Transform, ...], null_values: NullValues) -> Shaping:
-        """The same one for the same chain: what a chain means is asked once, since that takes Spark a moment."""
+        """Return the plan of some transforms, made once for the same ones: Spark takes a moment to analyze them."""
         from airflow_kafka_spark.road.shaping import Shaping
 
         made = Shaping(*self.formats, transforms, self.record_options.metadata, null_values)
@@ -456,13 +456,13 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return tuple(map(as_transform, self.transforms))
 
     @property
-    def _captures(self) -> tuple[Capture, ...]:
-        """What transforms send to other sinks."""
-        return captures_of(self.transforms)
+    def _routed_sinks(self) -> tuple[RoutedSink, ...]:
+        """The sinks that transforms send records to."""
+        return routed_sinks_of(self.transforms)
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        return (self.sink, *(capture.sink for capture in self._captures))
+        return (self.sink, *(routed.sink for routed in self._routed_sinks))
 
     def written_schema(self) -> pa.Schema | None:
         # The columns were found out when the window was validated, so no server is asked for them.
@@ -473,11 +473,11 @@ class KafkaToSinkOperator(FromKafkaOperator):
             return None
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
-        """Renders the templates of other sinks, too."""
+        """Render the operator's templates, and those of the sinks that transforms send records to."""
         super().render_template_fields(context, jinja_env)
-        env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._captures else []
-        for capture in self._captures:
-            made[capture.index] = replace(capture.filter, to=self.rendered(capture.sink, context, env))
+        env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._routed_sinks else []
+        for routed in self._routed_sinks:
+            made[routed.index] = replace(routed.filter, to=self.rendered(routed.sink, context, env))
         self.transforms = made or self.transforms
 
 
@@ -523,11 +523,11 @@ class SinkMove:
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
         letters = operator.dead_letters(ledger.family_name)
-        # A zombie that has been asleep since the plan learns here, cheaply, that it is one; the broker and the sink know anyway.
+        # A cheap check for an attempt that has slept since the plan. The broker and the sink would refuse it anyway.
         ledger.verify()
         tolerance, known = operator.errors.in_tasks(letters, ledger), known_to(ledger)
-        refuse_forgotten(window, known, buries=letters is not None, routes=bool(operator.routes()))
-        refuse_lost(captures_of(operator.transforms), known, window)
+        refuse_forgotten(window, known, has_dead_letters=letters is not None, has_routes=bool(operator.routes()))
+        refuse_removed_sinks(routed_sinks_of(operator.transforms), known, window)
         return cls(operator, window, ledger, splits, shape, letters, tolerance, known)
 
     def run(self) -> Report:
@@ -535,28 +535,30 @@ class SinkMove:
         with ExitStack() as opened:
             writer = opened.enter_context(self.operator.sink.begin(self.window, self.splits, self.shape))
             others = self._begin_other_sinks(opened)
-            others.run(lambda part, out, left_out: self._fill_other_sink(part, out, left_out))
+            others.run(self._fill_other_sink)
             self._fill_own_sink(writer, others.left_out)
             faults.reached("job.done")
             self._check(others)
             self._sort_out_refused(writer, others)
-            # Before any sink takes anything: what does not go there has to be decided and remembered by then.
+            # Before any sink commits: where every other record goes has to be decided and remembered by then.
             self._send_elsewhere(others)
-            # The operator's own sink is the last one: where that has the window, all have their part of it.
+            # The operator's own sink commits last: if it has the window, all other sinks have their parts.
             others.commit()
             applied = writer.commit(self.results)
         return self._report(applied, others)
 
-    def _begin_other_sinks(self, opened: ExitStack) -> Capturing:
+    def _begin_other_sinks(self, opened: ExitStack) -> RoutedSinks:
         sent_before = self.known.routed(self.window.replay) if self.known else {}
-        others = Capturing(opened, self.known, sent_before, partial(compacted_topics, self.operator.kafka))
-        for capture, shape in self.operator.captures_and_shapes(self.window.pipeline):
-            others.begin(capture, self.window, self.operator.splits_for(self.window, capture.sink), shape)
+        others = RoutedSinks(opened, self.known, sent_before, partial(compacted_topics, self.operator.kafka))
+        for routed, shape in self.operator.routed_sinks_and_shapes(self.window.pipeline):
+            others.begin(routed, self.window, self.operator.splits_for(self.window, routed.sink), shape)
         return others
 
-    def _fill_other_sink(self, part: Part, out: SplitWriter, left_out: Mapping[TopicPartition, Set[int]]) -> list[SplitResult]:
+    def _fill_other_sink(
+        self, part: RoutedPart, out: SplitWriter, left_out: Mapping[TopicPartition, Set[int]]
+    ) -> list[SplitResult]:
         """Write what is for another sink to where no reader sees it."""
-        job = self.operator.capturing_job(part, self.tolerance, left_out)
+        job = self.operator.routed_job(part, self.tolerance, left_out)
         with self.operator.running(job):
             results = job.run(out) if part.splits else []
         if self.tolerance is None:
@@ -578,7 +580,7 @@ class SinkMove:
             with self.operator.running(make(put_off)) as job:
                 self.results = replaced(self.results, job.run(writer.split_writer()))
 
-    def _check(self, others: Capturing) -> None:
+    def _check(self, others: RoutedSinks) -> None:
         """Compare all counts, and look once more whether the topics are the same and no newer attempt has taken over."""
         operator, window = self.operator, self.window
         if operator.sink.guarantee.by_split:
@@ -622,7 +624,7 @@ class SinkMove:
             replace(r, records=r.records + removed[r.index], gaps=()) if r.index in removed else r for r in self.results
         ]
 
-    def _sort_out_refused(self, writer: WindowWriter, others: Capturing) -> None:
+    def _sort_out_refused(self, writer: WindowWriter, others: RoutedSinks) -> None:
         """Ask the sinks which rows they refuse. Those are bad records, too.
 
         :raises SinkRejected: there are some, and bad records are not tolerated.
@@ -633,21 +635,21 @@ class SinkMove:
         operator, tolerated = self.operator, self.tolerance is not None
         hook = operator.kafka if self.letters else None
         found = writer.refused(self.results)
-        refuse(found, operator.sink.uri, str(self.window), tolerated=tolerated)
+        refuse_rejected(found, operator.sink.uri, str(self.window), tolerated=tolerated)
         self.results = with_refused(self.results, found, self.splits, hook)
         self.refused = others.refused(hook, tolerated=tolerated)
         if tolerated:
             by_split = operator.sink.guarantee.by_split
             operator.errors.accept(self.window, [*self.results, *self.refused], by_split=by_split)
 
-    def _send_elsewhere(self, others: Capturing) -> None:
+    def _send_elsewhere(self, others: RoutedSinks) -> None:
         """Send dead letters and routed records in one transaction, in which the ledger remembers which they were."""
         from airflow_kafka_spark.sinks.dead_letters import SetAside
 
         aside = SetAside(self.operator.kafka, self.ledger.family_name, self.letters)
         self.sent = aside.send([*self.results, *self.refused], self.ledger, others.decided)
 
-    def _report(self, applied: Applied, others: Capturing) -> Report:
+    def _report(self, applied: Applied, others: RoutedSinks) -> Report:
         """Return the account of the window."""
         report = sum_up(
             self.window,

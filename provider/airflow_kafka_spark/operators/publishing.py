@@ -1,4 +1,7 @@
-"""Publishing a window to Kafka, whatever it is made of: fence whoever did it before, look what is there, publish the rest."""
+"""Publish a window to Kafka split by split: fence earlier attempts, find the splits that are there, publish the others.
+
+Operators that publish rows and those that publish records share it.
+"""
 
 from __future__ import annotations
 
@@ -51,17 +54,17 @@ def topic_uris(sink: KafkaSink) -> list[str]:
 
 
 def target(kafka: KafkaHook, sink: KafkaSink) -> Target:
-    """The sink's topic as it is now, to be frozen with the window."""
+    """Return the sink's topic as it is now, to be frozen with the window."""
     assert sink.topic
     found = kafka.describe_topics([sink.topic])[sink.topic]
     return Target(sink.topic, found.topic_id, len(found.partitions))
 
 
 def check_target(kafka: KafkaHook, sink: KafkaSink, planned: Target) -> None:
-    """The topic is the one the window was planned for, with the partitions it had.
+    """Make sure that the topic is the one that the window was planned for, with the same number of partitions.
 
-    :raises TopicRecreated: it is another one of this name: what was published to it is gone.
-    :raises PartitionsChanged: it has more partitions now, so that keys would be placed elsewhere.
+    :raises TopicRecreated: the topic was deleted and created again: the records that were published to it are gone.
+    :raises PartitionsChanged: the topic has more partitions now, so that keys would be placed elsewhere.
     """
     found = target(kafka, sink)
     if planned.topic_id and found.topic_id and found.topic_id != planned.topic_id:
@@ -71,7 +74,10 @@ def check_target(kafka: KafkaHook, sink: KafkaSink, planned: Target) -> None:
 
 
 def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consumed | None = None) -> Publisher:
-    """What publishes the splits of the window that the ledger has claimed."""
+    """Return the publisher of the splits of the window that the ledger has claimed.
+
+    :param consumed: the offsets that the group commits with each split; None commits none.
+    """
     from airflow_kafka_spark.sinks.kafka_worker import Publisher
 
     return Publisher(
@@ -88,40 +94,45 @@ def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consu
 
 
 def writer_classes(sink: KafkaSink, behind: str = "") -> dict[str, str]:
-    """The classes of the formats that are written, by stage.
+    """Return the classes of the formats that are written, by stage.
 
-    :param behind: what stands behind the stages' names.
+    :param behind: a suffix of the stages' names.
     """
     formats = {VALUE_CONVERTER: sink.value_format, KEY_CONVERTER: sink.key_writer}
     return {stage + behind: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items()}
 
 
-def burying(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLetterTopic | None) -> Publisher:
-    """The same, tolerating bad records.
+def with_dead_letters(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLetterTopic | None) -> Publisher:
+    """Return a publisher that tolerates bad records.
 
-    :param letters: where they go, in the transactions of their splits; the topic is created if it is missing. None: they are only
-        counted.
+    :param made: the publisher of the good ones.
+    :param letters: where bad records go, in the transactions of their splits; the topic is created if it is missing. None: they
+        are only counted.
     """
     from airflow_kafka_spark.sinks.kafka_worker import Burial
 
     if letters is None:
         return replace(made, burial=Burial())
-    made, partitions = _reaching(made, kafka, sink, letters.name, letters.replication_factor)
+    made, partitions = _with_topic(made, kafka, sink, letters.name, letters.replication_factor)
     return replace(made, burial=Burial(letters.name, partitions, letters.envelope))
 
 
-def routing(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iterable[str]) -> Publisher:
-    """The same, also sending records to topics that a ``Filter`` names, in the transactions of their splits; the topics are
-    created if they are missing.
+def with_routes(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iterable[str]) -> Publisher:
+    """Return a publisher that also sends records to topics that a ``Filter`` names, in the transactions of their splits.
+
+    Topics that are missing are created.
     """
     known = dict(made.partitions)
     for topic in dict.fromkeys(topics):
-        made, known[topic] = _reaching(made, kafka, sink, topic, -1)
+        made, known[topic] = _with_topic(made, kafka, sink, topic, -1)
     return replace(made, partitions=known, routes=frozenset(topics))
 
 
-def _reaching(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, replication_factor: int) -> tuple[Publisher, int]:
-    """The same, with room for the records that a topic may hold, and the number of its partitions; it is there from now on."""
+def _with_topic(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, replication_factor: int) -> tuple[Publisher, int]:
+    """Return a publisher that may send the largest record that a topic takes, and the number of the topic's partitions.
+
+    The topic is created if it is missing.
+    """
     kafka.create_topic(topic, 1, replication_factor)
     config = dict(made.config)
     if "message.max.bytes" not in sink.producer_config:
@@ -129,26 +140,28 @@ def _reaching(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, re
     return replace(made, config=config), len(kafka.describe_topics([topic])[topic].partitions)
 
 
-def hold_to_limit(
+def refuse_too_many(
     job: PublishJob | RelayJob, errors: ErrorOptions, window: Window, ledger: Ledger, can_be_bad: bool = True
 ) -> None:
-    """With ``max_errors``, count before anything is published: splits are published one by one, and none knows of the others.
-    Afterwards each may hold as many bad records as were counted, and no more.
+    """Count the bad records of a window before anything is published, if ``max_errors`` is given.
 
-    :param can_be_bad: False: there is nothing to count.
-    :raises TooManyBadRecords: there are more in the window, those that an earlier attempt has accepted among them.
+    Splits are published one by one, and no task knows how many bad records the others have. Afterwards no split may have more bad
+    records than were counted in it.
+
+    :param can_be_bad: False if no record can be bad: nothing is counted.
+    :raises TooManyBadRecords: the window has more, including those that an earlier attempt has accepted.
     """
     if errors.most is None:
         return
     counted = job.count() if can_be_bad else []
-    errors.accept(window, [*accounts(ledger.published().values()), *counted])
+    errors.accept(window, [*accounts_of(ledger.published().values()), *counted])
     assert job.publisher.burial is not None
     burial = replace(job.publisher.burial, counted={result.index: result.rejected for result in counted})
     job.publisher = replace(job.publisher, burial=burial)
 
 
-def accounts(markers: Iterable[Marker]) -> list[SplitResult]:
-    """What was read for splits that are published."""
+def accounts_of(markers: Iterable[Marker]) -> list[SplitResult]:
+    """Return the accounts of splits that are published."""
     return [marker.result or SplitResult(marker.split, marker.records) for marker in markers]
 
 
@@ -158,12 +171,12 @@ def publish_splits(
     """Publish the splits that are not published yet.
 
     :param splits: the indexes of all of them, ascending.
-    :param publish: publishes those it is given.
-    :return: the markers of all, in that order.
-    :raises SparkJobFailed: one has no marker afterwards.
+    :param publish: publishes the splits with some indexes.
+    :return: the markers of all splits, in the order of their indexes.
+    :raises SparkJobFailed: a split has no marker afterwards.
     """
     if ledger.attempts > 1 and splits:
-        # Whoever published before is refused from now on, so that what the ledger says next stays true.
+        # Earlier attempts cannot publish from now on, so that the markers that are read next stay complete.
         ledger.fence_splits(splits[-1] + 1)
     there = ledger.published()
     if there:

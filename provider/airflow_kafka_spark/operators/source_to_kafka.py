@@ -12,17 +12,17 @@ from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.error_options import SHOWN, ErrorOptions, route_problems, target_problems
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
-    accounts,
-    burying,
+    accounts_of,
     check_target,
     connected,
-    hold_to_limit,
     publish_splits,
     publisher,
-    routing,
+    refuse_too_many,
     sink_problems,
     target,
     topic_uris,
+    with_dead_letters,
+    with_routes,
     writer_classes,
 )
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
@@ -157,7 +157,7 @@ class SourceToKafkaOperator(WindowOperator):
         ]
 
     def _transform_problems(self) -> list[Problem]:
-        """What is wrong with the transforms' options, without Spark."""
+        """Return what is wrong with the transforms' options, without Spark."""
         if not self.transforms:
             return []
         from airflow_kafka_spark.transforms import InsertField, TimestampRouter, problems
@@ -186,7 +186,7 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.hooks.ledger import Ledger
 
         pipeline = self.pipeline_name(run)
-        # A group of the pipeline's own, which nobody consumes with: its offset carries the short cut into the ledger.
+        # A group of the pipeline's own, without consumers: the metadata of its offset is the short cut into the ledger.
         return Ledger(
             self.kafka,
             pipeline,
@@ -233,10 +233,10 @@ class SourceToKafkaOperator(WindowOperator):
         )
 
     def _check_transforms(self, bounds: Sequence[Mapping[str, Any]]) -> None:
-        """Before anything is written down: a chain that does not fit the rows would hold the window up. Nothing is read for it.
+        """Make sure, before the window is written down, that the transforms fit the rows. No rows are read for it.
 
-        :param bounds: of splits.
-        :raises ValidationError: it does not, or what comes out cannot be written.
+        :param bounds: the bounds of some splits.
+        :raises ValidationError: they do not, or the records that come out cannot be written.
         """
         from airflow_kafka_spark.road.publish import reading
 
@@ -245,10 +245,10 @@ class SourceToKafkaOperator(WindowOperator):
                 shaping.check(self.source.frame(session, bounds))
 
     def check(self, window: Window) -> None:
-        """The topic is the one the window was planned for, with the partitions it had.
+        """Make sure that the topic is the one that the window was planned for, with the same number of partitions.
 
-        :raises TopicRecreated: it is another one of this name: what was published to it is gone.
-        :raises PartitionsChanged: it has more partitions now, so that keys would be placed elsewhere.
+        :raises TopicRecreated: the topic was deleted and created again: the records that were published to it are gone.
+        :raises PartitionsChanged: the topic has more partitions now, so that keys would be placed elsewhere.
         """
         assert window.source is not None
         for name, count in window.source.partitions.items():
@@ -257,7 +257,7 @@ class SourceToKafkaOperator(WindowOperator):
     # --- 4. move, 5. commit ---
 
     def applied(self, window: Window) -> Applied | None:
-        """Splits are published one by one, and the ledger remembers each."""
+        """Return None: splits are published one by one, and the ledger remembers each."""
         return None
 
     def move(self, window: Window, ledger: Ledger) -> Report:
@@ -266,8 +266,8 @@ class SourceToKafkaOperator(WindowOperator):
         markers = publish_splits(ledger, window, splits, lambda left: self._publish(window, ledger, left))
         self.check(window)
         report = sum_up_published(window, markers)
-        if self.errors.tolerates and self.errors.most is None:  # else it was said when they were counted
-            self.errors.accept(window, accounts(markers))
+        if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
+            self.errors.accept(window, accounts_of(markers))
         if window.source.rows not in (None, report.records_read):
             self.log.warning(
                 "%s rows were counted when window %s was planned, %s were there when they were read: the source has changed",
@@ -282,7 +282,7 @@ class SourceToKafkaOperator(WindowOperator):
         shaping = self._shaping and self._shaping.telling(ledger.family_name, self.source.uri, str(window))
         job = PublishJob(self.spark, window, self.source, self.sink, how, left, self.read_with, shaping)
         with self.running(job):
-            hold_to_limit(job, self.errors, window, ledger)
+            refuse_too_many(job, self.errors, window, ledger)
             _, rejected = job.run()
         if count := sum(result.rejected for result in rejected):
             raise RowsRejected(str(window), count, first_bad(rejected, SHOWN))
@@ -298,7 +298,7 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.sinks.kafka_fitting_worker import RowEnvelope
 
         topics = self.routes().values()
-        made = routing(publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)
+        made = with_routes(publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)
         if not self.errors.tolerates:
             return made
         classes = writer_classes(self.sink) | ({TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {})
@@ -306,7 +306,7 @@ class SourceToKafkaOperator(WindowOperator):
         if letters is not None:
             envelope = RowEnvelope(**vars(letters.envelope), source=self.source.uri, window=str(window))
             letters = replace(letters, envelope=envelope)
-        return burying(made, self.kafka, self.sink, letters)
+        return with_dead_letters(made, self.kafka, self.sink, letters)
 
     # --- 6. close ---
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.windows.model import Window
 
 OFFSETS, WINDOW = "kafkaSpark_offsets", "kafkaSpark_window"
-"""Facets of our own: of a topic, and of the run."""
+"""Facets of this provider: of a topic, and of the run."""
 
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "postgresql": "postgres", "mariadb": "mysql"}
 
@@ -87,15 +87,15 @@ def lineage(
 
 
 def broker_of(bootstrap_servers: str) -> str:
-    """The namespace of a cluster's topics: its first bootstrap server, as ``kafka://host:port``."""
+    """Return the namespace of a cluster's topics: its first bootstrap server, as ``kafka://host:port``."""
     first = bootstrap_servers.split(",")[0].strip().rpartition("://")[2]
     return f"kafka://{first}" if first.rpartition(":")[2].isdecimal() else f"kafka://{first}:9092"
 
 
 def dataset_of(uri: str) -> tuple[str, str]:
-    """Namespace and name, as OpenLineage's specification has them for each system.
+    """Return namespace and name, as OpenLineage's specification has them for each system.
 
-    :param uri: as sources and sinks tell it: ``postgres://host:port/db/schema/table``, ``file:///path``, ``s3a://bucket/path``.
+    :param uri: the URI of a source or a sink: ``postgres://host:port/db/schema/table``, ``file:///path``, ``s3a://bucket/path``.
     """
     parts = urllib.parse.urlsplit(uri)
     scheme, path = _SCHEMES.get(parts.scheme, parts.scheme), urllib.parse.unquote(parts.path)
@@ -115,10 +115,10 @@ def _ranges(window: Window | None, report: Mapping[str, Any] | None) -> list[dic
 
 
 def _window_facts(window: Window | None, report: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the run's facet tells: the window's name, and what became of it."""
-    told = report or {}
+    """Return the fields of the run's facet: the window's name and its results."""
+    reported = report or {}
     facts: dict[str, Any] = {
-        name: told.get(name)
+        name: reported.get(name)
         for name in (
             "records_read", "records_written", "records_deleted", "records_rejected", "gaps", "guarantee", "attempts",
             "planned_at", "completed_at",
@@ -151,7 +151,7 @@ def _input(dataset: tuple[str, str], report: Mapping[str, Any] | None) -> Any:
 
 
 def _statistics(rows: int) -> dict[str, Any]:
-    """Of what was read; none with an OpenLineage that has no such facet."""
+    """Return the facet of a number of rows that were read; none if OpenLineage has no such facet."""
     try:
         from openlineage.client.facet_v2 import input_statistics_input_dataset as facet
     except ImportError:
@@ -204,25 +204,25 @@ def _schema(columns: pa.Schema) -> dict[str, Any]:
 
 @cache
 def _facets() -> dict[str, Any]:
-    """The classes of our own facets: OpenLineage makes facets of classes, and is imported only here."""
+    """Return the classes of this provider's facets. OpenLineage is imported only when they are needed."""
     import attr
     from openlineage.client.generated.base import InputDatasetFacet, OutputDatasetFacet, RunFacet
 
     @attr.define
     class KafkaOffsetsInputDatasetFacet(InputDatasetFacet):
-        """Per partition: what was read, ``[start, end)``, and how many records that were."""
+        """Per partition: the offsets that were read, ``[start, end)``, and the number of records."""
 
         partitions: list[dict[str, Any]] = attr.field(factory=list)
 
     @attr.define
     class KafkaOffsetsOutputDatasetFacet(OutputDatasetFacet):
-        """Per partition: the first and the last offset that were written, and how many records."""
+        """Per partition: the first and the last offset that were written, and the number of records."""
 
         partitions: list[dict[str, Any]] = attr.field(factory=list)
 
     @attr.define
     class KafkaSparkWindowRunFacet(RunFacet):
-        """The window: its name, and what became of it."""
+        """The window's name and results."""
 
         pipeline: str = attr.field(default="")
         window: str = attr.field(default="")

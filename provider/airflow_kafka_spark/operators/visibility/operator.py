@@ -37,7 +37,7 @@ class VisibleOperator(BaseOperator):
 
     ledger_options: LedgerOptions
 
-    # What a task finds out while it runs; an operator in a DAG file has none of it.
+    # Set while a task runs; None in a DAG file.
     links: links.Links | None = None
     progress: Progress = Progress()
     window_now: Window | None = None
@@ -49,11 +49,11 @@ class VisibleOperator(BaseOperator):
         self.run_now = run
         self.links = shown = links.Links(context.get("ti"))
         self.progress = Progress(store_of(context), self._show_session)
-        _try(lambda: shown.tell(links.WindowLink, self._page()))
-        _try(lambda: shown.tell(links.TopicLink, self._topic_page(self.dataflow().topic)))
-        _try(lambda: shown.tell(links.TableLink, links.table_page(self.dataflow().other_end)))
+        _try(lambda: shown.show(links.WindowLink, self._page()))
+        _try(lambda: shown.show(links.TopicLink, self._topic_page(self.dataflow().topic)))
+        _try(lambda: shown.show(links.TableLink, links.table_page(self.dataflow().other_end)))
         if letters := self.dataflow().dead_letter_topic:
-            _try(lambda: shown.tell(links.DeadLettersLink, self._topic_page(letters) or self._page()))
+            _try(lambda: shown.show(links.DeadLettersLink, self._topic_page(letters) or self._page()))
 
     @contextmanager
     def seen(self, window: Window) -> Iterator[None]:
@@ -61,7 +61,7 @@ class VisibleOperator(BaseOperator):
         self.window_now = window
         shown = self.links
         if shown is not None:
-            _try(lambda: shown.tell(links.WindowLink, self._page(window_name(window))))
+            _try(lambda: shown.show(links.WindowLink, self._page(window_name(window))))
         self.progress.begin(window)
         with followed_by(self.progress):
             yield
@@ -69,7 +69,7 @@ class VisibleOperator(BaseOperator):
     def _show_session(self, session: SparkSession) -> None:
         shown = self.links
         if shown is not None:
-            _try(lambda: shown.tell(links.SparkLink, links.spark_page(session)))
+            _try(lambda: shown.show(links.SparkLink, links.spark_page(session)))
 
     def _page(self, window: str | None = None) -> str:
         assert self.run_now is not None
@@ -122,10 +122,10 @@ class VisibleOperator(BaseOperator):
         return self.openlineage(window=self.window_now)
 
 
-def _try(tell: Callable[[], object]) -> None:
+def _try(show: Callable[[], object]) -> None:
     """Show a link, unless it cannot be built. A connection that is missing or invalid yields no link; the task itself reports
     that error."""
     try:
-        tell()
+        show()
     except Exception as error:
         log.debug("No link: %s", error)

@@ -66,7 +66,7 @@ def test_a_link_that_cannot_be_pushed_fails_nothing(caplog):
         raise OSError("no supervisor")
 
     links = Links(SimpleNamespace(xcom_push=refuse))
-    links.tell(TopicLink, "http://t")
-    links.tell(WindowLink, None)
+    links.show(TopicLink, "http://t")
+    links.show(WindowLink, None)
     assert links.known == {TopicLink().xcom_key: "http://t"}
-    assert "The link `Topic` was not told: no supervisor" in caplog.text
+    assert "The link `Topic` was not pushed: no supervisor" in caplog.text
