@@ -138,7 +138,7 @@ class WindowOperator(VisibleOperator):
         """2. Return the pipeline's ledger. Entering it fences earlier attempts and reads it."""
 
     def destinations(self) -> Endpoint:
-        """Return where rows go: the sink with its records of windows, the dead letter topic, and topics that transforms route to."""
+        """Return where rows go: the sink with its records of windows, the dead letter topic, and topics of routed records."""
         aside = {"dead_letters": self.errors.topic or "", "routes": ", ".join(sorted(set(self.routes().values())))}
         return self.sink.destination() | Endpoint(details=aside)
 

@@ -1,6 +1,6 @@
 """Sinks that a ``Filter(to=<sink>)`` routes records to. Each takes its part of the operator's window in the same attempt.
 
-A routed sink has a Spark job of its own over the same frozen offsets: the transforms before the filter, and its condition negated.
+A routed sink has a Spark job of its own over the same frozen offsets: transforms before the filter, and its negation.
 The offsets of all records that the job hands to its sink are noted, and all later jobs leave them out; the operator's own job is
 the last one. So a record is in one place even if its condition gives another result when it is computed again.
 """
