@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.sinks.kafka import KafkaSink
+    from airflow_kafka_spark.sources.base import RowSource
     from airflow_kafka_spark.transforms.chaining import TransformLike
     from airflow_kafka_spark.windows.memory import Entry
 
@@ -470,7 +471,7 @@ class WindowOperator(VisibleOperator):
     """Attributes whose values declare templates of their own."""
 
     @property
-    def sinks(self) -> tuple[Any, ...]:
+    def sinks(self) -> tuple[Sink | KafkaSink, ...]:
         """All sinks that rows go to, the operator's own first."""
         return (self.sink,)
 
@@ -483,13 +484,12 @@ class WindowOperator(VisibleOperator):
         return replace(spec, **{f: self.render_template(getattr(spec, f), context, env) for f in templated if f in known})
 
 
-def asset_uris(spec: Any, kind: type) -> list[str]:
+def asset_uris(spec: object, kind: type[Sink] | type[RowSource]) -> list[str]:
     """Return the asset of a source or a sink; none if a template decides which one it is."""
-    known: Any = spec if isinstance(spec, kind) and not is_template(spec) else None
-    return [known.asset_uri] if known is not None else []
+    return [spec.asset_uri] if isinstance(spec, kind) and not is_template(spec) else []
 
 
-def is_template(spec: Any) -> bool:
+def is_template(spec: object) -> bool:
     """Return True if a template decides which source or sink it is."""
     return any(mark in str(getattr(spec, name, "")) for name in getattr(spec, "template_fields", ()) for mark in ("{{", "{%"))
 

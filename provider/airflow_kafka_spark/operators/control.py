@@ -272,7 +272,7 @@ class PipelineOffsetsOperator(BaseOperator):
         return KafkaHook(self.kafka_conn_id)
 
 
-def _tried(where: str, parse: Any) -> list[Problem]:
+def _tried(where: str, parse: Callable[[], object]) -> list[Problem]:
     try:
         parse()
     except ValueError as error:

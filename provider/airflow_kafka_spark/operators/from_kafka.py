@@ -531,7 +531,7 @@ class FromKafkaOperator(WindowOperator):
 
 
 def starting_offsets(
-    hook: KafkaHook, value: Any, current: Log, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]
+    hook: KafkaHook, value: Written, current: Log, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]
 ) -> dict[TopicPartition, int]:
     """Return where a pipeline begins that neither its ledger nor its sink nor its group knows.
 

@@ -96,7 +96,7 @@ class RoutedSink:
         return [replace(p, what=f"{self.sink.asset_uri}: {p.what}") for p in found]
 
 
-def routed_sinks_of(transforms: Any) -> tuple[RoutedSink, ...]:
+def routed_sinks_of(transforms: object) -> tuple[RoutedSink, ...]:
     """Return the routed sinks of an operator's ``transforms``; none if they are not a sequence."""
     if isinstance(transforms, str) or not isinstance(transforms, Sequence):
         return ()
