@@ -19,7 +19,7 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.pipeline_rebind import rebind
-from airflow_kafka_spark.operators.tolerance import ErrorOptions
+from airflow_kafka_spark.operators.error_options import ErrorOptions
 from tests.support.dead_letters import BAD, check_sorted_out, is_bad, letters, produce_mixed, told
 from tests.support.lenient import Lenient
 from tests.support.oracle import same_multiset

@@ -7,7 +7,7 @@ was read from one task to the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ class RecordTask:
     skip_lost: bool = False
     patience: float = 300.0
     tolerance: Tolerance | None = None
-    routed: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
+    routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
     wanted: frozenset[str] | None = None
 
     @property

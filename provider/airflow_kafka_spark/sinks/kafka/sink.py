@@ -35,34 +35,39 @@ class KafkaSink:
     looked for before it is written. While a window is published such a reader may see some of its splits; the ledger's COMPLETE
     record says that all of them are there.
 
-    :param topic: the topic; or give ``topic_column``.
+    :param topic: the topic, on the cluster of the operator's ledger; or give ``topic_column``. Templated.
+    :param value: how rows become values; default :class:`~airflow_kafka_spark.formats.Json`. Between topics: how new values are
+        written; None (default) is Json for new columns, and leaves values as they are where there are none.
     :param topic_column: a column that names each row's topic; these topics have to exist.
-    :param value: how rows become values.
     :param value_columns: the columns of the value, in order; None (default) is all that the source has.
-    :param key: the column of the key, or several; empty for records without a key.
-    :param key_format: how they become keys; default String for one column, Json for several.
+    :param key: the column of the key, or several; None (default) for records without a key. Between topics: the column of the
+        new key; None leaves keys as they are.
+    :param key_format: how they become keys; default :class:`~airflow_kafka_spark.formats.String` for one column,
+        :class:`~airflow_kafka_spark.formats.Json` for several.
     :param headers: header name -> column (text or binary; a null leaves the header out).
     :param partition: a column (integer) that says each record's partition; where it is null, and without it, keys are placed as
         the Java client places them (murmur2), and records without a key go round in turn.
     :param timestamp: a column (timestamp, or bigint milliseconds since the epoch) of the record's time; default: when it is
         written.
-    :param auto_create: create the topic when it is missing.
-    :param partitions: of a topic that is created; -1 is the brokers' default.
-    :param replication_factor: of a topic that is created; -1 is the brokers' default.
-    :param topic_config: settings of a topic that is created.
-    :param producer_config: producer settings, in librdkafka's names (Connect's ``producer.override.*``).
+    :param auto_create: create the topic when it is missing; default False.
+    :param partitions: of a topic that is created; default -1, the brokers' default.
+    :param replication_factor: of a topic that is created; default -1, the brokers' default.
+    :param topic_config: settings of a topic that is created; default none. Templated.
+    :param producer_config: producer settings, in librdkafka's names (Connect's ``producer.override.*``); default none. Templated.
     :param transaction_timeout: seconds that a split may take before the broker aborts it, at most the brokers'
-        ``transaction.max.timeout.ms``.
-    :param allow_new_partitions: go on with a window after its topic was given more partitions: keys then move.
+        ``transaction.max.timeout.ms``; default 300.
+    :param allow_new_partitions: go on with a window after its topic was given more partitions: keys then move. Default False.
+    :param conn_id: connection of type ``kafka``; None (default) is the operator's ``kafka_conn_id``. It cannot be another one:
+        records and ledger change in one transaction. Templated.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("topic", "topic_config", "producer_config", "conn_id")
 
-    topic: str | None
-    value: Format
+    topic: str | None = None
+    value: Format | None = None
     topic_column: str | None = None
     value_columns: Sequence[str] | None = None
-    key: Sequence[str] = ()
+    key: str | Sequence[str] | None = None
     key_format: Format | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     partition: str | None = None
@@ -74,14 +79,14 @@ class KafkaSink:
     producer_config: Mapping[str, Any] = field(default_factory=dict)
     transaction_timeout: float = 300.0
     allow_new_partitions: bool = False
-    conn_id: str = "kafka_default"
+    conn_id: str | None = None
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE_PER_SPLIT
 
     @property
     def uri(self) -> str:
         """``kafka://conn_id/topic``."""
-        return f"kafka://{self.conn_id}/{self.topic or '*'}"
+        return f"kafka://{self.conn_id or 'kafka_default'}/{self.topic or '*'}"
 
     def destination(self) -> Endpoint:
         """The topic. Its cluster is the ledger's."""
@@ -97,7 +102,7 @@ class KafkaSink:
         """
         problems = [*self._topic_problems(), *self._producer_problems()]
         used: dict[str, Sequence[str | None]] = {
-            "key": self.key,
+            "key": self.key_columns,
             "value_columns": self.value_columns or (),
             "headers": tuple(self.headers.values()),
             "topic_column": (self.topic_column,),
@@ -107,33 +112,39 @@ class KafkaSink:
         for where, names in used.items():
             missing = [n for n in names if n is not None and columns is not None and n not in columns]
             for name in missing:
-                problems.append(Problem(where, f"the source has no column `{name}`", f"It has {', '.join(columns or ())}"))
+                problems.append(
+                    Problem(f"sink.{where}", f"the source has no column `{name}`", f"It has {', '.join(columns or ())}")
+                )
         if transformed:
             return problems
         if columns is not None or self.value_columns:
-            problems += self.value_writer.encoding_problems("value", tuple(self.value_columns or columns or ()))
-        if self.key:
-            problems += self.key_writer.encoding_problems("key", self.key)
+            problems += self.value_writer.encoding_problems("sink.value", tuple(self.value_columns or columns or ()))
+        if self.key_columns:
+            problems += self.key_writer.encoding_problems("sink.key", self.key_columns)
         return problems
 
     def _topic_problems(self) -> list[Problem]:
         problems = []
         if bool(self.topic) == bool(self.topic_column):
             given = "both are given" if self.topic else "none is given"
-            problems.append(Problem("topic", f"either `topic` or `topic_column`: {given}", "Give one of them"))
+            problems.append(Problem("sink.topic", f"either `topic` or `topic_column`: {given}", "Give one of them"))
         if self.topic_column and self.auto_create:
-            problems.append(Problem("auto_create", "it creates `topic`, not the topics of a column", "Create those beforehand"))
+            problems.append(
+                Problem("sink.auto_create", "it creates `topic`, not the topics of a column", "Create those beforehand")
+            )
         return problems
 
     def _producer_problems(self) -> list[Problem]:
         taken = sorted(OWN_SETTINGS & set(self.producer_config))
-        problems = [Problem("producer_config", f"`{name}` is this operator's own affair", "Leave it out") for name in taken]
+        problems = [Problem("sink.producer_config", f"`{name}` is this operator's own affair", "Leave it out") for name in taken]
         acks = str(self.producer_config.get("acks", "all"))
         if acks not in ("all", "-1"):
-            problems.append(Problem("producer_config", f"`acks={acks}` loses records", "Leave it out: a transaction needs `all`"))
+            problems.append(
+                Problem("sink.producer_config", f"`acks={acks}` loses records", "Leave it out: a transaction needs `all`")
+            )
         timeout = self.transaction_timeout
         if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout < 1:
-            problems.append(Problem("transaction_timeout", f"`{timeout}` is not a number of seconds, at least 1"))
+            problems.append(Problem("sink.transaction_timeout", f"`{timeout}` is not a number of seconds, at least 1"))
         return problems
 
     def server_problems(self, hook: KafkaHook) -> list[Problem]:
@@ -142,14 +153,14 @@ class KafkaSink:
         try:
             if self.topic and not self.auto_create and not hook.describe_topics([self.topic], missing="omit"):
                 action = "Create it, or set `auto_create=True`"
-                problems.append(Problem("topic", f"topic `{self.topic}` does not exist", action))
+                problems.append(Problem("sink.topic", f"topic `{self.topic}` does not exist", action))
             longest = hook.broker_config().get("transaction.max.timeout.ms")
         except KafkaSparkError as error:
             return [Problem("kafka_conn_id", error.found, error.action)]
         if longest and self.transaction_timeout * 1000 > int(longest):
             seconds = int(longest) / 1000
             found = f"{self.transaction_timeout:g} s is more than the brokers allow, {seconds:g} s (transaction.max.timeout.ms)"
-            problems.append(Problem("transaction_timeout", found, f"At most {seconds:g}, with splits that take less"))
+            problems.append(Problem("sink.transaction_timeout", found, f"At most {seconds:g}, with splits that take less"))
         return problems
 
     # --- what the parts are made of ---
@@ -160,22 +171,34 @@ class KafkaSink:
         if self.value_columns is None:
             return None
         single = [name for name in (self.topic_column, self.partition, self.timestamp) if name is not None]
-        return tuple(dict.fromkeys([*self.value_columns, *self.key, *self.headers.values(), *single]))
+        return tuple(dict.fromkeys([*self.value_columns, *self.key_columns, *self.headers.values(), *single]))
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns of the key; empty for records without a key."""
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
+
+    @property
+    def value_format(self) -> Format:
+        """How values are written, once the default is known."""
+        from airflow_kafka_spark.formats import Json
+
+        return self.value or Json()
 
     @property
     def value_writer(self) -> Format:
-        return self.value.to_write(self.topic, "value")
+        return self.value_format.to_write(self.topic, "value")
 
     @property
     def key_writer(self) -> Format:
         from airflow_kafka_spark.formats import Json, String
 
-        return (self.key_format or (String() if len(self.key) == 1 else Json())).to_write(self.topic, "key")
+        return (self.key_format or (String() if len(self.key_columns) == 1 else Json())).to_write(self.topic, "key")
 
     @property
     def may_refuse(self) -> bool:
         """Whether a row may hold what its format has no place for."""
-        return self.value_writer.encodes_in_tasks or (bool(self.key) and self.key_writer.encodes_in_tasks)
+        return self.value_writer.encodes_in_tasks or (bool(self.key_columns) and self.key_writer.encodes_in_tasks)
 
     def ensure_topic(self, hook: KafkaHook) -> None:
         """Create the topic if that is wanted and needed."""
@@ -196,7 +219,7 @@ class KafkaSink:
 
         names = [*(self.value_columns or frame.columns)]
         columns = [
-            (self.key_writer.encode(self.key) if self.key else F.lit(None).cast("binary")).alias("key"),
+            (self.key_writer.encode(self.key_columns) if self.key_columns else F.lit(None).cast("binary")).alias("key"),
             self.value_writer.encode(names).alias("value"),
         ]
         if self.topic_column:
@@ -220,12 +243,12 @@ class KafkaSink:
         kinds = dict(columns)
         written = [(name, kinds[name]) for name in self.value_columns or kinds]
         value = self.value_writer.encoder(written)
-        key = self.key_writer.encoder([(name, kinds[name]) for name in self.key]) if self.key else None
+        key = self.key_writer.encoder([(name, kinds[name]) for name in self.key_columns]) if self.key_columns else None
         headers = {header: String().encoder([(column, kinds[column])]) for header, column in self.headers.items()}
         if value is None:
             return "its values are written by Spark only"
-        if self.key and key is None:
-            return f"column `{self.key[0]}` is written as a key by Spark only"
+        if self.key_columns and key is None:
+            return f"column `{self.key_columns[0]}` is written as a key by Spark only"
         for column, fitting in ((self.topic_column, _TOPICS), (self.partition, _NUMBERS), (self.timestamp, _TIMES)):
             if column is not None and kinds[column] not in fitting:
                 return f"column `{column}` is of another kind ({kinds[column]})"

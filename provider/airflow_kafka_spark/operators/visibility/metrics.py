@@ -1,4 +1,4 @@
-"""What Airflow's metrics (statsd, OpenTelemetry) are told of a window. The names are documented in docs/monitoring.md."""
+"""Airflow's metrics (statsd, OpenTelemetry) of a window. The names are documented in docs/monitoring.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX = "kafka_spark.window."
 
 
 def values(report: Mapping[str, Any]) -> dict[str, float]:
-    """Name -> value of every metric that a report, as JSON, has something to say of."""
+    """Return the metrics of a report, given as JSON: name -> value."""
     found: dict[str, float] = {
         name: report[name]
         for name in ("records_read", "records_written", "records_deleted", "records_ignored", "records_rejected", "bytes", "rate")
@@ -31,7 +31,7 @@ def values(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def emit(report: Mapping[str, Any]) -> None:
-    """Tell them, each as a gauge tagged with its pipeline, and count the window. Never fails: no window is undone by a metric."""
+    """Send the metrics of a report, each as a gauge tagged with its pipeline, and count the window. Never raises."""
     try:
         from airflow.sdk.observability import stats
 
@@ -40,4 +40,4 @@ def emit(report: Mapping[str, Any]) -> None:
             stats.gauge(f"{PREFIX}{name}", value, tags=tags)
         stats.incr(f"{PREFIX}completed", tags=tags)
     except Exception as error:
-        log.warning("The metrics of window %s of %s were not told: %s", report.get("window"), report.get("pipeline"), error)
+        log.warning("The metrics of window %s of %s were not sent: %s", report.get("window"), report.get("pipeline"), error)

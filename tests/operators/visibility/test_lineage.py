@@ -8,8 +8,8 @@ import pytest
 
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
-from airflow_kafka_spark.operators.lineage import broker_of, dataset_of, lineage
-from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.operators.visibility.lineage import broker_of, dataset_of
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource, JdbcSource
 from airflow_kafka_spark.transforms import Filter
 from airflow_kafka_spark.windows.dead_letters import Captured
@@ -44,15 +44,17 @@ def test_a_cluster_is_named_by_its_first_broker(servers):
 
 
 def test_from_a_table_to_a_topic():
-    operator = SourceToKafkaOperator(task_id="t", source=JdbcSource("shop", "orders"), topic="orders", value=Json(), key="id")
-    told = lineage(operator)
+    operator = SourceToKafkaOperator(
+        task_id="t", source=JdbcSource("shop", "orders"), sink=KafkaSink(topic="orders", value=Json(), key="id")
+    )
+    told = operator.openlineage()
     assert [(d.namespace, d.name) for d in told.inputs] == [("postgres://db:5432", "shop.public.orders")]
     assert [(d.namespace, d.name) for d in told.outputs] == [("kafka://one:9093", "orders")]
     assert not told.run_facets
     window = Window("p", 1, (), "run", "2026-01-01T00:00:00Z")
     landed = (Landed("orders", 0, 5, 9, 4), Landed("orders", 1, 0, 2, 2))
     report = Report(window, records_read=6, records_written=6, published=landed, source="postgres://db:5432/shop/public/orders")
-    told = lineage(operator, window=window, report={**report.to_dict(), "published": [vars(part) for part in landed]})
+    told = operator.openlineage(window=window, report={**report.to_dict(), "published": [vars(part) for part in landed]})
     (written,) = told.outputs
     assert written.outputFacets["outputStatistics"].rowCount == 6
     assert written.outputFacets["kafkaSpark_offsets"].partitions == [
@@ -64,12 +66,12 @@ def test_from_a_table_to_a_topic():
 
 
 def test_between_topics():
-    operator = KafkaToKafkaOperator(task_id="t", topics=["a", "b"], group_id="g", topic="c")
-    told = lineage(operator)
+    operator = KafkaToKafkaOperator(task_id="t", topics=["a", "b"], group_id="g", sink=KafkaSink(topic="c"))
+    told = operator.openlineage()
     assert [d.name for d in told.inputs] == ["a", "b"]
     assert [d.name for d in told.outputs] == ["c"]
     window = Window("p", 1, (OffsetRange("a", 0, 3, 7), OffsetRange("b", 0, 0, 0)), "run", "2026-01-01T00:00:00Z")
-    told = lineage(operator, window=window)
+    told = operator.openlineage(window=window)
     assert told.inputs[0].inputFacets["kafkaSpark_offsets"].partitions == [{"partition": 0, "start": 3, "end": 7}]
     assert told.run_facets["kafkaSpark_window"].window == "0000000001"
 
@@ -79,11 +81,11 @@ def test_other_sinks_of_a_window_are_outputs_too():
     sink = FilesSink("/data/out")
     operator = KafkaToSinkOperator(task_id="t", topics="a", group_id="g", value=Json(), sink=sink, transforms=transforms)
     report = Report(Window("p", 1, (), "run", ""), records_written=6, captured=(Captured(0, "rare", "file:///data/rare", 4, ""),))
-    told = lineage(operator, window=report.window, report=report.to_dict())
+    told = operator.openlineage(window=report.window, report=report.to_dict())
     assert [(d.name, d.outputFacets["outputStatistics"].rowCount) for d in told.outputs] == [("/data/out", 6), ("/data/rare", 4)]
-    assert [d.name for d in lineage(operator).outputs] == ["/data/out", "/data/rare"]
+    assert [d.name for d in operator.openlineage().outputs] == ["/data/out", "/data/rare"]
 
 
 def test_from_files():
-    operator = SourceToKafkaOperator(task_id="t", source=FilesSource("/data/in", "json"), topic="t", value=Json())
-    assert [(d.namespace, d.name) for d in lineage(operator).inputs] == [("file", "/data/in")]
+    operator = SourceToKafkaOperator(task_id="t", source=FilesSource("/data/in", "json"), sink=KafkaSink(topic="t", value=Json()))
+    assert [(d.namespace, d.name) for d in operator.openlineage().inputs] == [("file", "/data/in")]

@@ -1,7 +1,7 @@
 """Links beside a task in Airflow's UI: its window, its topic, its table, its dead letters, Spark.
 
-Airflow takes links from XCom, and asks an operator for them once it has ended. So that they are there while a task runs, and
-after it was killed, they are pushed as soon as they are known.
+Airflow takes links from XCom, and asks an operator for them when it has ended. They are pushed as soon as they are known, so that
+they also show while a task runs, and after it was killed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SECTION = "kafka_spark"
-"""Of Airflow's configuration."""
+"""The section of Airflow's configuration."""
 
 
 class KnownLink(BaseOperatorLink):
-    """A link whose address the operator has found out while it ran; without one, Airflow shows no button."""
+    """A link whose address the operator finds while it runs; without one, Airflow shows no button."""
 
     name = ""
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The address; empty where there is none."""
+        """Return the address; empty without one."""
         links: Links | None = getattr(operator, "links", None)
         return links.known.get(self.xcom_key, "") if links is not None else ""
 
@@ -42,13 +42,13 @@ class WindowLink(KnownLink):
 
 
 class TopicLink(KnownLink):
-    """The topic that is read or published to, in whatever ``[kafka_spark] topic_url`` leads to."""
+    """The topic that is read or published to, in the tool that ``[kafka_spark] topic_url`` names."""
 
     name = "Topic"
 
 
 class TableLink(KnownLink):
-    """What the other end of the window is, in whatever ``[kafka_spark] table_url`` leads to."""
+    """The table or directory at the other end of the window, in the tool that ``[kafka_spark] table_url`` names."""
 
     name = "Table"
 
@@ -73,17 +73,17 @@ class Links:
 
     Guarantee: a link that cannot be made or pushed fails nothing.
 
-    :param ti: pushes XComs; None where nobody can.
+    :param ti: the task instance, which pushes XComs; None without one.
     """
 
     def __init__(self, ti: Any = None) -> None:
         self._push = getattr(ti, "xcom_push", None)
         self.known: dict[str, str] = {}
 
-    def tell(self, link: type[KnownLink], url: str | None) -> None:
+    def show(self, link: type[KnownLink], url: str | None) -> None:
         """Show a link from now on.
 
-        :param url: its address; nothing happens without one.
+        :param url: its address; None or empty shows nothing.
         """
         key = link().xcom_key
         if not url or self.known.get(key) == url:
@@ -93,21 +93,21 @@ class Links:
             if self._push is not None:
                 self._push(key=key, value=url)
         except Exception as error:
-            log.warning("The link `%s` was not told: %s", link.name, error)
+            log.warning("The link `%s` was not pushed: %s", link.name, error)
 
 
 def of_pipeline(context: Mapping[str, Any], kafka_conn_id: str, ledger_topic: str, pipeline: str) -> Links:
-    """The links of a task that has to do with a pipeline, and moves no window of it."""
+    """Return the links of a task that concerns a pipeline, and moves no window of it."""
     found = Links(context.get("ti"))
     try:
-        found.tell(WindowLink, pipeline_page(kafka_conn_id, ledger_topic, pipeline))
+        found.show(WindowLink, pipeline_page(kafka_conn_id, ledger_topic, pipeline))
     except Exception as error:
         log.debug("No link: %s", error)
     return found
 
 
 def pipeline_page(kafka_conn_id: str, ledger_topic: str, pipeline: str, window: str | None = None) -> str:
-    """The address of a pipeline's page, or of one of its windows there: absolute where Airflow's ``[api] base_url`` is set.
+    """Return the address of a pipeline's page, or of one of its windows; absolute if Airflow's ``[api] base_url`` is set.
 
     :param window: a window's number, or the name of its data interval.
     """
@@ -119,12 +119,12 @@ def pipeline_page(kafka_conn_id: str, ledger_topic: str, pipeline: str, window: 
 
 
 def topic_page(kafka_conn_id: str, topic: str) -> str | None:
-    """The address of a topic by ``[kafka_spark] topic_url``, None where that is not set."""
+    """Return the address of a topic by ``[kafka_spark] topic_url``; None if that is not set."""
     return filled("topic_url", {"topic": topic, "connection": kafka_conn_id})
 
 
 def table_page(uri: str) -> str | None:
-    """The address of a table or a directory by ``[kafka_spark] table_url``, None where that is not set.
+    """Return the address of a table or a directory by ``[kafka_spark] table_url``; None if that is not set.
 
     :param uri: as ``postgres://host:5432/db/schema/table``; it has no credentials.
     """
@@ -144,7 +144,7 @@ def table_page(uri: str) -> str | None:
 
 
 def spark_page(session: SparkSession) -> str | None:
-    """Where Spark shows this session: its history server, or its own UI; None where it has neither.
+    """Return the address of a session in Spark's history server, or of its own UI; None if it has neither.
 
     :param session: a session whose driver runs here.
     """
@@ -156,8 +156,7 @@ def spark_page(session: SparkSession) -> str | None:
 
 
 def filled(option: str, values: Mapping[str, str]) -> str | None:
-    """A template of the configuration with its ``{placeholders}`` filled in, each quoted as part of a URL; None where it is not
-    set."""
+    """Return an option of the configuration with its ``{placeholders}`` filled in, quoted for a URL; None if it is not set."""
     url = str(conf.get(SECTION, option, fallback="") or "")
     for name, value in values.items():
         url = url.replace(f"{{{name}}}", urllib.parse.quote(value, safe=""))

@@ -1,4 +1,4 @@
-"""How far a task's window is, where others can see it: in Airflow's task state store, while the task runs."""
+"""The progress of a task's window, published in Airflow's task state store while the task runs."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEY = "kafka_spark.progress"
-"""Of the task state store."""
+"""The key in the task state store."""
 
 PAUSE_SECONDS = 30.0
-"""For so long a store is left alone that has just failed."""
+"""After a failure the store is not used for this time."""
 
 Step = Literal["plan", "move", "commit", "close"]
 
 
 class Progress:
-    """Tells the task state store of Airflow 3.3 and later how far a window is: at each step, and about every two seconds while
-    its Spark job runs. An older Airflow has no store, and nothing is told.
+    """Publishes the progress of a window in the task state store of Airflow 3.3 and later: at each step, and about every two
+    seconds while its Spark job runs. An older Airflow has no store, and nothing is published.
 
-    Guarantee: a store that fails never fails the window; it is left alone for half a minute.
+    Guarantee: a store that fails never fails the window; it is not used for half a minute.
 
-    It is a :class:`~airflow_kafka_spark.road.watch.Follower` of the window's job. That calls from a thread of its own, while the
-    task's own thread waits for Spark; a task's channel to its supervisor has a lock besides.
+    It is a :class:`~airflow_kafka_spark.road.watch.Follower` of the window's job. Its methods are called by a thread of the job,
+    while the task's own thread waits for Spark. A task's channel to its supervisor has a lock.
 
-    :param store: ``context["task_state_store"]``; None where there is none.
-    :param on_session: is given the session of the job before that starts.
+    :param store: ``context["task_state_store"]``; None without one.
+    :param on_session: called with the session of the job before that starts.
     """
 
     def __init__(self, store: Any = None, on_session: Callable[[SparkSession], None] | None = None) -> None:
@@ -48,19 +48,19 @@ class Progress:
         self._again = 0.0
 
     def begin(self, window: Window) -> None:
-        """A window is planned, or taken up again."""
+        """Begin a window that is planned, or taken up again."""
         self._window, self._step, self._started_at = window, "plan", time.time()
         self._splits, self._done = _splits(window), 0
-        self._tell()
+        self._publish()
 
     def step(self, step: Step) -> None:
-        """The window's next step begins."""
+        """Begin the window's next step."""
         self._step = step
         if step == "close":
             self._done = self._splits
-        self._tell()
+        self._publish()
 
-    # --- of its job ---
+    # --- called by the job ---
 
     def begun(self, session: SparkSession) -> None:
         if self._on_session is not None:
@@ -70,7 +70,7 @@ class Progress:
         # An attempt before this one may have published some of the splits: then the job has the others only.
         self._splits = max(self._splits, tasks)
         self._done = min(self._splits - tasks + finished, self._splits)
-        self._tell()
+        self._publish()
 
     def done(self) -> None:
         self._done = self._splits
@@ -79,10 +79,10 @@ class Progress:
     # --- the store ---
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON: what the store is told.
+        """Return the progress as JSON.
 
-        ``records_total`` is how many the window has at most; 0 where a source has not counted its rows. ``records_done`` is the
-        share of them in splits that are finished.
+        ``records_total`` is the largest number of records that the window may have; 0 if a source has not counted its rows.
+        ``records_done`` is the share of them in splits that are finished.
         """
         window = self._window
         assert window is not None
@@ -100,23 +100,23 @@ class Progress:
             "step": self._step,
         }
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         if self._store is None or self._window is None or time.monotonic() < self._again:
             return
         try:
             self._store.set(KEY, self.to_dict())
         except Exception as error:
             self._again = time.monotonic() + PAUSE_SECONDS
-            log.warning("The progress of window %s was not told, which does it no harm: %s", self._window, error)
+            log.warning("The progress of window %s was not published, which does it no harm: %s", self._window, error)
 
 
 def window_name(window: Window) -> str:
-    """What a window goes by on the pages: its number, or its data interval."""
+    """Return the name of a window on the pages: its number, or its data interval."""
     return Interval.of_ms(*window.interval).name if window.interval else str(window.number)
 
 
 def store_of(context: Mapping[str, Any]) -> Any:
-    """The task state store, None where Airflow has none (before 3.3)."""
+    """Return the task state store; None if Airflow has none (before 3.3)."""
     try:
         return context.get("task_state_store")
     except Exception:
@@ -124,7 +124,7 @@ def store_of(context: Mapping[str, Any]) -> Any:
 
 
 def _splits(window: Window) -> int:
-    """How many there are, as far as the window tells; else the job will: they depend on the sink."""
+    """Return the number of splits, as far as the window has it; else 0: the job will report it, since it depends on the sink."""
     if window.source is not None:
         return len(window.source.splits)
     return sum(1 for r in window.ranges if r.span) if window.target is not None else 0

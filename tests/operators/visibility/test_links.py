@@ -8,9 +8,17 @@ import pytest
 
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, PipelineOffsetsOperator
-from airflow_kafka_spark.operators.links import ALL, Links, TopicLink, WindowLink, pipeline_page, table_page, topic_page
+from airflow_kafka_spark.operators.visibility.links import (
+    ALL,
+    Links,
+    TopicLink,
+    WindowLink,
+    pipeline_page,
+    table_page,
+    topic_page,
+)
 from airflow_kafka_spark.provider_info import get_provider_info
-from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 
 
 @pytest.fixture
@@ -41,7 +49,7 @@ def test_a_page_of_a_pipeline_begins_with_airflows_own_address(set_option):
 
 def test_every_operator_has_its_links_and_airflow_knows_each():
     window = KafkaToSinkOperator(task_id="w", topics="t", group_id="g", value=Raw(), sink=FilesSink("/tmp/x"))
-    relay = KafkaToKafkaOperator(task_id="r", topics="t", group_id="g", topic="u")
+    relay = KafkaToKafkaOperator(task_id="r", topics="t", group_id="g", sink=KafkaSink(topic="u"))
     offsets = PipelineOffsetsOperator(task_id="o", pipeline="p")
     assert [link.name for link in window.operator_extra_links] == [link.name for link in relay.operator_extra_links]
     assert [link.name for link in window.operator_extra_links] == ["Window", "Topic", "Table", "Dead letters", "Spark UI"]
@@ -58,7 +66,7 @@ def test_a_link_that_cannot_be_pushed_fails_nothing(caplog):
         raise OSError("no supervisor")
 
     links = Links(SimpleNamespace(xcom_push=refuse))
-    links.tell(TopicLink, "http://t")
-    links.tell(WindowLink, None)
+    links.show(TopicLink, "http://t")
+    links.show(WindowLink, None)
     assert links.known == {TopicLink().xcom_key: "http://t"}
-    assert "The link `Topic` was not told: no supervisor" in caplog.text
+    assert "The link `Topic` was not pushed: no supervisor" in caplog.text

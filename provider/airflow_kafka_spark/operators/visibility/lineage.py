@@ -1,68 +1,101 @@
-"""What OpenLineage is told of a window: topics and tables by the names its specification gives them, offsets and counts.
+"""The lineage of a window: topics and tables by the names of OpenLineage's specification, with offsets and counts.
 
-Only OpenLineage's own provider asks for this, so only then is anything of it imported. It asks in a process of its own, forked
+Only OpenLineage's provider asks for it; nothing of OpenLineage is imported before. It asks in a process of its own, forked
 off the task's: nothing here may use a client of Kafka or a session of Spark, which do not live on in a fork.
 """
 
 from __future__ import annotations
 
-import logging
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+from airflow_kafka_spark.sources.base import RowSource
 from airflow_kafka_spark.windows.instants import iso
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from airflow.providers.openlineage.extractors import OperatorLineage
 
     from airflow_kafka_spark.windows.model import Window
 
-log = logging.getLogger(__name__)
-
 OFFSETS, WINDOW = "kafkaSpark_offsets", "kafkaSpark_window"
-"""Facets of our own: of a topic, and of the run."""
+"""Facets of this provider: of a topic, and of the run."""
 
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "postgresql": "postgres", "mariadb": "mysql"}
 
 
-def lineage(
-    operator: Any, *, window: Window | None = None, report: Mapping[str, Any] | None = None, with_schema: bool = False
-) -> OperatorLineage:
-    """Inputs, outputs and facets of a window's task.
+@dataclass(frozen=True)
+class Dataflow:
+    """What a task reads and writes.
 
-    :param operator: a :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
+    :param sinks: where rows go, the operator's own sink first.
+    :param topics: the topics that are read, as far as their names are known.
+    :param source: where rows are read that do not come from Kafka.
+    :param dead_letter_topic: where bad records go.
+    """
+
+    sinks: tuple[Sink | KafkaSink, ...]
+    topics: tuple[str, ...] = ()
+    source: RowSource | None = None
+    dead_letter_topic: str | None = None
+
+    @property
+    def topic(self) -> str | None:
+        """The topic that is read, or else published to; None for a pattern or a column of topics."""
+        written = [sink.topic for sink in self.sinks if isinstance(sink, KafkaSink) and self.source is not None]
+        return next((topic for topic in (*self.topics, *written) if topic), None)
+
+    @property
+    def other_end(self) -> str:
+        """The URI of the end of the window that :attr:`topic` is not."""
+        return self.source.uri if self.source is not None else self.sinks[0].uri
+
+
+def lineage(
+    flow: Dataflow,
+    bootstrap_servers: str,
+    *,
+    window: Window | None = None,
+    report: Mapping[str, Any] | None = None,
+    schema: pa.Schema | None = None,
+) -> OperatorLineage:
+    """Return inputs, outputs and facets of a window's task.
+
+    :param flow: what the task reads and writes.
+    :param bootstrap_servers: the addresses of the brokers.
     :param window: the window, as far as one is planned.
     :param report: its report, once it is complete.
-    :param with_schema: tell the columns of a sink's table too.
+    :param schema: the columns of the sink's table, where they are known.
     """
     from airflow.providers.openlineage.extractors import OperatorLineage
 
-    broker = broker_of(str(operator.kafka.config["bootstrap.servers"]))
-    source = getattr(operator, "source", None)
-    if source is not None:
-        inputs = [_input(dataset_of((report or {}).get("source") or source.uri), report)]
+    broker = broker_of(bootstrap_servers)
+    if flow.source is not None:
+        inputs = [_input(dataset_of((report or {}).get("source") or flow.source.uri), report)]
     else:
         ranges = _ranges(window, report)
-        topics = sorted({r["topic"] for r in ranges}) or list(operator.subscription.topics)
+        topics = sorted({r["topic"] for r in ranges}) or list(flow.topics)
         inputs = [_topic_read(broker, topic, ranges, report) for topic in topics]
-    outputs = _written(operator, broker, report, with_schema)
+    outputs = _written(flow, broker, report, schema)
     run_facets = {WINDOW: _facets()["run"](**_window_facts(window, report))} if window or report else {}
     return OperatorLineage(inputs=inputs, outputs=outputs, run_facets=run_facets)
 
 
 def broker_of(bootstrap_servers: str) -> str:
-    """The namespace of a cluster's topics: its first bootstrap server, as ``kafka://host:port``."""
+    """Return the namespace of a cluster's topics: its first bootstrap server, as ``kafka://host:port``."""
     first = bootstrap_servers.split(",")[0].strip().rpartition("://")[2]
     return f"kafka://{first}" if first.rpartition(":")[2].isdecimal() else f"kafka://{first}:9092"
 
 
 def dataset_of(uri: str) -> tuple[str, str]:
-    """Namespace and name, as OpenLineage's specification has them for each system.
+    """Return namespace and name, as OpenLineage's specification has them for each system.
 
-    :param uri: as sources and sinks tell it: ``postgres://host:port/db/schema/table``, ``file:///path``, ``s3a://bucket/path``.
+    :param uri: the URI of a source or a sink: ``postgres://host:port/db/schema/table``, ``file:///path``, ``s3a://bucket/path``.
     """
     parts = urllib.parse.urlsplit(uri)
     scheme, path = _SCHEMES.get(parts.scheme, parts.scheme), urllib.parse.unquote(parts.path)
@@ -82,10 +115,10 @@ def _ranges(window: Window | None, report: Mapping[str, Any] | None) -> list[dic
 
 
 def _window_facts(window: Window | None, report: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the run's facet tells: the window's name, and what became of it."""
-    told = report or {}
+    """Return the fields of the run's facet: the window's name and its results."""
+    reported = report or {}
     facts: dict[str, Any] = {
-        name: told.get(name)
+        name: reported.get(name)
         for name in (
             "records_read", "records_written", "records_deleted", "records_rejected", "gaps", "guarantee", "attempts",
             "planned_at", "completed_at",
@@ -118,7 +151,7 @@ def _input(dataset: tuple[str, str], report: Mapping[str, Any] | None) -> Any:
 
 
 def _statistics(rows: int) -> dict[str, Any]:
-    """Of what was read; none with an OpenLineage that has no such facet."""
+    """Return the facet of a number of rows that were read; none if OpenLineage has no such facet."""
     try:
         from openlineage.client.facet_v2 import input_statistics_input_dataset as facet
     except ImportError:
@@ -126,22 +159,22 @@ def _statistics(rows: int) -> dict[str, Any]:
     return {"inputStatistics": facet.InputStatisticsInputDatasetFacet(rowCount=rows)}
 
 
-def _written(operator: Any, broker: str, report: Mapping[str, Any] | None, with_schema: bool) -> list[Any]:
-    letters = getattr(operator, "errors_deadletterqueue_topic_name", None)
+def _written(flow: Dataflow, broker: str, report: Mapping[str, Any] | None, schema: pa.Schema | None) -> list[Any]:
+    own, *others = flow.sinks
     outputs = []
-    if isinstance(operator.sink, KafkaSink):
+    if isinstance(own, KafkaSink):
         landed = list((report or {}).get("published", ()))
-        topics = sorted({part["topic"] for part in landed}) or [str(t) for t in [operator.sink.topic] if t]
+        topics = sorted({part["topic"] for part in landed}) or [str(t) for t in [own.topic] if t]
         outputs += [_topic_written(broker, topic, landed, report is not None) for topic in topics]
     else:
-        namespace, name = dataset_of((report or {}).get("sink") or operator.sink.uri)
+        namespace, name = dataset_of((report or {}).get("sink") or own.uri)
         rows = None if report is None else report["records_written"]
-        outputs.append(_output(namespace, name, rows, {}, _schema(operator) if with_schema else {}))
-        counts = {part["sink"]: part["records"] for part in (report or {}).get("captured", ())}
-        others = [sink.uri for sink in getattr(operator, "other_sinks", ())]
-        outputs += [_output(*dataset_of(uri), counts.get(uri, 0) if report is not None else None, {}, {}) for uri in others]
-    if letters:
-        outputs.append(_topic_written(broker, str(letters), list((report or {}).get("dead_letters", ())), report is not None))
+        outputs.append(_output(namespace, name, rows, {}, _schema(schema) if schema is not None else {}))
+    counts = {part["sink"]: part["records"] for part in (report or {}).get("captured", ())}
+    uris = [sink.uri for sink in others]
+    outputs += [_output(*dataset_of(uri), counts.get(uri, 0) if report is not None else None, {}, {}) for uri in uris]
+    if letters := flow.dead_letter_topic:
+        outputs.append(_topic_written(broker, letters, list((report or {}).get("dead_letters", ())), report is not None))
     return outputs
 
 
@@ -161,40 +194,35 @@ def _output(namespace: str, name: str, rows: int | None, output_facets: dict[str
     return OutputDataset(namespace=namespace, name=name, facets=facets, outputFacets=output_facets)
 
 
-def _schema(operator: Any) -> dict[str, Any]:
-    """The columns that a sink was given. They were found out when the window was validated, so nobody is asked for them."""
+def _schema(columns: pa.Schema) -> dict[str, Any]:
+    """Return the facet of a table's columns."""
     from openlineage.client.facet_v2 import schema_dataset
 
-    try:
-        columns = operator.shape(operator.run_now).schema
-    except Exception as error:
-        log.debug("No columns for OpenLineage: %s", error)
-        return {}
     fields = [schema_dataset.SchemaDatasetFacetFields(name=column.name, type=str(column.type)) for column in columns]
     return {"schema": schema_dataset.SchemaDatasetFacet(fields=fields)}
 
 
 @cache
 def _facets() -> dict[str, Any]:
-    """The classes of our own facets: OpenLineage makes facets of classes, and is imported only here."""
+    """Return the classes of this provider's facets. OpenLineage is imported only when they are needed."""
     import attr
     from openlineage.client.generated.base import InputDatasetFacet, OutputDatasetFacet, RunFacet
 
     @attr.define
     class KafkaOffsetsInputDatasetFacet(InputDatasetFacet):
-        """Per partition: what was read, ``[start, end)``, and how many records that were."""
+        """Per partition: the offsets that were read, ``[start, end)``, and the number of records."""
 
         partitions: list[dict[str, Any]] = attr.field(factory=list)
 
     @attr.define
     class KafkaOffsetsOutputDatasetFacet(OutputDatasetFacet):
-        """Per partition: the first and the last offset that were written, and how many records."""
+        """Per partition: the first and the last offset that were written, and the number of records."""
 
         partitions: list[dict[str, Any]] = attr.field(factory=list)
 
     @attr.define
     class KafkaSparkWindowRunFacet(RunFacet):
-        """The window: its name, and what became of it."""
+        """The window's name and results."""
 
         pipeline: str = attr.field(default="")
         window: str = attr.field(default="")

@@ -1,9 +1,9 @@
-"""What becomes of bad records: Connect's ``errors.tolerance`` and dead letter queue (KIP-298), as arguments of an operator."""
+"""Bad records: Connect's ``errors.tolerance`` and dead letter queue (KIP-298) as options of an operator."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
@@ -25,15 +25,16 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class ErrorOptions:
-    """How an operator deals with records that are bad.
+    """How an operator treats bad records.
 
-    :param tolerance: ``none`` (default): a bad record fails the window, and nothing of it is committed; ``all``: the others are
-        committed without it.
-    :param topic: with ``all``, where bad records go (``errors_deadletterqueue_topic_name``).
-    :param replication_factor: of that topic, should it have to be created; -1 is the brokers' default.
-    :param context_headers: whether they carry headers that say where they come from and what is wrong with them.
-    :param skip: with ``all`` and without a topic: bad records are left out for good, and only counted.
-    :param most: how many of a window may be bad: a number, or a share of its records below 1; None: any.
+    :param tolerance: ``none`` (default): a bad record fails the window, and nothing of it is committed; ``all``: the other
+        records are committed.
+    :param topic: with ``all``, the topic that bad records go to (``errors_deadletterqueue_topic_name``); default None.
+    :param replication_factor: of the topic if it is created; default -1, the brokers' default.
+    :param context_headers: True (default): dead letters carry headers with their origin and their error.
+    :param skip: with ``all`` and without a topic: bad records are only counted, and lost; default False.
+    :param most: how many records of a window may be bad (``max_errors``): a number, or a share of its records below 1; None
+        (default): any.
     """
 
     tolerance: Literal["none", "all"] = "none"
@@ -43,6 +44,11 @@ class ErrorOptions:
     skip: bool = False
     most: int | float | None = None
 
+    def __post_init__(self) -> None:
+        # A template may render to an empty text.
+        if self.topic == "":
+            object.__setattr__(self, "topic", None)
+
     @property
     def tolerates(self) -> bool:
         return self.tolerance == "all"
@@ -50,7 +56,7 @@ class ErrorOptions:
     # --- validate ---
 
     def problems(self) -> list[Problem]:
-        """What is wrong with them, without asking anybody."""
+        """Return what is wrong with these options, without asking a server."""
         if self.tolerance not in ("none", "all"):
             return [Problem("errors_tolerance", f"`{self.tolerance}` is not one of none, all")]
         if not self.tolerates:
@@ -60,13 +66,13 @@ class ErrorOptions:
         return [*self._switch_problems(), *self._topic_problems(), *self._limit_problems()]
 
     def too_many(self, count: int, records: int) -> bool:
-        """Whether more of a window's records are bad than may be. A share is exact: 29 of 100 are not more than 0.29."""
+        """Return True if more records of a window are bad than may be. A share is exact: 29 of 100 are not more than 0.29."""
         if self.most is None:
             return False
         return count > (self.most if isinstance(self.most, int) else Decimal(repr(float(self.most))) * records)
 
     def _switch_problems(self) -> list[Problem]:
-        """A text would count as True, whatever it says."""
+        """Return switches that are not booleans: a text would always count as True."""
         given = {"errors_deadletterqueue_context_headers_enable": self.context_headers, "errors_skip": self.skip}
         return [Problem(n, f"`{v!r}` is neither True nor False") for n, v in given.items() if not isinstance(v, bool)]
 
@@ -94,7 +100,7 @@ class ErrorOptions:
         return []
 
     def server_problems(self, hook: KafkaHook, read: Sequence[str]) -> list[Problem]:
-        """What the brokers say.
+        """Return what is wrong with the dead letter topic, as the brokers see it.
 
         :param read: the topics that are read, and the ledger.
         """
@@ -105,10 +111,10 @@ class ErrorOptions:
     # --- move ---
 
     def accept(self, window: Window, results: Sequence[SplitResult], *, by_split: bool = False) -> None:
-        """Say what is bad.
+        """Log the bad records of a window, or fail it if there are too many.
 
-        :param by_split: whether splits without bad records are committed by themselves, and may be there.
-        :raises TooManyBadRecords: it is more than is tolerated.
+        :param by_split: True if splits without bad records are committed by themselves, and may be committed already.
+        :raises TooManyBadRecords: there are more than ``max_errors``.
         """
         count, records = sum(r.rejected for r in results), sum(r.records for r in results)
         if not count:
@@ -127,9 +133,9 @@ class ErrorOptions:
         )
 
     def dead_letters(self, hook: KafkaHook, pipeline: str, classes: Mapping[str, str]) -> DeadLetterTopic | None:
-        """Where bad records go; None where they do not.
+        """Return the dead letter topic; None without one.
 
-        :param classes: the class of the converters, by stage.
+        :param classes: the class that a record failed at, by stage.
         """
         if not self.tolerates or not self.topic:
             return None
@@ -140,7 +146,7 @@ class ErrorOptions:
         return DeadLetterTopic(hook, self.topic, self.replication_factor, envelope)
 
     def in_tasks(self, topic: DeadLetterTopic | None, ledger: Ledger) -> Tolerance | None:
-        """What the tasks of a window do with them."""
+        """Return what the tasks of a window do with bad records; None if those fail the window."""
         from airflow_kafka_spark.road.tolerance import Tolerance
 
         if not self.tolerates:
@@ -149,10 +155,10 @@ class ErrorOptions:
 
 
 def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str], what: str = "letters") -> list[Problem]:
-    """Why records cannot be set aside in a topic.
+    """Return why records cannot be sent to a topic.
 
-    :param where: the argument that names it.
-    :param taken: topics that it must not be: those that are read, and the ledger.
+    :param where: the argument that names the topic.
+    :param taken: the topics that it must not be: those that are read, and the ledger.
     :param what: the records, for the message.
     """
     if not isinstance(topic, str) or not TOPIC_NAME.fullmatch(topic):
@@ -175,22 +181,51 @@ def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str]
     return []
 
 
-def refuse_forgotten(window: Window, known: DeadLetters | None, *, buries: bool, routes: bool) -> None:
-    """An earlier attempt at the window may have sent records to topics: this one has to leave them out, which it only does with
-    the same options.
+def refuse_forgotten(window: Window, known: DeadLetters | None, *, has_dead_letters: bool, has_routes: bool) -> None:
+    """Refuse a window whose earlier attempt has sent records to topics, if this attempt would move them again: it leaves them out
+    only with the same options.
 
-    :param known: what was sent.
-    :param buries: whether there still is a dead letter topic.
-    :param routes: whether a transform still routes.
-    :raises ValidationError: it was to forget them.
+    :param known: the records that were sent.
+    :param has_dead_letters: True if there still is a dead letter topic.
+    :param has_routes: True if a transform still routes to a topic.
+    :raises ValidationError: this attempt would not leave them out.
     """
     problems = []
-    if known and known.sent(window.replay) and not buries:
+    if known and known.sent(window.replay) and not has_dead_letters:
         found = f"an earlier attempt at window {window} has sent bad records to topic `{known.topic}`"
         action = "Keep a dead letter topic until this window is complete"
         problems.append(Problem("errors_deadletterqueue_topic_name", found, action))
-    if known and known.routed(window.replay) and not routes:
+    if known and known.routed(window.replay) and not has_routes:
         found = f"an earlier attempt at window {window} has sent records elsewhere by a Filter with `to`"
         problems.append(Problem("transforms", found, "Keep such a Filter until this window is complete"))
     if problems:
         raise ValidationError(problems)
+
+
+def route_problems(
+    hook: KafkaHook, routes: Mapping[str, str], errors: ErrorOptions, taken: Callable[[str], Sequence[str]]
+) -> list[Problem]:
+    """Return why records cannot be sent to the topics that a ``Filter`` names.
+
+    :param routes: these topics, by the argument that names each.
+    :param taken: returns the topics that a topic must not be.
+    """
+    problems = []
+    for where, topic in routes.items():
+        if topic == errors.topic and errors.tolerates:
+            problems.append(Problem(where, f"`{topic}` is the dead letter topic, too", "Name another topic"))
+        else:
+            problems += topic_problems(hook, where, topic, taken(topic), "records")
+    return problems
+
+
+def target_problems(target: str | None, errors: ErrorOptions, routes: Mapping[str, str], what: str = "records") -> list[Problem]:
+    """Return dead letter and routing topics that are the topic of the good records, too.
+
+    :param target: the topic of the good records.
+    :param routes: the topics that transforms send records to, by the argument that names each.
+    :param what: the word for records in the message.
+    """
+    aside = {"errors_deadletterqueue_topic_name": errors.topic, **routes}
+    found = f"`{target}` is where good {what} go"
+    return [Problem(where, found, "Name another topic") for where, topic in aside.items() if topic and topic == target]

@@ -1,21 +1,25 @@
-"""Offset control as a task: what a pipeline's next window is, and moving it, beside the DAG that runs it."""
+"""Control of a pipeline from a DAG: show, plan, reset, pause and the like; and the skip of tasks whose pipeline is paused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from airflow.providers.common.compat.sdk import BaseOperator
+from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.operators.links import Links, WindowLink, of_pipeline
-from airflow_kafka_spark.operators.run import Run
+from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, of_pipeline
 from airflow_kafka_spark.windows.bounds import ShiftBy, Written, parse_start, parse_stop, parse_target
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.ledger import Ledger
+
+log = logging.getLogger(__name__)
 
 Action = Literal["show", "plan", "reset", "windows", "forget", "pause", "resume", "skip", "rename", "rebind", "replay"]
 ACTIONS = get_args(Action)
@@ -23,11 +27,11 @@ CHANGES = ("reset", "forget", "pause", "resume", "skip", "rename", "rebind", "re
 
 
 class PipelineOffsetsOperator(BaseOperator):
-    """Show where a pipeline stands, what its next window would be and what it has moved; move it; or have it forgotten.
+    """Show the position of a pipeline, its next window and its past ones; move, pause, rename or forget the pipeline.
 
-    As KIP-875 has it for connectors. ``show``, ``plan`` and ``windows`` disturb nobody, nor do ``pause``, ``resume`` and
-    ``replay``. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while somebody may be at work on it. Each
-    change is a record in the ledger with who and why. No Spark is started.
+    It is for pipelines what KIP-875 is for connectors. ``show``, ``plan`` and ``windows`` disturb nobody, nor do ``pause``,
+    ``resume`` and ``replay``. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while an attempt may be at
+    work on it. Each change is a record in the ledger with who and why. No Spark is started.
 
     :param action: ``show`` (default), ``plan``, ``windows``, ``reset``, ``forget``, ``pause``, ``resume``, ``skip`` (gives up the
         open window, or else what waits), ``rename`` (lets it go on under another name), ``rebind`` (lets the next run go
@@ -46,13 +50,17 @@ class PipelineOffsetsOperator(BaseOperator):
     :param dry_run: of every change: say what would happen, and change nothing.
     :param not_running: of ``skip`` and ``rebind``: nobody is at work on the open window; without that it is not given up, or sent
         elsewhere.
-    :param window: of ``replay``: the window's number; or ``interval``, the data interval's name.
+    :param window: of ``replay``: the window's number; or give ``interval``.
+    :param interval: of ``replay``: the name of the window's data interval.
     :param topics: of ``plan``: what it subscribes to; empty (default) is what it has read.
-    :param starting_offsets: of ``plan``: as the pipeline's operator has it; so are ``ending_offsets``, ``max_records`` and
-        ``data_loss``.
+    :param starting_offsets: of ``plan``: as the pipeline's operator has it; default None, committed offsets.
+    :param ending_offsets: of ``plan``: as the pipeline's operator has it; default None, the last stable offsets.
+    :param max_records: of ``plan``: as the pipeline's operator has it; default None, no limit.
+    :param data_loss: of ``plan``: as the pipeline's operator has it; default ``fail``.
     :param limit: of ``windows``: at most so many, default 20.
-    :param kafka_conn_id: connection of type ``kafka``.
-    :param ledger_topic: the topic that holds its ledger.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
+    :param ledger_topic: the topic that holds its ledger; default ``airflow-windows``.
+    :param kwargs: arguments of Airflow's ``BaseOperator``.
 
     :return: what was found or done, as JSON.
     """
@@ -264,7 +272,7 @@ class PipelineOffsetsOperator(BaseOperator):
         return KafkaHook(self.kafka_conn_id)
 
 
-def _tried(where: str, parse: Any) -> list[Problem]:
+def _tried(where: str, parse: Callable[[], object]) -> list[Problem]:
     try:
         parse()
     except ValueError as error:
@@ -273,7 +281,7 @@ def _tried(where: str, parse: Any) -> list[Problem]:
 
 
 def _whole(value: int | str | None) -> int | None:
-    """Templates render to text."""
+    """Return a number; a template renders to text."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -286,3 +294,36 @@ def _whole(value: int | str | None) -> int | None:
 
 def _several(value: str | Sequence[str]) -> list[str]:
     return [value] if isinstance(value, str) and value else list(value)
+
+
+def skip_paused(ledger: Ledger) -> None:
+    """Skip the task of a pipeline that is paused.
+
+    :raises AirflowSkipException: the pipeline is paused, as far as this ledger was read.
+    """
+    pause = ledger.whole.pause
+    if pause is None:
+        return
+    left = ledger.memory.open_entry
+    raise AirflowSkipException(
+        f"Pipeline `{ledger.family_name}` is paused since {pause.at}, by {pause.who}: {pause.why}. Nothing was moved. "
+        + (f"Window {left.window} stays as it was planned. " if left else "")
+        + "Resume it, in the UI or with `python -m airflow_kafka_spark resume`, and it goes on with the next run"
+        + ("; clear this task then: no other run moves its interval." if ledger.family_name != ledger.pipeline else ".")
+    )
+
+
+def skip_though_invalid(open_ledger: Callable[[], Ledger]) -> None:
+    """Skip the task of a paused pipeline whose validation has failed: the pipeline may have been paused for that reason.
+
+    :param open_ledger: returns the ledger, which is read without fencing.
+    :raises AirflowSkipException: the pipeline is paused.
+    """
+    try:
+        ledger = open_ledger()
+        ledger.peek()
+    except Exception:
+        # The validation error is raised in any case; an error here would only hide it.
+        log.debug("The ledger was not asked whether the pipeline is paused", exc_info=True)
+    else:
+        skip_paused(ledger)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_kafka_spark.operators.progress import KEY, Progress, store_of
+from airflow_kafka_spark.operators.visibility.progress import KEY, Progress, store_of
 from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, Target, Window
 
 RANGES = tuple(OffsetRange("t", p, 100, 200 if p else 100) for p in range(5))
@@ -61,7 +61,7 @@ def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while
         progress.told(finished, 9)
     progress.done()
     assert (store.asked, store.told) == (1, [])
-    assert caplog.text.count("was not told, which does it no harm: 404") == 1
+    assert caplog.text.count("was not published, which does it no harm: 404") == 1
 
 
 def test_without_a_store_nothing_is_told():
