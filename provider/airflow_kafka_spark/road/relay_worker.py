@@ -78,6 +78,7 @@ class ReadTask:
             self.patience,
             self.layout.wants_keys,
             with_messages=self.tolerance is not None and self.tolerance.keep,
+            epoch=split.epoch,
         )
         result, letters = SplitResult(split.index), Letters()
         try:

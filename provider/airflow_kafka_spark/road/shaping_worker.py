@@ -107,7 +107,7 @@ class RecordTask:
         keep = self.tolerance is not None and self.tolerance.keep
         headers = self._wants("headers", ORIGINAL["headers"])
         keys = self.key is not None or self._wants("key", ORIGINAL["key"])
-        reader = Reader(self.config, split.range, self.skip_lost, headers, self.patience, keys, with_messages=keep)
+        reader = Reader(self.config, split.range, self.skip_lost, headers, self.patience, keys, with_messages=keep, epoch=split.epoch)
         result, letters = SplitResult(split.index), Letters()
         try:
             for records in reader:

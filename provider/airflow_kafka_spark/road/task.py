@@ -70,6 +70,7 @@ class SplitTask:
                     self.patience,
                     self.layout.wants_keys,
                     with_messages=self.tolerance is not None and self.tolerance.keep,
+                    epoch=split.epoch,
                 )
                 yield self.run(split, reader, reader.gaps)
 

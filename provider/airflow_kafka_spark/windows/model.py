@@ -249,10 +249,13 @@ class Split:
 
     :param index: position among the window's splits, from 0; the same at every attempt.
     :param range: the offsets to read.
+    :param epoch: the leader epoch of the partition when the window's end was frozen: a record of the range that has a later one
+        was written after the log had been cut off. -1 where it is not known.
     """
 
     index: int
     range: OffsetRange
+    epoch: int = -1
 
 
 @dataclass(frozen=True)
