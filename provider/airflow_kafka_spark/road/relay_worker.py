@@ -21,7 +21,7 @@ from airflow_kafka_spark.sinks.dead_letters_worker import Letters
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
-from airflow_kafka_spark.windows.model import BadRecord, Split, SplitResult
+from airflow_kafka_spark.windows.model import BadRecord, PackedSplits, Split, SplitResult
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.columns import Layout
@@ -48,7 +48,7 @@ class ReadTask:
     :param tolerance: what becomes of bad records; None: with one of them the split cannot be published.
     """
 
-    splits: tuple[Split, ...]
+    splits: PackedSplits
     layout: Layout
     config: Mapping[str, Any] = field(repr=False)
     skip_lost: bool = False
@@ -135,7 +135,7 @@ class RelayTask:
     :param tolerance: and what becomes of records that cannot be written.
     """
 
-    splits: tuple[Split, ...]
+    splits: PackedSplits
     publisher: Publisher | None
     sorting: Sorting | None = None
     fitting: Fitting = field(default_factory=lambda: Fitting({}))

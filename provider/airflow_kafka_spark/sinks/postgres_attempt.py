@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ from airflow_kafka_spark.sinks.postgres_connection import Server, lock_key, pipe
 from airflow_kafka_spark.sinks.postgres_merge import Merge, Stage
 from airflow_kafka_spark.sinks.postgres_types import StageColumn, copies_directly, created_type, merge_column, stage_column
 from airflow_kafka_spark.sinks.postgres_windows import exists, recorded, refuse_conflict
-from airflow_kafka_spark.windows.model import Split, Window
+from airflow_kafka_spark.windows.model import Split, TopicPartition, Window
 
 if TYPE_CHECKING:
     import psycopg
@@ -114,9 +115,18 @@ class Attempt:
 
     def stage(self, split: int, table: str) -> Stage:
         """A registered stage, with the place of its partition among the window's."""
-        r = next(s.range for s in self.splits if s.index == split)
-        partitions = sorted({s.range.topic_partition for s in self.splits})
-        return Stage(str(Name(self.stage_schema, table)), r.topic, r.partition, partitions.index(r.topic_partition))
+        place = self._places[split]
+        return Stage(str(Name(self.stage_schema, table)), place.topic, place.partition, self._numbers[place])
+
+    @cached_property
+    def _places(self) -> dict[int, TopicPartition]:
+        """The partition of each split."""
+        return {split.index: split.range.topic_partition for split in self.splits}
+
+    @cached_property
+    def _numbers(self) -> dict[TopicPartition, int]:
+        """The place of each partition among the window's."""
+        return {place: number for number, place in enumerate(sorted(set(self._places.values())))}
 
 
 def application_name(key: str) -> str:
