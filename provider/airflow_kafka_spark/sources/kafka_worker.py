@@ -83,21 +83,21 @@ class Reader:
     Done when a record or the end of the partition is seen at or past ``end``: the last offsets of a range may be control records,
     which no consumer is ever handed.
 
-    Guarantee: no record is handed out that replaces one of the log that the range was planned with. All records below a frozen end
-    have the leader epoch of that moment or an earlier one, and whatever is written after an election, into the place of records
-    that an unclean one has cut off, has a later one. So each record proves by its own epoch that it is one of those planned, at
-    whatever moment of the reading the log was cut. (librdkafka compares epochs as well, but only of its position: when it is
-    assigned, and after an election. The end of the range, and records behind a cut that nobody is handed, are compared by the
-    driver before the window is committed.)
+    Guarantee: no record is handed out that was written in place of one that was planned. All records below a frozen end have the
+    leader epoch of that moment or an earlier one; whatever is written after an election, in place of records that an unclean one
+    has cut off, has a later one. So a record's own epoch shows that it was planned, at whatever moment the log was cut.
+    librdkafka compares the epoch of its position only, when it is assigned and after an election: with an epoch for the start it
+    would not see a cut behind that, and would ask the broker once per split. Records that are missing, with none in their place,
+    are the driver's affair, which compares the end of the range before the window is committed.
 
     :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka_config.consumer_config`).
     :param range: the offsets to read.
-    :param skip_lost: pass over records that were deleted meanwhile, or cut off, and note them in ``gaps``; else they are an error.
+    :param skip_lost: pass over records that were deleted or cut off meanwhile, and note them in ``gaps``; else they are an error.
     :param with_headers: whether headers are wanted.
     :param with_keys: whether keys are wanted.
     :param with_messages: whether the records themselves are kept, for :meth:`Records.original`.
     :param patience: seconds without any progress after which the broker is given up.
-    :param epoch: the leader epoch of the partition when the range was planned; -1 where it is not known: then nothing is compared.
+    :param epoch: the leader epoch of the partition when the range was planned; -1 (not known) compares nothing.
     """
 
     config: Mapping[str, Any] = field(repr=False)
