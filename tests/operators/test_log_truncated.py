@@ -254,7 +254,7 @@ def give_up(flow, error: LogTruncated) -> None:
     """The command that the error names."""
     assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 20, 10)
     with KafkaHook() as hook:
-        options = {"ledger_topic": f"ledger-{flow.name}", "discard_open": True}
+        options = {"ledger_topic": f"ledger-{flow.name}", "group_id": flow.name, "discard_open": True}
         reset(hook, flow.name, {flow.topic: {"0": error.end}}, why="read what is there now", **options)
 
 
@@ -286,7 +286,7 @@ def give_up_at_start(flow, error: LogTruncated) -> None:
     assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 20, 10)
     assert error.found_epoch > error.known_epoch >= 0
     with KafkaHook() as hook:
-        options = {"ledger_topic": f"ledger-{flow.name}", "discard_open": True}
+        options = {"ledger_topic": f"ledger-{flow.name}", "group_id": flow.name, "discard_open": True}
         reset(hook, flow.name, "earliest", why="nothing of it was moved", **options)
 
 
