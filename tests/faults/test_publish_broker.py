@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogTruncated, TransactionTimedOut
 from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
-from airflow_kafka_spark.sources.kafka_worker import Reader
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing._processes import wait_until
 from airflow_kafka_spark.windows.model import OffsetRange

@@ -20,8 +20,8 @@ from airflow_kafka_spark.hooks.pipeline_changes import reset
 from airflow_kafka_spark.hooks.pipeline_offsets import find
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
-from airflow_kafka_spark.sources.kafka import read_log
-from airflow_kafka_spark.sources.kafka_worker import Reader
+from airflow_kafka_spark.sources.kafka.tasks.read import Reader
+from airflow_kafka_spark.sources.kafka.topics import read_log
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.instants import instant_ms, iso
