@@ -13,10 +13,10 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.cli.commands import main
 from airflow_kafka_spark.cli.options import COMMANDS
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
-from airflow_kafka_spark.hooks.ledger_topic import TOPIC as LEDGER
-from airflow_kafka_spark.hooks.pipeline_offsets import log_of
+from airflow_kafka_spark.control.pipelines import log_of
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.topic import TOPIC as LEDGER
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
 from tests.support.oracle import wait_stable
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Producer
 
+from airflow_kafka_spark.control.replay import replay
+from airflow_kafka_spark.control.skip import skip
 from airflow_kafka_spark.errors import BadRecords, ValidationError
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger
-from airflow_kafka_spark.hooks.pipeline_replay import replay
-from airflow_kafka_spark.hooks.pipeline_skip import skip
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.sources.kafka import read_log
 from airflow_kafka_spark.windows.model import OffsetRange, State, Window

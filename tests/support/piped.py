@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
-from airflow_kafka_spark.hooks.pipeline_changes import reset
-from airflow_kafka_spark.hooks.pipeline_offsets import find, log_of
+from airflow_kafka_spark.control.pipelines import find, log_of
+from airflow_kafka_spark.control.reset import reset
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
 from tests.support.oracle import wait_stable

@@ -115,7 +115,7 @@ class Relay(Attempts):
         :param becomes: what is expected of a record, None where it is left out.
         :param found: what is compared of a record that is there.
         """
-        from airflow_kafka_spark.hooks.kafka import KafkaHook
+        from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
         settled(self.output, self.arguments["ledger_topic"])
         expected = [what for record in self.read(self.topic) if (what := becomes(record)) is not None]

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from airflow_kafka_spark.hooks.pipeline_changes import reset
+from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.ui import ledgers
 from airflow_kafka_spark.ui.catalog import Catalog, LedgerName, Task
 from airflow_kafka_spark.ui.details import before, dead_letters, win, windows_of

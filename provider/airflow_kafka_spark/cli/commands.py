@@ -15,17 +15,17 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.table import render
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.pipeline_changes import Reset
-    from airflow_kafka_spark.hooks.pipeline_forget import Forgotten
-    from airflow_kafka_spark.hooks.pipeline_offsets import PipelineState, WindowState
-    from airflow_kafka_spark.hooks.pipeline_pause import Pause
-    from airflow_kafka_spark.hooks.pipeline_preview import Preview
-    from airflow_kafka_spark.hooks.pipeline_rebind import Rebind
-    from airflow_kafka_spark.hooks.pipeline_rename import Rename
-    from airflow_kafka_spark.hooks.pipeline_replay import Replay
-    from airflow_kafka_spark.hooks.pipeline_skip import Skip
-    from airflow_kafka_spark.hooks.pipeline_unblock import Unblocked
+    from airflow_kafka_spark.control.forget import Forgotten
+    from airflow_kafka_spark.control.pause import Pause
+    from airflow_kafka_spark.control.pipelines import PipelineState, WindowState
+    from airflow_kafka_spark.control.preview import Preview
+    from airflow_kafka_spark.control.rebind import Rebind
+    from airflow_kafka_spark.control.rename import Rename
+    from airflow_kafka_spark.control.replay import Replay
+    from airflow_kafka_spark.control.reset import Reset
+    from airflow_kafka_spark.control.skip import Skip
+    from airflow_kafka_spark.control.unblock import Unblocked
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.windows.binding import Binding
     from airflow_kafka_spark.windows.changes import Change
     from airflow_kafka_spark.windows.model import OffsetRange
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run one command whose arguments are parsed; see :func:`main`."""
-    from airflow_kafka_spark.hooks.pipeline_offsets import to_json
+    from airflow_kafka_spark.control.pipelines import to_json
 
     try:
         with _hook(args) as hook:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _hook(args: argparse.Namespace) -> KafkaHook:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     if not args.bootstrap_servers:
         if args.config:
@@ -88,19 +88,19 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _show(hook: KafkaHook, args: argparse.Namespace) -> PipelineState:
-    from airflow_kafka_spark.hooks.pipeline_offsets import show
+    from airflow_kafka_spark.control.pipelines import show
 
     return show(hook, args.pipeline, ledger_topic=args.ledger_topic, group_id=args.group_id)
 
 
 def _windows(hook: KafkaHook, args: argparse.Namespace) -> tuple[WindowState, ...]:
-    from airflow_kafka_spark.hooks.pipeline_offsets import windows
+    from airflow_kafka_spark.control.pipelines import windows
 
     return windows(hook, args.pipeline, ledger_topic=args.ledger_topic, limit=args.limit)
 
 
 def _plan(hook: KafkaHook, args: argparse.Namespace) -> Preview:
-    from airflow_kafka_spark.hooks.pipeline_preview import preview
+    from airflow_kafka_spark.control.preview import preview
 
     if args.max_records is not None and args.max_records < 1:
         raise ValueError(f"--max-records takes a number of at least 1, not {args.max_records}")
@@ -118,8 +118,8 @@ def _plan(hook: KafkaHook, args: argparse.Namespace) -> Preview:
 
 
 def _reset(hook: KafkaHook, args: argparse.Namespace) -> Reset:
-    from airflow_kafka_spark.hooks.pipeline_changes import reset
-    from airflow_kafka_spark.windows.bounds import ShiftBy
+    from airflow_kafka_spark.control.reset import reset
+    from airflow_kafka_spark.windows.offset_specs import ShiftBy
 
     if (args.to is None) == (args.shift_by is None):
         raise ValueError("reset takes either --to or --shift-by")
@@ -138,7 +138,7 @@ def _reset(hook: KafkaHook, args: argparse.Namespace) -> Reset:
 
 
 def _forget(hook: KafkaHook, args: argparse.Namespace) -> Forgotten:
-    from airflow_kafka_spark.hooks.pipeline_forget import forget
+    from airflow_kafka_spark.control.forget import forget
 
     return forget(
         hook,
@@ -154,26 +154,26 @@ def _forget(hook: KafkaHook, args: argparse.Namespace) -> Forgotten:
 
 
 def _pause(hook: KafkaHook, args: argparse.Namespace) -> Pause:
-    from airflow_kafka_spark.hooks.pipeline_pause import pause
+    from airflow_kafka_spark.control.pause import pause
 
     return pause(hook, args.pipeline, **_wish(args))
 
 
 def _resume(hook: KafkaHook, args: argparse.Namespace) -> Pause:
-    from airflow_kafka_spark.hooks.pipeline_pause import resume
+    from airflow_kafka_spark.control.pause import resume
 
     return resume(hook, args.pipeline, **_wish(args))
 
 
 def _skip(hook: KafkaHook, args: argparse.Namespace) -> Skip:
-    from airflow_kafka_spark.hooks.pipeline_skip import skip
+    from airflow_kafka_spark.control.skip import skip
 
     running = False if args.not_running else None
     return skip(hook, args.pipeline, group_id=args.group_id, running=running, **_wish(args))
 
 
 def _replay(hook: KafkaHook, args: argparse.Namespace) -> Replay:
-    from airflow_kafka_spark.hooks.pipeline_replay import replay
+    from airflow_kafka_spark.control.replay import replay
 
     if (args.window is None) == (not args.interval):
         raise ValueError("replay takes either --window or --interval")
@@ -181,19 +181,19 @@ def _replay(hook: KafkaHook, args: argparse.Namespace) -> Replay:
 
 
 def _rebind(hook: KafkaHook, args: argparse.Namespace) -> Rebind:
-    from airflow_kafka_spark.hooks.pipeline_rebind import rebind
+    from airflow_kafka_spark.control.rebind import rebind
 
     return rebind(hook, args.pipeline, running=False if args.not_running else None, **_wish(args))
 
 
 def _rename(hook: KafkaHook, args: argparse.Namespace) -> Rename:
-    from airflow_kafka_spark.hooks.pipeline_rename import rename
+    from airflow_kafka_spark.control.rename import rename
 
     return rename(hook, args.pipeline, args.to, group_id=args.group_id, **_wish(args))
 
 
 def _unblock(hook: KafkaHook, args: argparse.Namespace) -> Unblocked:
-    from airflow_kafka_spark.hooks.pipeline_unblock import unblock
+    from airflow_kafka_spark.control.unblock import unblock
 
     return unblock(hook, args.pipeline, ledger_topic=args.ledger_topic, dry_run=args.dry_run)
 

@@ -18,9 +18,9 @@ from airflow_kafka_spark.operators.intervals import IntervalPlan, after_interval
 from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.sources.kafka import Subscription, read_log
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written, parse_stop
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written, parse_stop
 from airflow_kafka_spark.windows.plan import (
     DataLossPolicy,
     Log,
@@ -35,8 +35,8 @@ from airflow_kafka_spark.windows.plan import (
 from airflow_kafka_spark.windows.report import Report
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka_values import CommittedOffset
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.values import CommittedOffset
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.job import ReadWith
     from airflow_kafka_spark.sinks.base import Sink
     from airflow_kafka_spark.windows.memory import Entry
@@ -51,9 +51,9 @@ class FromKafkaOperator(WindowOperator):
     :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
         that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
         ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
-        :func:`~airflow_kafka_spark.windows.bounds.parse_start`. Templated.
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
     :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
-        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.bounds.parse_stop`.
+        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`.
         Templated.
     :param max_records: at most so many offsets per window, shared among the partitions; None (default) is everything there is.
     :param data_loss: ``fail`` (default) when records were deleted before they were read, or ``skip``: a gap in ledger and report.
@@ -145,8 +145,8 @@ class FromKafkaOperator(WindowOperator):
     # --- 2. fence and look ---
 
     def open_ledger(self, run: Run) -> Ledger:
-        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
-        from airflow_kafka_spark.hooks.ledger import Ledger
+        from airflow_kafka_spark.ledger.attempt import Ledger
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         name = self.pipeline_name(run)
         options: dict[str, Any] = {
@@ -169,10 +169,10 @@ class FromKafkaOperator(WindowOperator):
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.bounds import position_of_group, resolve_stop
-        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
-        from airflow_kafka_spark.hooks.ledger import utc_now
-        from airflow_kafka_spark.hooks.log_epochs import compared
+        from airflow_kafka_spark.hooks.kafka.leader_epochs import compared
+        from airflow_kafka_spark.hooks.kafka.resolve_offsets import position_of_group, resolve_stop
+        from airflow_kafka_spark.ledger.attempt import utc_now
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if isinstance(ledger, IntervalLedger):
             return self._intervals.window(ledger, run)
@@ -232,7 +232,7 @@ class FromKafkaOperator(WindowOperator):
 
         :raises LedgerBehind: it does not.
         """
-        from airflow_kafka_spark.hooks.bounds import windows_of
+        from airflow_kafka_spark.hooks.kafka.resolve_offsets import windows_of
 
         newest, known = max(windows_of(ledger.pipeline, of_group).values(), default=0), ledger.memory.last_number
         if newest <= known or ledger.memory.position.moved:
@@ -254,7 +254,7 @@ class FromKafkaOperator(WindowOperator):
         """Where another pipeline is followed: what that has published, and the log up to there."""
         if not self.follows:
             return None, log
-        from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
+        from airflow_kafka_spark.ledger.topic import LedgerTopic
         from airflow_kafka_spark.windows.follow import beginnings, follow, log_up_to, reached_of
 
         ledgers = LedgerTopic(self.kafka, self.ledger_topic)
@@ -330,7 +330,7 @@ class FromKafkaOperator(WindowOperator):
 
     def compared_log(self, window: Window) -> Log:
         """The same as :meth:`log_of`, and whether it still is the log that the window was planned with."""
-        from airflow_kafka_spark.hooks.log_epochs import compared
+        from airflow_kafka_spark.hooks.kafka.leader_epochs import compared
 
         # An empty range says where the pipeline stands: nothing of it is read.
         ends = {r.topic_partition: r.end for r in window.ranges if r.span}
@@ -362,7 +362,7 @@ class FromKafkaOperator(WindowOperator):
     # --- 6. close ---
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
-        from airflow_kafka_spark.hooks.ledger import utc_now
+        from airflow_kafka_spark.ledger.attempt import utc_now
 
         # The group has been there when the window was moved first, and follows intervals by itself.
         offsets = {} if window.replay or window.interval else self.offsets_to_commit(window)
@@ -373,7 +373,7 @@ class FromKafkaOperator(WindowOperator):
         return report
 
     def follow(self, ledger: Ledger) -> None:
-        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if not isinstance(ledger, IntervalLedger):
             return

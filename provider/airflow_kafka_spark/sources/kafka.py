@@ -13,7 +13,7 @@ from airflow_kafka_spark.windows.model import TOPIC_NAME
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What may be done with a pipeline from its page. Each action is a function of :mod:`airflow_kafka_spark.hooks`, which records
+"""What may be done with a pipeline from its page. Each action is a function of :mod:`airflow_kafka_spark.control`, which records
 who did it and why, and refuses what must not be done; here it is only understood, called and told."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from airflow_kafka_spark.ui.answers import Refused
 from airflow_kafka_spark.ui.tasks import TaskId
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 Name = Literal["reset", "skip", "replay", "pause", "resume"]
 NAMES: tuple[Name, ...] = ("reset", "skip", "replay", "pause", "resume")
@@ -123,7 +123,7 @@ def _common(order: Order) -> dict[str, Any]:
 
 
 def _reset(hook: KafkaHook, order: Order) -> Told:
-    from airflow_kafka_spark.hooks.pipeline_changes import reset
+    from airflow_kafka_spark.control.reset import reset
 
     found = reset(hook, order.pipeline, order.to, only=order.only, group_id=order.group, **_common(order))
     title = f"Pipeline {order.pipeline} " + ("would be moved" if order.dry_run else f"was moved (change {found.change})")
@@ -131,7 +131,7 @@ def _reset(hook: KafkaHook, order: Order) -> Told:
 
 
 def _skip(hook: KafkaHook, order: Order) -> Told:
-    from airflow_kafka_spark.hooks.pipeline_skip import skip
+    from airflow_kafka_spark.control.skip import skip
 
     # With a group that is not its last report's, a dry run and the real thing might differ: it only helps where none is known.
     found = skip(hook, order.pipeline, running=order.running, group_id=order.group, **_common(order))
@@ -147,7 +147,7 @@ def _moves(moves: Sequence[Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...]
 
 
 def _replay(hook: KafkaHook, order: Order) -> Told:
-    from airflow_kafka_spark.hooks.pipeline_replay import replay
+    from airflow_kafka_spark.control.replay import replay
 
     found = replay(hook, order.pipeline, window=order.window if not order.name else None, name=order.name, **_common(order))
     name = found.name or found.window
@@ -161,7 +161,7 @@ def _replay(hook: KafkaHook, order: Order) -> Told:
 
 
 def _pause(hook: KafkaHook, order: Order) -> Told:
-    from airflow_kafka_spark.hooks.pipeline_pause import pause, resume
+    from airflow_kafka_spark.control.pause import pause, resume
 
     found = (pause if order.action == "pause" else resume)(hook, order.pipeline, **_common(order))
     verb = "paused" if order.action == "pause" else "resumed"

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.hooks.lag import Known, LogMoved, Peeked, aged, peek, state_of
+from airflow_kafka_spark.ledger.lag import Known, LogMoved, Peeked, aged, peek, state_of
 from airflow_kafka_spark.windows.lag import Head, Lag, PartitionState
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.kafka_values import PartitionOffsets, TopicDescription
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.values import PartitionOffsets, TopicDescription
 
 PEEKS = 200
 """Partitions whose next record is read in one round, to know how old it is."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.ledger_topic import PROMPT
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.ledger.topic import PROMPT
 from airflow_kafka_spark.ui.answers import Refused, cleaned, status_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.pipeline_preview import Preview
+    from airflow_kafka_spark.control.preview import Preview
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 T = TypeVar("T")
 

@@ -92,7 +92,7 @@ def windows(
 @router.get("/next")
 def next_of(live: LiveDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> Answer:
     """What the next window would be."""
-    from airflow_kafka_spark.hooks.pipeline_preview import Preview, preview
+    from airflow_kafka_spark.control.preview import Preview, preview
 
     item, watch = live.find(ledger, name)
     task = item.tasks[0] if item.tasks else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_kafka_spark.hooks.lag import instant
+from airflow_kafka_spark.ledger.lag import instant
 from airflow_kafka_spark.ui.lags import Stand
 from airflow_kafka_spark.ui.shelf import Shelf
 from airflow_kafka_spark.ui.tasks import TaskId, task_of
