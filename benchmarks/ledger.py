@@ -168,10 +168,10 @@ def _move(what: str) -> None:
     import pyarrow  # noqa: F401
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.log import read_log
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.ledger.boundaries import Boundaries
     from airflow_kafka_spark.ledger.interval import IntervalLedger
-    from airflow_kafka_spark.sources.kafka import read_log
     from airflow_kafka_spark.windows.model import OffsetRange, Window
 
     hook = KafkaHook()

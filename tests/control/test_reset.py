@@ -10,10 +10,11 @@ from confluent_kafka import Consumer, Producer
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.forget import forget
-from airflow_kafka_spark.control.pipelines import find, log_of, show, to_json, windows
+from airflow_kafka_spark.control.pipelines import find, show, to_json, windows
 from airflow_kafka_spark.control.preview import preview
 from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.errors import BoundRefused, Fenced, GroupHasMembers, PipelineUnknown, ResetRefused, WindowOpen
+from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
 from airflow_kafka_spark.windows.model import Marker, SourcePlan, Target
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, SpecificOffsets
@@ -214,7 +215,7 @@ class TestReset:
             moved.reset("earliest", only=[f"{moved.topic}:0"])
         moved.reset("earliest")
         position = moved.memory.position
-        assert position.topic_ids == log_of(moved.hook, [moved.topic]).topic_ids
+        assert position.topic_ids == read_log(moved.hook, [moved.topic]).topic_ids
         assert moved.stands() == [0, 0]
 
     def test_the_short_cut_of_the_group_leads_to_the_new_position(self, moved):

@@ -10,11 +10,11 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, TimestampsInFuture
-from airflow_kafka_spark.hooks.kafka import offsets_for_times as first_records
+from airflow_kafka_spark.hooks.kafka import resolve_offsets as first_records
+from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
 from airflow_kafka_spark.ledger.boundaries import Boundaries
 from airflow_kafka_spark.ledger.topic import LedgerTopic
-from airflow_kafka_spark.sources.kafka import read_log
 from airflow_kafka_spark.windows import interval_boundaries as boundaries
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.interval_boundaries import interval_ranges

@@ -12,10 +12,10 @@ from airflow_kafka_spark.control.pipelines import find, show
 from airflow_kafka_spark.control.replay import replay
 from airflow_kafka_spark.errors import IntervalOverlaps
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.ledger.interval import NUMBER, IntervalLedger
 from airflow_kafka_spark.ledger.topic import LedgerTopic
-from airflow_kafka_spark.sources.kafka import read_log
 from airflow_kafka_spark.windows import interval_archive
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import key_prefix

@@ -13,9 +13,8 @@ from airflow_kafka_spark.control.pipelines import find
 from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.errors import LedgerBehind, LogTruncated
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.hooks.kafka.leader_epochs import compared
+from airflow_kafka_spark.hooks.kafka.log import compared, read_log
 from airflow_kafka_spark.ledger.topic import LedgerTopic
-from airflow_kafka_spark.sources.kafka import read_log
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.instants import instant_ms, iso
 from airflow_kafka_spark.windows.model import TopicPartition

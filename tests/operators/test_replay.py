@@ -9,9 +9,9 @@ from airflow_kafka_spark.control.replay import replay
 from airflow_kafka_spark.control.skip import skip
 from airflow_kafka_spark.errors import BadRecords, ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.sinks import PostgresSink
-from airflow_kafka_spark.sources.kafka import read_log
 from airflow_kafka_spark.windows.model import OffsetRange, State, Window
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset, wait_stable

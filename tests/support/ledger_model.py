@@ -30,7 +30,7 @@ from airflow_kafka_spark.control import requests as pipeline_control
 from airflow_kafka_spark.control import reset as pipeline_changes
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
 from airflow_kafka_spark.formats import String
-from airflow_kafka_spark.hooks.kafka.values import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
+from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
 from airflow_kafka_spark.ledger import attempt as ledger
 from airflow_kafka_spark.ledger import boundaries as boundaries_hook
 from airflow_kafka_spark.ledger import topic as ledger_topic

@@ -5,17 +5,18 @@ Nothing here fences, creates or changes anything: a pipeline may be at work mean
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import PipelineUnknown
+from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.topic import TOPIC, Found, LedgerTopic
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.changes import Change, change_to_json
 from airflow_kafka_spark.windows.memory import Entry, Memory
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
-from airflow_kafka_spark.windows.plan import Log, PartitionLog
+from airflow_kafka_spark.windows.plan import PartitionLog
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -110,7 +111,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     memory = find(hook, pipeline, ledger_topic).memory
     offsets = memory.position.offsets
     group = group_id or group_of(memory)
-    log = log_of(hook, {tp.topic for tp in offsets})
+    log = read_log(hook, {tp.topic for tp in offsets})
     committed = hook.committed(group, log.partitions, stable=False) if group else {}
     partitions = []
     for tp in sorted({*offsets, *log.partitions}):
@@ -179,17 +180,6 @@ def group_of(memory: Memory) -> str | None:
 def has_source(memory: Memory) -> bool:
     """Whether the pipeline reads rows, and not Kafka."""
     return memory.position.source is not None or any(entry.window.source for entry in memory.entries.values())
-
-
-def log_of(hook: KafkaHook, topics: Iterable[str]) -> Log:
-    """What Kafka holds of these topics now; those that are gone are left out."""
-    described = hook.describe_topics(sorted(topics), missing="omit")
-    offsets = hook.offsets([tp for topic in described.values() for tp in topic.topic_partitions])
-    return Log(
-        hook.cluster_id(),
-        {name: topic.topic_id for name, topic in described.items()},
-        {tp: PartitionLog(o.low, o.lso, o.high, o.epoch) for tp, o in offsets.items()},
-    )
 
 
 def to_json(value: Any) -> Any:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.control.pipelines import find, group_of, has_source, log_of, open_entries
+from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
 from airflow_kafka_spark.errors import GroupOwned, KafkaUnavailable, PipelineUnknown, ResetRefused
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
-from airflow_kafka_spark.hooks.kafka.leader_epochs import compared
-from airflow_kafka_spark.hooks.kafka.resolve_offsets import owner_of, position_of_group, resolve_start, resolve_stop
+from airflow_kafka_spark.hooks.kafka.log import compared, read_log
+from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
+from airflow_kafka_spark.ledger.group import owner_of, position_of_group
 from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
@@ -115,7 +116,7 @@ def preview(
         return _preview(hook, memory, "open window", window.ranges, window.gaps, window.held_back, window.number, window.run)
 
     subscribed = sorted(set(topics)) or sorted({tp.topic for tp in memory.position.offsets})
-    log = log_of(hook, subscribed)
+    log = read_log(hook, subscribed)
     position, begins, number = memory.position, "ledger", memory.last_number
     group = group_id or group_of(memory)
     starts: Mapping[TopicPartition, int] = {}

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.forget import live_keys
-from airflow_kafka_spark.control.pipelines import existing_ledger, find, has_source, log_of
+from airflow_kafka_spark.control.pipelines import existing_ledger, find, has_source
 from airflow_kafka_spark.control.requests import refuse_lanes
 from airflow_kafka_spark.control.reset import is_another, mirror_of, refuse_open, who_asks
 from airflow_kafka_spark.errors import ResetRefused
-from airflow_kafka_spark.ledger.attempt import Ledger, offset_metadata, utc_now
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.topic import TOPIC, Found, Hint
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, position_record
@@ -138,7 +140,7 @@ def _write(hook: KafkaHook, ledger: Ledger, found: Found, other: Found, to: str,
     position = replace(memory.position, published=memory.published, moved=moved)
     old = [LedgerRecord(key, None) for key in live_keys(topic, found)]
     new = [position_record(to, position, memory.last_number), change_record(to, came)]
-    log = log_of(hook, {tp.topic for tp in position.offsets})
+    log = read_log(hook, {tp.topic for tp in position.offsets})
     stale = {t for t in log.topic_ids if is_another(position, log, t)}
     offsets = {tp: o for tp, o in position.offsets.items() if tp in log.partitions and tp.topic not in stale}
     stands = Window(to, memory.last_number, (), "", "", topic_ids=position.topic_ids)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.control.pipelines import find, has_source, log_of
+from airflow_kafka_spark.control.pipelines import find, has_source
 from airflow_kafka_spark.control.requests import controls, refuse_lanes
 from airflow_kafka_spark.control.reset import who_asks
 from airflow_kafka_spark.errors import PipelineUnknown, ReplayRefused, WindowOpen
-from airflow_kafka_spark.hooks.kafka.leader_epochs import compared
+from airflow_kafka_spark.hooks.kafka.log import compared, read_log
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.changes import Change
@@ -110,7 +110,7 @@ def replay(
         return Change(memory.next_change, "replay", who, why, utc_now(), {}, {}, (), *asked)
 
     there = found(memory)
-    log = log_of(hook, {r.topic for r in there.ranges})
+    log = read_log(hook, {r.topic for r in there.ranges})
     if gone := [topic for topic in lost_topics(there, log) if topic not in log.topic_ids]:
         raise ReplayRefused(f"Topic `{gone[0]}` is gone", expected="the records that the window was made of")
     ends = {r.topic_partition: r.end for r in there.ranges if r.span}

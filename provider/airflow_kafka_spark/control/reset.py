@@ -11,10 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.control.pipelines import find, group_of, has_source, log_of, open_entries
+from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
 from airflow_kafka_spark.errors import BoundRefused, GroupHasMembers, PipelineUnknown, ResetRefused, WindowOpen
+from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import listed, resolve_start, within
-from airflow_kafka_spark.ledger.attempt import Ledger, offset_metadata, utc_now
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.topic import TOPIC, Found, Hint
 from airflow_kafka_spark.windows.changes import Action, Change
 from airflow_kafka_spark.windows.memory import (
@@ -262,7 +264,7 @@ def moved_to(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[str
     windows, position, number, before = open_entries(memory), memory.position, memory.next_change, stands_at(memory)
     # A pipeline that the ledger knows nothing of reads what is named.
     topics = {tp.topic for tp in before} or _topics(only)
-    log = log_of(hook, topics)
+    log = read_log(hook, topics)
     scope = _scope(only, target, log, topics)
     stale = {t for t in topics if is_another(position, log, t)}
     if isinstance(target, ShiftBy):

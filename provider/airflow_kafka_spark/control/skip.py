@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.control.pipelines import find, has_source, log_of, open_entries
+from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
 from airflow_kafka_spark.control.requests import refuse_lanes
 from airflow_kafka_spark.control.reset import (
     Move,
@@ -18,6 +18,7 @@ from airflow_kafka_spark.control.reset import (
     write,
 )
 from airflow_kafka_spark.errors import AttemptAtWork, PipelineUnknown, ResetRefused
+from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.memory import Entry, Memory
@@ -146,12 +147,12 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
 def _past(hook: KafkaHook, memory: Memory, entry: Entry) -> Moved:
     """Where the pipeline would stand, had the window been moved. It has been, if it is only being replayed."""
     if entry.window.replay:
-        log = log_of(hook, {tp.topic for tp in memory.position.offsets})
+        log = read_log(hook, {tp.topic for tp in memory.position.offsets})
         given_up = open_entries(memory)
         return Moved(memory.next_change, memory.position, memory.position.offsets, (), given_up, log, restored=(entry,))
     position = next_position(memory.position, entry.window)
     number = memory.next_change
-    log = log_of(hook, {tp.topic for tp in position.offsets})
+    log = read_log(hook, {tp.topic for tp in position.offsets})
     ends = sorted(entry.window.ends.items())
     before = stands_at(memory)
     moves = tuple(Move(*tp, before.get(tp), end) for tp, end in ends)

@@ -35,6 +35,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
+from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
 from airflow_kafka_spark.ledger.topic import NOBODYS, TOPIC, Hint, LedgerPlace, LedgerTopic
 from airflow_kafka_spark.windows.binding import Binding
@@ -608,17 +609,6 @@ def _compressed(value: bytes, kind: str) -> int:
     size = len(pyarrow.compress(value, codec=codec, asbytes=True)) if codec else len(value)
     # Counts and times that are not known yet, and the batch around it.
     return size + size // 20 + 1_000
-
-
-def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
-    """What a group's committed offset says of where it comes from, with the short cut into the ledger."""
-    facts = {
-        "pipeline": window.pipeline,
-        "window": window.id,
-        "topic_id": window.topic_ids.get(topic, ""),
-        "ledger": str(hint),
-    }
-    return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
 
 
 def utc_now() -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
-from airflow_kafka_spark.hooks.kafka.offsets_for_times import first_offsets
+from airflow_kafka_spark.hooks.kafka.resolve_offsets import first_offsets
 from airflow_kafka_spark.hooks.kafka.transactions import describe, produce_all
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.windows.instants import iso, now_ms

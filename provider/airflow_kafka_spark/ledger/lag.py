@@ -29,7 +29,7 @@ from airflow_kafka_spark.windows.model import State, TopicPartition
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.hooks.kafka.values import PartitionOffsets
+    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from airflow_kafka_spark.windows.plan import Log
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.hooks.kafka.values import CommittedOffset
+    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
     from airflow_kafka_spark.ledger.attempt import Ledger
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def refuse_owned(ledger: Ledger, group_id: str, committed: Mapping[TopicPartitio
     :param committed: what the group has committed.
     :raises GroupOwned: it mirrors another pipeline.
     """
-    from airflow_kafka_spark.hooks.kafka.resolve_offsets import owner_of
+    from airflow_kafka_spark.ledger.group import owner_of
 
     pipeline, whole = ledger.family_name, ledger.whole
     owner = owner_of(pipeline, committed)

@@ -11,12 +11,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors import FollowedMismatch, LedgerBehind, Problem, ValidationError
+from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.operators.base import WindowOperator
 from airflow_kafka_spark.operators.bounds import refuse_owned, starts
 from airflow_kafka_spark.operators.from_kafka_check import argument_problems, kafka_problems, max_records, upstream_counts
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of
 from airflow_kafka_spark.operators.run import Run
-from airflow_kafka_spark.sources.kafka import Subscription, read_log
+from airflow_kafka_spark.sources.kafka import Subscription
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window
@@ -35,7 +36,7 @@ from airflow_kafka_spark.windows.plan import (
 from airflow_kafka_spark.windows.report import Report
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka.values import CommittedOffset
+    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.job import ReadWith
     from airflow_kafka_spark.sinks.base import Sink
@@ -169,9 +170,10 @@ class FromKafkaOperator(WindowOperator):
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.kafka.leader_epochs import compared
-        from airflow_kafka_spark.hooks.kafka.resolve_offsets import position_of_group, resolve_stop
+        from airflow_kafka_spark.hooks.kafka.log import compared
+        from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
         from airflow_kafka_spark.ledger.attempt import utc_now
+        from airflow_kafka_spark.ledger.group import position_of_group
         from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if isinstance(ledger, IntervalLedger):
@@ -232,7 +234,7 @@ class FromKafkaOperator(WindowOperator):
 
         :raises LedgerBehind: it does not.
         """
-        from airflow_kafka_spark.hooks.kafka.resolve_offsets import windows_of
+        from airflow_kafka_spark.ledger.group import windows_of
 
         newest, known = max(windows_of(ledger.pipeline, of_group).values(), default=0), ledger.memory.last_number
         if newest <= known or ledger.memory.position.moved:
@@ -330,7 +332,7 @@ class FromKafkaOperator(WindowOperator):
 
     def compared_log(self, window: Window) -> Log:
         """The same as :meth:`log_of`, and whether it still is the log that the window was planned with."""
-        from airflow_kafka_spark.hooks.kafka.leader_epochs import compared
+        from airflow_kafka_spark.hooks.kafka.log import compared
 
         # An empty range says where the pipeline stands: nothing of it is read.
         ends = {r.topic_partition: r.end for r in window.ranges if r.span}

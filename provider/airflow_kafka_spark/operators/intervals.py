@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsOpen, Problem
-from airflow_kafka_spark.hooks.kafka.leader_epochs import compared
+from airflow_kafka_spark.hooks.kafka.log import compared
 from airflow_kafka_spark.operators.bounds import refuse_owned
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.continuity import refuse_foreign
@@ -149,7 +149,7 @@ class IntervalPlan:
         return current
 
     def _log(self) -> Log:
-        from airflow_kafka_spark.sources.kafka import read_log
+        from airflow_kafka_spark.hooks.kafka.log import read_log
 
         return read_log(self.kafka, self.topics)
 

@@ -14,7 +14,7 @@ from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.hooks.kafka.values import PartitionOffsets, TopicDescription
+    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets, TopicDescription
 
 PEEKS = 200
 """Partitions whose next record is read in one round, to know how old it is."""

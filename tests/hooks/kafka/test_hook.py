@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, KafkaRefused, KafkaUnavailable, TopicMissing
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.hooks.kafka.values import CommittedOffset, GroupState, PartitionLag, PartitionOffsets
+from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionLag, PartitionOffsets
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.model import TopicPartition
 from tests.support.waiting import eventually

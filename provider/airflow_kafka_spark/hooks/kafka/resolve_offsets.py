@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import BoundRefused, PlanError
-from airflow_kafka_spark.hooks.kafka.offsets_for_times import first_offsets
+from airflow_kafka_spark.errors import BoundRefused, KafkaUnavailable, PlanError, TimestampsInFuture
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.requests import RecordAt
+from airflow_kafka_spark.windows.instants import iso, now_ms
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import (
     EARLIEST,
@@ -21,13 +24,21 @@ from airflow_kafka_spark.windows.offset_specs import (
     Stop,
     Timestamp,
 )
-from airflow_kafka_spark.windows.plan import Log, PartitionLog, Position
+from airflow_kafka_spark.windows.plan import Log, PartitionLog
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.hooks.kafka.values import CommittedOffset
+
+logger = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, int]
+
+TOLERANCE_SECONDS = 300.0
+"""How far the clocks of producers may be ahead of the clock of this machine."""
+SCAN_SECONDS = 300.0
+"""How long the records behind a record from the future are read before the search is given up."""
 
 
 def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> Offsets:
@@ -76,50 +87,6 @@ def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicP
     return {}
 
 
-def position_of_group(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> tuple[Position, int]:
-    """Where a pipeline stands by its group's offsets alone, if it has committed any of them itself: then it is not new, its
-    ledger was lost.
-
-    :param pipeline: its name.
-    :param committed: what the group has committed.
-    :return: the position, and the number of the last window that says so; empty, and 0, when it committed none of them.
-    """
-    own = {
-        tp: facts for tp, there in committed.items() if there and (facts := _facts(there.metadata)).get("pipeline") == pipeline
-    }
-    if not own:
-        return Position(), 0
-    offsets = {tp: there.offset for tp, there in committed.items() if there}
-    topic_ids = {tp.topic: str(facts["topic_id"]) for tp, facts in own.items() if facts.get("topic_id")}
-    numbers = [int(window) for facts in own.values() if (window := str(facts.get("window", ""))).isdecimal()]
-    return Position(offsets, topic_ids), max(numbers, default=0)
-
-
-def windows_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> dict[TopicPartition, int]:
-    """The numbers of this pipeline's windows that a group's offsets were committed with, by partition; data intervals, and what
-    others have committed, are left out.
-
-    :param pipeline: its name.
-    :param committed: what the group has committed.
-    """
-    found = {}
-    for tp, there in committed.items():
-        facts = _facts(there.metadata) if there else {}
-        number = str(facts.get("window", ""))
-        if facts.get("pipeline") == pipeline and number.isdecimal():
-            found[tp] = int(number)
-    return found
-
-
-def owner_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> str | None:
-    """The other pipeline that a group mirrors; None where it mirrors none, or this one.
-
-    :param committed: what the group has committed; the metadata says for whom.
-    """
-    names = (_facts(there.metadata).get("pipeline") for there in committed.values() if there)
-    return min((str(name) for name in names if name and name != pipeline), default=None)
-
-
 def within(offsets: Mapping[TopicPartition, int], log: Log) -> Offsets:
     """The same offsets, all of them in the log or at its end.
 
@@ -137,14 +104,6 @@ def within(offsets: Mapping[TopicPartition, int], log: Log) -> Offsets:
             action="Correct them; -2 stands for the first, -1 for the last",
         )
     return dict(offsets)
-
-
-def _facts(metadata: str) -> dict[str, object]:
-    try:
-        found = json.loads(metadata)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _committed(hook: KafkaHook, start: CommittedOffsets, log: Log, group_id: str) -> Offsets:
@@ -205,3 +164,92 @@ def listed(partitions: Collection[TopicPartition], limit: int = 20) -> str:
     """Partitions in a sentence."""
     names = [str(tp) for tp in sorted(partitions)]
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+# --- the first record of an instant ------------------------------------------------------------------------------------
+
+
+def first_offsets(
+    hook: KafkaHook,
+    partitions: Iterable[TopicPartition],
+    instant: int,
+    *,
+    floors: MutableMapping[TopicPartition, int] | None = None,
+    pause: Callable[[float], object] = time.sleep,
+) -> dict[TopicPartition, int | None]:
+    """Return the offset of the first committed record at or after an instant, by partition; None where there is no such record.
+
+    Brokers answer with the first record whose timestamp is large enough. A timestamp that is more than :data:`TOLERANCE_SECONDS`
+    later than now (or than the instant, if that is later) is wrong: a clock was wrong, or its unit. Such a record would be the
+    answer for every instant before its timestamp. So it is passed over, and the records behind it are read until one is found.
+
+    :param partitions: the partitions.
+    :param instant: milliseconds since the epoch.
+    :param floors: per partition, the offset at which reading behind a record from the future begins at the earliest. The
+        function raises it to the offset that it has read to, so that no record is read twice for the same instant.
+    :param pause: called with 0 seconds while records are read; an exception that it raises ends the reading.
+    :raises TimestampsInFuture: the records behind such a record could not be read in :data:`SCAN_SECONDS`.
+    """
+    latest = max(now_ms(), instant) + round(TOLERANCE_SECONDS * 1000)
+    answered = hook.records_for_times(partitions, instant)
+    found = {tp: there.offset if there else None for tp, there in answered.items()}
+    future = {tp: there for tp, there in answered.items() if there and there.timestamp > latest}
+    if future:
+        for tp, there in sorted(future.items()):
+            logger.warning(
+                "%s has a timestamp in the future, %s, at offset %d: looking behind it", tp, iso(there.timestamp), there.offset
+            )
+        reached = {tp: max(there.offset + 1, (floors or {}).get(tp, 0)) for tp, there in future.items()}
+        found.update(_scan(hook, future, reached, range(instant, latest + 1), pause))
+        if floors is not None:
+            floors.update(reached)
+    return found
+
+
+def _scan(
+    hook: KafkaHook,
+    future: Mapping[TopicPartition, RecordAt],
+    reached: dict[TopicPartition, int],
+    wanted: range,
+    pause: Callable[[float], object],
+) -> dict[TopicPartition, int | None]:
+    """Return the offset of the first record with one of the wanted timestamps, by partition; None if the log ends before.
+
+    :param future: the records that are passed over.
+    :param reached: the offsets at which reading begins; on return, those at which it ended.
+    :param wanted: timestamps, milliseconds since the epoch.
+    """
+    import confluent_kafka
+
+    found: dict[TopicPartition, int | None] = {}
+    deadline = time.monotonic() + SCAN_SECONDS
+    consumer = confluent_kafka.Consumer(hook.consumer_config(), logger=ClientEvents())
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(*tp, offset) for tp, offset in reached.items()])
+        while left := future.keys() - found.keys():
+            if time.monotonic() > deadline:
+                tp = min(left)
+                raise TimestampsInFuture(*tp, future[tp].offset, future[tp].timestamp, reached[tp], SCAN_SECONDS)
+            pause(0)
+            for message in consumer.consume(10_000, timeout=0.1):
+                tp = TopicPartition(message.topic() or "", message.partition() or 0)
+                if tp in found:
+                    continue
+                at_end = _is_end(hook, tp, message)
+                reached[tp] = message.offset() or 0
+                if at_end or message.timestamp()[1] in wanted:
+                    found[tp] = None if at_end else reached[tp]
+                    consumer.incremental_unassign([confluent_kafka.TopicPartition(*tp)])
+    finally:
+        consumer.close()
+    return found
+
+
+def _is_end(hook: KafkaHook, tp: TopicPartition, message: Message) -> bool:
+    """Return True if a message says that the partition ends here for a reader of committed records."""
+    from confluent_kafka import KafkaError
+
+    error: Any = message.error()
+    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+        raise KafkaUnavailable(hook.conn_id, f"reading {tp}", error.str())
+    return error is not None

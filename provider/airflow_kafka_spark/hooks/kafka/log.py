@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.windows.model import TopicPartition
-from airflow_kafka_spark.windows.plan import Log
+from airflow_kafka_spark.windows.plan import Log, PartitionLog
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -28,6 +28,20 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 _END = re.compile(r"broker end offset is (\d+)")
+
+
+def read_log(hook: KafkaHook, topics: Iterable[str]) -> Log:
+    """What Kafka holds of these topics now: ids, and low watermark, last stable offset and high watermark of every partition.
+
+    :param topics: names; those that do not exist are left out of the answer.
+    """
+    described = hook.describe_topics(sorted(topics), missing="omit")
+    offsets = hook.offsets([tp for topic in described.values() for tp in topic.topic_partitions])
+    return Log(
+        cluster_id=hook.cluster_id(),
+        topic_ids={name: topic.topic_id for name, topic in described.items()},
+        partitions={tp: PartitionLog(o.low, o.lso, o.high, o.epoch) for tp, o in offsets.items()},
+    )
 
 
 def compared(

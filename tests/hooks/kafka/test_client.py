@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 
-from airflow_kafka_spark.hooks.kafka.keeper import keep
+from airflow_kafka_spark.hooks.kafka.client import keep
 from tests.support.waiting import eventually
 
 
