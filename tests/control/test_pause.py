@@ -37,11 +37,11 @@ def memory_of(piped):
 
 def test_a_pause_is_recorded_with_who_and_why_and_so_is_its_end(moved, ask):
     done = ask(pause, why="the warehouse moves", who="ann")
-    assert (done.changed, done.change, done.since, done.open_windows) == (True, 1, None, ())
+    assert (done.changed, done.change, done.paused_by, done.open_windows) == (True, 1, None, ())
     state = show(moved.hook, moved.name, **moved.place)
     assert (state.paused.who, state.paused.why) == ("ann", "the warehouse moves")
     ended = ask(resume, who="bob")
-    assert (ended.changed, ended.change, ended.since) == (True, 2, state.paused)
+    assert (ended.changed, ended.change, ended.paused_by) == (True, 2, state.paused)
     state = show(moved.hook, moved.name, **moved.place)
     assert state.paused is None
     assert [(c.number, c.action, c.who) for c in state.changes] == [(2, "resume", "bob"), (1, "pause", "ann")]
@@ -54,7 +54,7 @@ def test_pausing_twice_or_resuming_what_is_not_paused_changes_nothing_and_says_s
     first = ask(pause, who="ann")
     before = moved.everything()
     again = ask(pause, who="bob")
-    assert (again.changed, again.change, again.since.who) == (False, first.change, "ann")
+    assert (again.changed, again.change, again.paused_by.who) == (False, first.change, "ann")
     assert again.warnings[0].startswith("The pipeline is paused already: ann did so at")
     end = moved.everything()
     ask(resume)
@@ -170,7 +170,7 @@ def test_one_that_wakes_up_inside_its_transaction_sees_what_was_done_meanwhile(m
         zombie.wake()
         assert zombie.wait() == 0, zombie.tail()
         found = zombie.result()
-        assert (found["changed"], found["since"]["who"]) == (False, "ann")
+        assert (found["changed"], found["paused_by"]["who"]) == (False, "ann")
         assert [c.who for c in memory_of(moved).controls.values()] == ["ann"]
     finally:
         zombie.end()

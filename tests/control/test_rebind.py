@@ -63,7 +63,7 @@ def test_what_a_pipeline_is_bound_to_is_seen_through_every_short_cut_and_after_a
 def test_it_counts_until_a_window_is_bound_anew(piped, ask):
     move(piped, 5, 5, binding=bound_to("a"), keep_windows=1)
     done = ask()
-    assert (done.change, done.changed, done.known) == (1, True, bound_to("a"))
+    assert (done.change, done.changed, done.binding) == (1, True, bound_to("a"))
     again = ask()
     assert (again.change, again.changed) == (1, False) and "already" in again.warnings[0]
     for _ in range(3):

@@ -98,7 +98,7 @@ def test_a_renamed_pipeline_goes_on_where_it_stood_and_is_refused_under_its_old_
     done = ask(moved, to, dry_run=True)
     assert done.dry_run and moved.stands() == [10, 10]
     done = ask(moved, to)
-    assert (done.to, done.last_window, done.group_id, done.change) == (to, 1, moved.name, done.change)
+    assert (done.renamed_to, done.last_window, done.group_id, done.change) == (to, 1, moved.name, done.change)
     json.dumps(to_json(done))
     window = named(to)
     assert window.number == 2 and [r.start for r in window.ranges] == [10, 10]

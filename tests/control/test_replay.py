@@ -40,8 +40,10 @@ def test_what_is_asked_for_names_the_task_to_clear_and_counts_until_the_window_w
     with moved.ledger() as at_work:
         done = ask(window=2)
         at_work.plan(moved.window(at_work, 17, 17))
-    assert (done.dag_id, done.run_id, done.task_id, done.map_index) == ("dag", "manual__2026-01-01T00:00:00+00:00", "load", 3)
-    assert (done.changed, done.window, done.replay, [(r.start, r.end) for r in done.ranges]) == (True, 2, 0, [(10, 15)] * 2)
+    task = done.window.dag_id, done.window.run_id, done.window.task_id, done.window.map_index
+    assert task == ("dag", "manual__2026-01-01T00:00:00+00:00", "load", 3)
+    assert (done.changed, done.window.number, done.window.replay) == (True, 2, 0)
+    assert [(r.start, r.end) for r in done.window.ranges] == [(10, 15)] * 2
     again = ask(window=2)
     assert (again.changed, again.change) == (False, done.change) and "asked for already" in again.warnings[0]
     memory = memory_of(moved)

@@ -126,7 +126,7 @@ class TestReset:
         with moved.ledger() as at_work:
             at_work.reopen(at_work.memory.open_entry)
             done = moved.reset(ShiftBy(-10), discard_open=True)
-            assert done.discarded == (number,) == (2,)
+            assert tuple(w.number for w in done.given_up) == (number,) == (2,)
             with pytest.raises(Fenced):
                 at_work.close({}, {})
         memory = moved.memory
@@ -252,7 +252,8 @@ class TestForget:
         moved.open_window(15, 15)
         with pytest.raises(WindowOpen):
             forget(moved.hook, moved.name, why="x", **moved.place)
-        assert forget(moved.hook, moved.name, why="x", discard_open=True, **moved.place).discarded == (2,)
+        done = forget(moved.hook, moved.name, why="x", discard_open=True, **moved.place)
+        assert [w.number for w in done.given_up] == [2]
 
     def test_a_dry_run_counts_and_changes_nothing(self, moved):
         before = moved.everything()

@@ -31,7 +31,8 @@ def memory_of(piped):
 def test_the_open_window_is_given_up_and_the_next_one_begins_at_its_frozen_ends(moved, ask):
     window = moved.open_window(15, 12)
     done = ask(running=False)
-    assert (done.window, done.run, done.attempt, done.offsets) == (window.number, window.run, 1, 7)
+    assert [(w.number, w.run, w.attempts) for w in done.given_up] == [(window.number, window.run, 1)]
+    assert done.skipped_offsets == 7
     assert [(g.partition, g.start, g.end) for g in done.skipped] == [(0, 10, 15), (1, 10, 12)]
     memory = memory_of(moved)
     assert (memory.open_entry, moved.stands(), moved.committed()) == (None, [15, 12], [15, 12])
@@ -45,7 +46,7 @@ def test_the_open_window_is_given_up_and_the_next_one_begins_at_its_frozen_ends(
 
 def test_without_an_open_window_what_waits_is_skipped_and_then_nothing_waits(moved, ask):
     done = ask()
-    assert (done.window, done.offsets, moved.stands(), moved.committed()) == (None, 20, [20, 20], [20, 20])
+    assert (done.given_up, done.skipped_offsets, moved.stands(), moved.committed()) == ((), 20, [20, 20], [20, 20])
     before = moved.everything()
     with pytest.raises(ResetRefused, match="nothing waits"):
         ask()
@@ -60,7 +61,7 @@ def test_a_window_on_which_somebody_is_or_may_be_at_work_is_refused_and_not_dist
             ask(running=running)
         assert entry.window.run in str(caught.value) and entry.attempt.started_at in str(caught.value)
         told = ask(running=running, dry_run=True)
-        assert (told.dry_run, told.offsets) == (True, 10) and entry.attempt.started_at in told.warnings[-1]
+        assert (told.dry_run, told.skipped_offsets) == (True, 10) and entry.attempt.started_at in told.warnings[-1]
         at_work.close({"group_id": moved.name}, entry.window.ends)
     assert moved.stands() == [15, 15] and not memory_of(moved).history
 
@@ -79,7 +80,7 @@ def test_a_replay_that_is_given_up_is_complete_again_and_nothing_moves(moved, as
     with moved.ledger() as ledger:
         ledger.replay(ledger.memory.entries[1])
     done = ask(running=False)
-    assert (done.window, done.offsets, done.moves) == (1, 0, ())
+    assert ([w.number for w in done.given_up], done.skipped_offsets, done.moves) == ([1], 0, ())
     memory = memory_of(moved)
     assert (memory.open_entry, sorted(memory.entries), memory.last_number) == (None, [1, 2], 2)
     assert moved.stands() == moved.committed() == [15, 15]

@@ -24,10 +24,7 @@ from unittest.mock import patch
 
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
-from airflow_kafka_spark.control import pause as pipeline_pause
-from airflow_kafka_spark.control import replay as pipeline_replay
-from airflow_kafka_spark.control import requests as pipeline_control
-from airflow_kafka_spark.control import reset as pipeline_changes
+from airflow_kafka_spark.control import pause, position_change, replay, requests, result
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
 from airflow_kafka_spark.formats import String
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
@@ -523,10 +520,10 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(base, "emit", lambda report: None),
         patch.object(base.Stopwatch, "stop", lambda watch: {}),
         patch.object(binding, "deployment", lambda: ""),
-        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, pipeline_changes, pipeline_pause, pipeline_replay)),
+        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, position_change, pause, replay)),
         # Who loses against somebody else tries again; twice shows what happens then.
-        *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (pipeline_control, "TRIES"))),
-        *(patch.object(m, "_user", lambda: "somebody") for m in (pipeline_changes,)),
+        *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (requests, "TRIES"))),
+        patch.object(result, "_user", lambda: "somebody"),
         *more,
     ]
     for p in patches:

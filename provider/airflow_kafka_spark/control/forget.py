@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.pipelines import existing_ledger, find, group_of, has_source, open_entries
-from airflow_kafka_spark.control.reset import fence_splits, given_up_records, refuse_members, refuse_open, who_asks
+from airflow_kafka_spark.control.position_change import fence_splits, published_by, refuse_members, refuse_open
+from airflow_kafka_spark.control.result import ChangeResult, OpenWindow, author
 from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused, WindowOpen
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.ledger.topic import NOBODYS, TOPIC, Found, LedgerTopic
@@ -17,24 +17,6 @@ from airflow_kafka_spark.windows.model import State, add_landed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-
-
-@dataclass(frozen=True)
-class Forgotten:
-    """What was forgotten, or would be.
-
-    :param records: how many records of the ledger were tombstoned.
-    :param group_id: the group whose offsets were deleted; None where they stay.
-    """
-
-    pipeline: str
-    change: int
-    who: str
-    why: str
-    records: int
-    group_id: str | None
-    discarded: tuple[int, ...]
-    dry_run: bool
 
 
 def forget(
@@ -48,7 +30,7 @@ def forget(
     delete_group: bool = False,
     discard_open: bool = False,
     dry_run: bool = False,
-) -> Forgotten:
+) -> ChangeResult:
     """Make the ledger forget a pipeline: all but a record of this change.
 
     A sink that remembers windows goes on remembering: if the pipeline runs again, it goes on after the sink's last window; else
@@ -63,14 +45,14 @@ def forget(
     :raises WindowOpen: it has an open window.
     :raises GroupHasMembers: its group is to be deleted, and somebody consumes with it.
     """
-    who = who_asks(who, why)
+    who = author(who, why)
     found = find(hook, pipeline, ledger_topic)
     group = _check_forget(hook, found.memory, ledger_topic, group_id, delete_group, discard_open)
     change = found.memory.next_change
     if dry_run:
         topic = existing_ledger(hook, ledger_topic)
         count = len(live_keys(topic, found, wait=False)) if topic else 0
-        return Forgotten(pipeline, change, who, why, count, group, _numbers(found.memory), dry_run)
+        return _result(found.memory, change, who, why, count, group, dry_run)
     with ExitStack() as opened:
         run = f"forget by {who}"
         ledger = opened.enter_context(Ledger(hook, pipeline, run, topic=ledger_topic))
@@ -88,13 +70,20 @@ def forget(
         keys = live_keys(ledger.topic, found)
         records = [*(LedgerRecord(key, None) for key in keys), change_record(pipeline, done)]
         ledger.amend(records, {}, lambda topic: "", lambda memory: memory.changes.get(change) == done)
-    return Forgotten(pipeline, change, who, why, len(keys), group, _numbers(memory), dry_run)
+    return _result(memory, change, who, why, len(keys), group, dry_run)
+
+
+def _result(memory: Memory, change: int, who: str, why: str, records: int, group: str | None, dry_run: bool) -> ChangeResult:
+    given_up = tuple(map(OpenWindow.of, open_entries(memory)))
+    return ChangeResult(
+        "forget", memory.pipeline, change, who, why, dry_run, group_id=group, given_up=given_up, records=records
+    )  # fmt: skip
 
 
 def _change(memory: Memory, number: int, who: str, why: str) -> Change:
     """What is left of the pipeline: with what it has published, and the numbers it has used, it can still be followed."""
     given_up = _numbers(memory)
-    landed = given_up_records(memory, given_up)
+    landed = published_by(memory, given_up)
     last = max((memory.last_used, *memory.entries))
     published = add_landed(memory.published or {}, landed)
     before = dict(memory.position.offsets)

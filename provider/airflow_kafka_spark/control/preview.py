@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
-from airflow_kafka_spark.errors import GroupOwned, KafkaUnavailable, PipelineUnknown, ResetRefused
+from airflow_kafka_spark.errors import GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown, ResetRefused
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.log import compared, read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
-from airflow_kafka_spark.ledger.group import owner_of, position_of_group
+from airflow_kafka_spark.ledger.beginning import Beginning, LastApplied, decide_beginning
+from airflow_kafka_spark.ledger.group import owner_of
 from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.offset_specs import Written, parse_start, parse_stop
-from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, plan_ranges
+from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, plan_ranges
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -26,7 +27,11 @@ SAMPLES = 200
 """Records that are read of each partition, at its start."""
 SAMPLE_SECONDS = 10.0
 
-Begins = Literal["open window", "ledger", "group", "starting_offsets"]
+BEHIND_TRIES = 3
+BEHIND_SECONDS = 0.5
+"""How often, and after how many seconds, the ledger is read again if it does not show a window that the group names already."""
+
+Begins = Literal["open window", "ledger", "sink", "group", "starting_offsets"]
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,13 @@ class Preview:
     """A pipeline's next window, if it were planned now.
 
     :param number: the number that it would get, or has, if it is open already.
-    :param begins: what says where it begins. A sink that remembers windows comes before ``group`` and ``starting_offsets``; it is
-        not asked here.
+    :param begins: what says where it begins.
     :param run: the run that planned a window that is open; None otherwise.
     :param offsets: offsets covered: an upper bound of the records.
     :param bytes: estimated, of keys and values before compression.
     :param age: seconds since the oldest record of it was written; None without records.
     :param held_back: offsets behind an open transaction, left to a later window.
+    :param warnings: in which way the run may differ, in sentences: the record of a sink that was not asked.
     """
 
     pipeline: str
@@ -71,6 +76,7 @@ class Preview:
     bytes: int
     age: float | None
     held_back: int
+    warnings: tuple[str, ...] = ()
 
 
 def preview(
@@ -84,8 +90,13 @@ def preview(
     ending_offsets: Written = None,
     max_records: int | None = None,
     data_loss: DataLossPolicy = "fail",
+    last_applied: LastApplied | None = None,
 ) -> Preview:
-    """What the next window of a pipeline would be.
+    """Return what the next window of a pipeline would be.
+
+    Guarantee: it begins where the run would begin it, since both ask
+    :func:`~airflow_kafka_spark.ledger.beginning.decide_beginning`. Where the sink's record would count and ``last_applied`` is
+    not given, ``warnings`` say so. Nothing is written or fenced.
 
     :param hook: the cluster.
     :param pipeline: its name; one that has not run yet needs ``topics`` and ``group_id``.
@@ -96,6 +107,7 @@ def preview(
     :param ending_offsets: as its operator says.
     :param max_records: as its operator says.
     :param data_loss: as its operator says.
+    :param last_applied: asks the pipeline's sink for the last window that it remembers; None (default) asks no sink.
     :raises PipelineUnknown: the ledger holds nothing of it, and nobody says what it would read.
     :raises PlanError: one of its subclasses: planning would fail, too.
     :raises ValueError: a bound that is none.
@@ -116,17 +128,13 @@ def preview(
         return _preview(hook, memory, "open window", window.ranges, window.gaps, window.held_back, window.number, window.run)
 
     subscribed = sorted(set(topics)) or sorted({tp.topic for tp in memory.position.offsets})
-    log = read_log(hook, subscribed)
-    position, begins, number = memory.position, "ledger", memory.last_number
     group = group_id or group_of(memory)
-    starts: Mapping[TopicPartition, int] = {}
-    if not position.offsets:
-        position, number = _position_of_group(hook, pipeline, group, log) if group else (position, number)
-        begins = "group"
+    log, beginning = _beginning(hook, memory, subscribed, group, ledger_topic, data_loss, last_applied)
+    position, starts = beginning.position, {}
     if not position.offsets:
         if not group:
             raise ResetRefused(f"It is not known which group mirrors pipeline `{pipeline}`", action="Say its `group_id`")
-        starts, begins = resolve_start(hook, start, log, group), "starting_offsets"
+        starts = resolve_start(hook, start, log, group)
     planned = plan_ranges(
         compared(hook, log, position.offsets, position.epochs, position.topic_ids),
         position,
@@ -136,15 +144,64 @@ def preview(
         data_loss=data_loss,
         max_records=max_records,
     )
-    return _preview(hook, memory, begins, planned.ranges, planned.gaps, planned.held_back, max(number, memory.last_used) + 1)
+    number = max(beginning.last_number, memory.last_used) + 1
+    found = _preview(hook, memory, beginning.decided_by, planned.ranges, planned.gaps, planned.held_back, number)
+    return replace(found, warnings=_warnings(pipeline, beginning))
 
 
-def _position_of_group(hook: KafkaHook, pipeline: str, group: str, log: Log) -> tuple[Position, int]:
-    """:raises GroupOwned: the group mirrors another pipeline."""
-    committed = hook.committed(group, log.partitions)
-    if owner := owner_of(pipeline, committed):
-        raise GroupOwned(pipeline, group, owner)
-    return position_of_group(pipeline, committed)
+def _beginning(
+    hook: KafkaHook,
+    memory: Memory,
+    topics: Sequence[str],
+    group: str | None,
+    ledger_topic: str,
+    data_loss: DataLossPolicy,
+    last_applied: LastApplied | None,
+) -> tuple[Log, Beginning]:
+    """Return the log of the topics now, and where the next window begins in it.
+
+    :raises GroupOwned: the group mirrors another pipeline.
+    """
+    for left in reversed(range(BEHIND_TRIES)):
+        log = read_log(hook, topics)
+        committed = hook.committed(group, log.partitions, stable=False) if group else {}
+        if owner := owner_of(memory.pipeline, committed):
+            raise GroupOwned(memory.pipeline, group or "", owner)
+        try:
+            return log, decide_beginning(
+                memory,
+                log,
+                committed,
+                group_id=group or "",
+                ledger_topic=ledger_topic,
+                last_applied=last_applied,
+                data_loss=data_loss,
+            )
+        except LedgerBehind:
+            # The ledger was read first, and without waiting: it may not show a window yet that was closed meanwhile.
+            if not left:
+                raise
+            time.sleep(BEHIND_SECONDS)
+            memory = find(hook, memory.pipeline, ledger_topic).memory
+    raise AssertionError("unreachable")
+
+
+def _warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
+    """Return in which way the record of a sink that was not asked may change the window."""
+    asks = f"`python -m airflow_kafka_spark plan {pipeline} --dag-file FILE` asks the sink of the task in that DAG file"
+    if beginning.sink_may_change == "offsets":
+        return (
+            "The ledger holds no position of this pipeline, and its sink was not asked. If the sink remembers a window of it, the"
+            " run begins behind the last one instead",
+            asks,
+        )
+    if beginning.sink_may_change == "number":
+        return (
+            "The pipeline was moved by hand, and its sink was not asked. If the sink remembers a later window, the run counts"
+            " from that number",
+            asks,
+        )
+    return ()
 
 
 def _preview(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.forget import live_keys
 from airflow_kafka_spark.control.pipelines import existing_ledger, find, has_source
-from airflow_kafka_spark.control.requests import refuse_lanes
-from airflow_kafka_spark.control.reset import is_another, mirror_of, refuse_open, who_asks
+from airflow_kafka_spark.control.position_change import is_other_topic, mirroring_group, refuse_open
+from airflow_kafka_spark.control.requests import refuse_intervals
+from airflow_kafka_spark.control.result import ChangeResult, author
 from airflow_kafka_spark.errors import ResetRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
@@ -16,35 +17,10 @@ from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.topic import TOPIC, Found, Hint
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, position_record
-from airflow_kafka_spark.windows.model import TopicPartition, Window
+from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-
-
-@dataclass(frozen=True)
-class Rename:
-    """What was renamed, or would be.
-
-    :param change: the number of the change in the ledger; of a dry run, the one it would get.
-    :param to: the new name.
-    :param group_id: the group, which mirrors the pipeline under its new name from now on.
-    :param offsets: where the pipeline stands.
-    :param last_window: number of its last complete window: its windows are numbered on from there.
-    :param warnings: what to know about it, in sentences.
-    :param dry_run: nothing was changed.
-    """
-
-    pipeline: str
-    to: str
-    change: int
-    who: str
-    why: str
-    group_id: str
-    offsets: dict[TopicPartition, int]
-    last_window: int
-    warnings: tuple[str, ...]
-    dry_run: bool
 
 
 def rename(
@@ -57,7 +33,7 @@ def rename(
     ledger_topic: str = TOPIC,
     group_id: str | None = None,
     dry_run: bool = False,
-) -> Rename:
+) -> ChangeResult:
     """Let a pipeline go on under another name, where it stands.
 
     Guarantee: position, group and the end of the old name change in one Kafka transaction. Attempts under the old name are shut
@@ -77,7 +53,7 @@ def rename(
     :raises GroupHasMembers: somebody consumes with its group.
     :raises ResetRefused: the new name is taken; or the pipeline moves data intervals or reads rows, or is paused.
     """
-    who = who_asks(who, why)
+    who = author(who, why)
     if not to.strip() or to == pipeline:
         raise ResetRefused(f"`{to}` is no new name for pipeline `{pipeline}`", expected="another name", action="Give one")
 
@@ -102,14 +78,25 @@ def rename(
         f'Give the operator `pipeline="{to}"`, or the DAG and task that make this name; under the old one it is refused',
         "Its sink remembers earlier windows under the old name: they can no longer be replayed",
     )
-    offsets = dict(memory.position.offsets)
-    return Rename(pipeline, to, change.number, who, why, group, offsets, memory.last_number, warnings, dry_run)
+    return ChangeResult(
+        "rename",
+        pipeline,
+        change.number,
+        who,
+        why,
+        dry_run,
+        group_id=group,
+        renamed_to=to,
+        position=dict(memory.position.offsets),
+        last_window=memory.last_number,
+        warnings=warnings,
+    )
 
 
 def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: str | None) -> str:
     """The group that is renamed with it."""
-    refuse_lanes(memory)
-    refuse_lanes(other)
+    refuse_intervals(memory)
+    refuse_intervals(other)
     kept = f'Keep the old name: give the operator `pipeline="{memory.pipeline}"`'
     if not (memory.intervals or has_source(memory)):
         # The very first one, too, with which the pipeline stands nowhere yet.
@@ -128,7 +115,7 @@ def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: st
     if memory.pause is not None:
         action = "Resume it, and pause it again under its new name"
         raise ResetRefused(f"Pipeline `{memory.pipeline}` is paused", expected="one that is not", action=action)
-    return mirror_of(hook, memory, group_id)
+    return mirroring_group(hook, memory, group_id)
 
 
 def _write(hook: KafkaHook, ledger: Ledger, found: Found, other: Found, to: str, change: Change) -> None:
@@ -141,7 +128,7 @@ def _write(hook: KafkaHook, ledger: Ledger, found: Found, other: Found, to: str,
     old = [LedgerRecord(key, None) for key in live_keys(topic, found)]
     new = [position_record(to, position, memory.last_number), change_record(to, came)]
     log = read_log(hook, {tp.topic for tp in position.offsets})
-    stale = {t for t in log.topic_ids if is_another(position, log, t)}
+    stale = {t for t in log.topic_ids if is_other_topic(position, log, t)}
     offsets = {tp: o for tp, o in position.offsets.items() if tp in log.partitions and tp.topic not in stale}
     stands = Window(to, memory.last_number, (), "", "", topic_ids=position.topic_ids)
     # No short cut: the pipeline's next close leaves one.

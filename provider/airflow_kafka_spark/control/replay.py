@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.pipelines import find, has_source
-from airflow_kafka_spark.control.requests import controls, refuse_lanes
-from airflow_kafka_spark.control.reset import who_asks
+from airflow_kafka_spark.control.requests import refuse_intervals, request_change
+from airflow_kafka_spark.control.result import ChangeResult, ReplayedWindow, author
 from airflow_kafka_spark.errors import PipelineUnknown, ReplayRefused, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import compared, read_log
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import Memory
-from airflow_kafka_spark.windows.model import OffsetRange, State, Window
+from airflow_kafka_spark.windows.model import State, Window
 from airflow_kafka_spark.windows.plan import check_readable, lost_topics
 
 if TYPE_CHECKING:
@@ -22,41 +21,6 @@ if TYPE_CHECKING:
 
 IN_PIECES = "exactly-once, split by split"
 """The guarantee of sinks that show a window in pieces, and would replace it in pieces."""
-
-
-@dataclass(frozen=True)
-class Replay:
-    """What was asked for, or would be.
-
-    :param change: the number of the change in the ledger; of a dry run, the one it would get; where it was asked for already,
-        that of the change that did.
-    :param window: the window's number.
-    :param name: the data interval's name; None for a window of progress.
-    :param replay: how often it was replayed before.
-    :param ranges: what is moved once more.
-    :param run: the run whose task has to be cleared, as the ledger has it; ``dag_id``, ``run_id``, ``task_id`` and ``map_index``
-        (-1 for a task that is not mapped) are its parts, None where it has another form.
-    :param changed: False when it was asked for already.
-    :param warnings: what to know about it, in sentences.
-    :param dry_run: nothing was changed.
-    """
-
-    pipeline: str
-    change: int
-    who: str
-    why: str
-    window: int
-    name: str | None
-    replay: int
-    ranges: tuple[OffsetRange, ...]
-    run: str
-    dag_id: str | None
-    run_id: str | None
-    task_id: str | None
-    map_index: int
-    changed: bool
-    warnings: tuple[str, ...]
-    dry_run: bool
 
 
 def replay(
@@ -69,7 +33,7 @@ def replay(
     name: str | None = None,
     ledger_topic: str = TOPIC,
     dry_run: bool = False,
-) -> Replay:
+) -> ChangeResult:
     """Ask for a complete window to be moved once more: the same offsets, whose rows the sink replaces.
 
     Guarantee: nobody who is at work is disturbed. Once the task of the run is cleared and runs, it moves the window once more,
@@ -90,12 +54,12 @@ def replay(
     :raises PlanError: one of its subclasses: its records are no longer there.
     :raises ValueError: neither or both of ``window`` and ``name``.
     """
-    who = who_asks(who, why)
+    who = author(who, why)
     if (window is None) == (not name):
         raise ValueError("A replay takes either a window's number, or the name of a data interval")
     interval = (name or "").removeprefix(f"{pipeline}.")
     memory = find(hook, pipeline, ledger_topic).memory
-    refuse_lanes(memory)
+    refuse_intervals(memory)
     if memory.is_blank and not memory.intervals:
         raise PipelineUnknown(pipeline, ledger_topic)
 
@@ -116,13 +80,19 @@ def replay(
     ends = {r.topic_partition: r.end for r in there.ranges if r.span}
     check_readable(there, compared(hook, log, ends, there.epochs, there.topic_ids), "fail")
     before = memory.replay_asked(there)
-    change = decide(memory) if dry_run else controls(hook, pipeline, ledger_topic).tell(decide)
-    number = change.number if change else before.number if before else 0
-    parts = _parts(there.run)
-    return Replay(
-        pipeline, number, who, why, there.number, interval or None, there.replay, there.ranges, there.run, *parts,
-        changed=change is not None, warnings=_warnings(memory, change, there), dry_run=dry_run,
-    )  # fmt: skip
+    change, _ = request_change(hook, memory, ledger_topic, decide, dry_run=dry_run)
+    asked = change or before
+    return ChangeResult(
+        "replay",
+        pipeline,
+        asked.number if asked else 0,
+        who,
+        why,
+        dry_run,
+        changed=change is not None,
+        window=ReplayedWindow(there.number, interval or None, there.replay, there.ranges, there.run, *_parts(there.run)),
+        warnings=_warnings(memory, change, there),
+    )
 
 
 def _of_progress(memory: Memory, number: int) -> Window:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.pipelines import existing_ledger, open_entries
+from airflow_kafka_spark.control.pipelines import existing_ledger
 from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger
@@ -31,7 +30,6 @@ from airflow_kafka_spark.windows.memory import (
     control_prefix,
     control_record,
 )
-from airflow_kafka_spark.windows.model import State
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -45,26 +43,10 @@ TRIES = 10
 """Each of them loses only against somebody else who has just written one."""
 
 
-@dataclass(frozen=True)
-class OpenWindow:
-    """A window that is planned and not complete: somebody may be at work on it.
+class ControlRequests(Ledger):
+    """Writes the control requests of a pipeline. Do not enter it as a context: that would fence the pipeline's attempts."""
 
-    :param window: its name.
-    :param number: its number.
-    :param run: the run that planned it.
-    :param planned_at: UTC instant, ISO 8601.
-    """
-
-    window: str
-    number: int
-    run: str
-    planned_at: str
-
-
-class Controls(Ledger):
-    """Where controls of a pipeline are written. Not to be entered: that would fence its attempts."""
-
-    def tell(self, decide: Callable[[Memory], Change | None]) -> Change | None:
+    def write(self, decide: Callable[[Memory], Change | None]) -> Change | None:
         """Write what ``decide`` makes of what the ledger holds, in one Kafka transaction of a record or two.
 
         Guarantee: it is written whole or not at all; between its look and its commit nobody else writes a control of this
@@ -130,7 +112,7 @@ def _records(memory: Memory, change: Change) -> list[LedgerRecord]:
     ]
 
 
-def refuse_lanes(memory: Memory) -> None:
+def refuse_intervals(memory: Memory) -> None:
     """:raises ResetRefused: this is not a pipeline, but one of its data intervals."""
     for entry in memory.entries.values():
         if entry.window.interval is not None:
@@ -141,13 +123,25 @@ def refuse_lanes(memory: Memory) -> None:
             )
 
 
-def open_windows(memory: Memory) -> tuple[OpenWindow, ...]:
-    """Windows and data intervals that are planned and not complete."""
-    entries = [OpenWindow(str(e.window), e.window.number, e.window.run, e.window.planned_at) for e in open_entries(memory)]
-    lanes = [s for _, s in sorted(memory.intervals.recent.items()) if s.state is State.PLANNED]
-    return (*entries, *(OpenWindow(s.interval.lane(memory.pipeline), 1, s.run, "") for s in lanes))
+def request_change(
+    hook: KafkaHook, memory: Memory, ledger_topic: str, decide: Callable[[Memory], Change | None], *, dry_run: bool
+) -> tuple[Change | None, Memory]:
+    """Write a control request, unless it has been made already or this is a dry run.
 
+    :param memory: the ledger as it was just read, without fencing. What ``decide`` refuses of it leaves nothing behind.
+    :param decide: makes the request from what the ledger holds; None where there is nothing to do.
+    :param dry_run: True writes nothing.
+    :return: the request, None where there was nothing to do; and the memory that it was decided on.
+    :raises KafkaUnavailable: it cannot be written.
+    """
+    seen = memory
 
-def controls(hook: KafkaHook, pipeline: str, ledger_topic: str) -> Controls:
-    """Where controls of this pipeline are written."""
-    return Controls(hook, pipeline, "", topic=ledger_topic)
+    def remember(found: Memory) -> Change | None:
+        nonlocal seen
+        seen = found
+        return decide(found)
+
+    change = remember(memory)
+    if not dry_run:
+        change = ControlRequests(hook, memory.pipeline, "", topic=ledger_topic).write(remember)
+    return change, seen

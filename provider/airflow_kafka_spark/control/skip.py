@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
-from airflow_kafka_spark.control.requests import refuse_lanes
-from airflow_kafka_spark.control.reset import (
-    Move,
-    Moved,
+from airflow_kafka_spark.control.position_change import (
+    PositionChange,
+    current_offsets,
     fence_splits,
-    mirror_of,
-    moved_to,
-    stands_at,
-    who_asks,
-    write,
+    mirroring_group,
+    plan_move,
+    write_position_change,
 )
+from airflow_kafka_spark.control.requests import refuse_intervals
+from airflow_kafka_spark.control.result import ChangeResult, Move, OpenWindow, author
 from airflow_kafka_spark.errors import AttemptAtWork, PipelineUnknown, ResetRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger
@@ -30,39 +29,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
-@dataclass(frozen=True)
-class Skip:
-    """What was skipped, or would be.
-
-    :param change: the number of the change in the ledger; of a dry run, the one it would get.
-    :param group_id: the group that was moved with it; None for a pipeline that reads rows.
-    :param window: number of the window that was given up; None where what waited was skipped.
-    :param run: the run that planned it.
-    :param attempt: how many attempts have worked on it; 0 without a window.
-    :param attempt_began: when the last of them began, UTC, ISO 8601.
-    :param skipped: offsets that the pipeline passes over.
-    :param moves: where it stood and stands, per partition.
-    :param offsets: how many are skipped in all: an upper bound of the records.
-    :param warnings: what to know about it, in sentences.
-    :param dry_run: nothing was changed.
-    """
-
-    pipeline: str
-    change: int
-    who: str
-    why: str
-    group_id: str | None
-    window: int | None
-    run: str | None
-    attempt: int
-    attempt_began: str | None
-    skipped: tuple[Gap, ...]
-    moves: tuple[Move, ...]
-    offsets: int
-    warnings: tuple[str, ...]
-    dry_run: bool
-
-
 def skip(
     hook: KafkaHook,
     pipeline: str,
@@ -73,7 +39,7 @@ def skip(
     group_id: str | None = None,
     running: bool | None = None,
     dry_run: bool = False,
-) -> Skip:
+) -> ChangeResult:
     """Give up a pipeline's open window: it goes on at that window's frozen ends. Without one, skip whatever waits.
 
     Guarantee: position, record of the change, the group's offsets and the end of the window change in one Kafka transaction. Its
@@ -94,9 +60,9 @@ def skip(
     :raises GroupHasMembers: somebody consumes with its group.
     :raises ResetRefused: nothing waits, or it moves data intervals, or reads rows and has no open window.
     """
-    who = who_asks(who, why)
+    who = author(who, why)
 
-    def planned(memory: Memory) -> tuple[Moved, str | None]:
+    def planned(memory: Memory) -> tuple[PositionChange, str | None]:
         group = _check(hook, memory, ledger_topic, group_id)
         for entry in open_entries(memory):
             if not dry_run and running is not False:
@@ -118,14 +84,26 @@ def skip(
                     action="Look again; if its task was at work, it was shut out, and a retry finishes its window",
                 )
             move, group = planned(memory)
-            fence_splits(ledger, move.open_windows)
-            write(ledger, ledger.topic.look(pipeline), move, "skip", who, why)
-    return _told(pipeline, memory, move, group, who, why, dry_run)
+            fence_splits(ledger, move.given_up)
+            write_position_change(ledger, ledger.topic.look(pipeline), move, "skip", who, why)
+    return ChangeResult(
+        "skip",
+        pipeline,
+        move.number,
+        who,
+        why,
+        dry_run,
+        group_id=group,
+        given_up=tuple(map(OpenWindow.of, move.given_up)),
+        moves=move.moves,
+        skipped=_skipped(move),
+        warnings=_warnings(memory, next(iter(move.given_up), None)),
+    )
 
 
 def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None) -> str | None:
     """The group that is moved, too."""
-    refuse_lanes(memory)
+    refuse_intervals(memory)
     if memory.is_blank and not memory.intervals:
         raise PipelineUnknown(memory.pipeline, ledger_topic)
     if memory.intervals:
@@ -135,7 +113,7 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
             action="Mark the interval's task as you like. Its records are not moved, and the group stays before them",
         )
     if not has_source(memory):
-        return mirror_of(hook, memory, group_id)
+        return mirroring_group(hook, memory, group_id)
     if not open_entries(memory):
         raise ResetRefused(
             f"Pipeline `{memory.pipeline}` reads rows from a source and has no open window: only its source knows what waits",
@@ -144,23 +122,23 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
     return None
 
 
-def _past(hook: KafkaHook, memory: Memory, entry: Entry) -> Moved:
+def _past(hook: KafkaHook, memory: Memory, entry: Entry) -> PositionChange:
     """Where the pipeline would stand, had the window been moved. It has been, if it is only being replayed."""
     if entry.window.replay:
         log = read_log(hook, {tp.topic for tp in memory.position.offsets})
         given_up = open_entries(memory)
-        return Moved(memory.next_change, memory.position, memory.position.offsets, (), given_up, log, restored=(entry,))
+        return PositionChange(memory.next_change, memory.position, memory.position.offsets, (), given_up, log, restored=(entry,))
     position = next_position(memory.position, entry.window)
     number = memory.next_change
     log = read_log(hook, {tp.topic for tp in position.offsets})
     ends = sorted(entry.window.ends.items())
-    before = stands_at(memory)
+    before = current_offsets(memory)
     moves = tuple(Move(*tp, before.get(tp), end) for tp, end in ends)
-    return Moved(number, replace(position, moved=number), before, moves, open_entries(memory), log)
+    return PositionChange(number, replace(position, moved=number), before, moves, open_entries(memory), log)
 
 
-def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> Moved:
-    move = moved_to(hook, memory, parse_target("latest"), (), group)
+def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
+    move = plan_move(hook, memory, parse_target("latest"), (), group)
     if back := [m for m in move.moves if m.before is not None and m.after < m.before]:
         raise ResetRefused(
             f"{back[0].topic}-{back[0].partition} ends at {back[0].after}, before {back[0].before}, where the pipeline stands",
@@ -181,29 +159,14 @@ def _tokens(memory: Memory) -> list[str]:
     return [entry.attempt.token for entry in open_entries(memory)]
 
 
-def _told(pipeline: str, memory: Memory, move: Moved, group: str | None, who: str, why: str, dry_run: bool) -> Skip:
-    starts = {(m.topic, m.partition): m.before for m in move.moves}
-    first = {tp: p.low for tp, p in move.log.partitions.items()}
-    begins = {tp: start if start is not None else first.get(TopicPartition(*tp), 0) for tp, start in starts.items()}
-    gaps = tuple(Gap(m.topic, m.partition, begins[m.topic, m.partition], m.after) for m in move.moves)
-    gaps = tuple(gap for gap in gaps if gap.start < gap.end)
-    entry = next(iter(move.open_windows), None)
-    return Skip(
-        pipeline,
-        move.number,
-        who,
-        why,
-        group,
-        entry.window.number if entry else None,
-        entry.window.run if entry else None,
-        entry.attempt.number if entry else 0,
-        entry.attempt.started_at if entry else None,
-        gaps,
-        move.moves,
-        sum(gap.end - gap.start for gap in gaps),
-        _warnings(memory, entry),
-        dry_run,
-    )
+def _skipped(move: PositionChange) -> tuple[Gap, ...]:
+    """Return the offsets that the change passes over. In a partition of which nothing was read they begin at the first record."""
+    gaps = []
+    for m in move.moves:
+        there = move.log.partitions.get(TopicPartition(m.topic, m.partition))
+        start = m.before if m.before is not None else there.low if there else 0
+        gaps.append(Gap(m.topic, m.partition, start, m.after))
+    return tuple(gap for gap in gaps if gap.start < gap.end)
 
 
 def _warnings(memory: Memory, entry: Entry | None) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.errors import FollowedMismatch, LedgerBehind, Problem, ValidationError
+from airflow_kafka_spark.errors import FollowedMismatch, Problem, ResetRefused, ValidationError
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.operators.base import WindowOperator
 from airflow_kafka_spark.operators.bounds import refuse_owned, starts
@@ -19,7 +18,6 @@ from airflow_kafka_spark.operators.intervals import IntervalPlan, after_interval
 from airflow_kafka_spark.operators.run import Run
 from airflow_kafka_spark.sources.kafka import Subscription
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written, parse_stop
 from airflow_kafka_spark.windows.plan import (
@@ -36,7 +34,6 @@ from airflow_kafka_spark.windows.plan import (
 from airflow_kafka_spark.windows.report import Report
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.job import ReadWith
     from airflow_kafka_spark.sinks.base import Sink
@@ -173,7 +170,7 @@ class FromKafkaOperator(WindowOperator):
         from airflow_kafka_spark.hooks.kafka.log import compared
         from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
         from airflow_kafka_spark.ledger.attempt import utc_now
-        from airflow_kafka_spark.ledger.group import position_of_group
+        from airflow_kafka_spark.ledger.beginning import decide_beginning
         from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if isinstance(ledger, IntervalLedger):
@@ -183,20 +180,23 @@ class FromKafkaOperator(WindowOperator):
         of_group = self.kafka.committed(self.group_id, log.partitions)
         refuse_owned(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
-        position, last_number = ledger.memory.position, ledger.memory.last_number
-        if ledger.memory.is_blank:
-            position, last_number = self.position_of_sink(ledger.pipeline, log)
-        elif position.moved and (known := self.record_of_sink(ledger.pipeline)) is not None:
-            # The ledger, or its end, was lost and somebody has said where to begin: the sink counts from its own last window.
-            last_number = max(last_number, known.number)
-        else:
-            self._refuse_behind(ledger, of_group, log)
-        if ledger.memory.intervals:
-            position = after_intervals(ledger.memory, log, committed, self._first)
-        if not position.offsets:
-            # Offsets that this pipeline has committed itself: to begin elsewhere would double or lose what it has moved.
-            position, number = position_of_group(ledger.pipeline, of_group)
-            last_number = max(last_number, number)
+        found = decide_beginning(
+            ledger.memory,
+            log,
+            of_group,
+            group_id=self.group_id,
+            ledger_topic=self.ledger_topic,
+            last_applied=self.record_of_sink,
+            data_loss=self.data_loss,
+            after_intervals=lambda: after_intervals(ledger.memory, log, committed, self._first),
+        )
+        position = found.position
+        if found.decided_by == "sink":
+            self.log.warning(
+                "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d",
+                ledger.pipeline,
+                found.last_number,
+            )
         beginning = {} if position.offsets else starts(self.kafka, self.starting_offsets, log, self.group_id, of_group)
         log = compared(self.kafka, log, position.offsets, position.epochs, position.topic_ids)
         followed, log = self._follow(log, position, beginning, topics)
@@ -212,7 +212,7 @@ class FromKafkaOperator(WindowOperator):
         self._compare_group(committed, position)
         window = Window(
             pipeline=ledger.pipeline,
-            number=max(last_number, ledger.memory.last_used) + 1,
+            number=max(found.last_number, ledger.memory.last_used) + 1,
             ranges=planned.ranges,
             run=run.id,
             planned_at=utc_now(),
@@ -229,26 +229,35 @@ class FromKafkaOperator(WindowOperator):
             self.check_followed(window, window.span)
         return window
 
-    def _refuse_behind(self, ledger: Ledger, of_group: Mapping[TopicPartition, CommittedOffset | None], log: Log) -> None:
-        """Make sure that the ledger knows every window that the group knows: both change in one transaction.
+    def preview(self) -> Preview:
+        """Return what the next window of this task would be if it were planned now. The sink is asked; nothing is changed.
 
-        :raises LedgerBehind: it does not.
+        Arguments that are templates have to be rendered.
+
+        :raises ResetRefused: the task moves data intervals.
+        :raises KafkaSparkError: planning would fail, too.
         """
-        from airflow_kafka_spark.ledger.group import windows_of
+        from airflow_kafka_spark.control.preview import preview
 
-        newest, known = max(windows_of(ledger.pipeline, of_group).values(), default=0), ledger.memory.last_number
-        if newest <= known or ledger.memory.position.moved:
-            return
-        there = self.record_of_sink(ledger.pipeline)
-        to = f"committed:{self.group_id}"
-        if there is not None and there.number >= newest:
-            # What the sink has taken after the group's window is not moved again.
-            refuse_foreign(there, log.cluster_id, log.topic_ids)
-            ends: dict[str, dict[str, int]] = {}
-            for r in there.ranges:
-                ends.setdefault(r.topic, {})[str(r.partition)] = r.end
-            to = json.dumps(ends)
-        raise LedgerBehind(ledger.pipeline, self.group_id, newest, known, self.ledger_topic, to)
+        pipeline = self.pipeline or f"{self.dag_id}.{self.task_id}"
+        if self.window == "interval":
+            raise ResetRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
+        found = preview(
+            self.kafka,
+            pipeline,
+            ledger_topic=self.ledger_topic,
+            topics=self.resolve(),
+            group_id=self.group_id,
+            starting_offsets=self.starting_offsets,
+            ending_offsets=self.ending_offsets,
+            max_records=max_records(self.max_records),
+            data_loss=self.data_loss,
+            last_applied=self.record_of_sink,
+        )
+        if not self.follows or found.run:
+            return found
+        follows = f"The run ends with what pipeline `{self.follows}` has published until then"
+        return replace(found, warnings=(*found.warnings, follows))
 
     def _follow(
         self, log: Log, position: Position, starts: dict[TopicPartition, int], topics: Sequence[str]
@@ -291,23 +300,6 @@ class FromKafkaOperator(WindowOperator):
         if self.on_mismatch == "fail":
             raise error
         self.log.warning("%s", error)
-
-    def position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
-        """Where a pipeline goes on that the ledger knows nothing of: after the last window that its sink remembers, if that is of
-        this cluster and these topics. A topic that was created anew passes with ``data_loss="skip"``, and begins at its first
-        record.
-
-        :return: the position and the number of that window; empty, and 0, for a pipeline that is new to the sink, too.
-        :raises ForeignOffsets: the sink's record holds offsets of another cluster, or of another topic of the same name.
-        """
-        last = self.record_of_sink(pipeline)
-        if last is None:
-            return Position(), 0
-        refuse_foreign(last, log.cluster_id, {} if self.data_loss == "skip" else log.topic_ids)
-        self.log.warning(
-            "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d", pipeline, last.number
-        )
-        return Position({r.topic_partition: r.end for r in last.ranges}, last.topic_ids, last.cluster_id), last.number
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
         """The last window that the sink remembers of a pipeline; None where it remembers none."""

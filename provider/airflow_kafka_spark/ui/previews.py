@@ -68,6 +68,7 @@ def next_window(work: Callable[[], Preview]) -> dict[str, Any]:
     except ValueError as error:
         return {"refused": cleaned(str(error))}
     facts = {name: getattr(found, name) for name in ("number", "begins", "run", "offsets", "bytes", "age", "held_back")}
+    facts["warnings"] = list(found.warnings)
     return {"next": {**facts, "ranges": [vars(r) for r in found.ranges], "gaps": [vars(g) for g in found.gaps]}}
 
 
