@@ -26,10 +26,9 @@ from airflow_kafka_spark.windows.interval_boundaries import (
     near_boundaries,
     place,
     propose,
-    prunable,
-    removable_archives,
     settle,
     to_archive,
+    unneeded,
 )
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.plan import Log, PartitionLog, Position
@@ -125,25 +124,27 @@ class TestSettle:
 class TestPrune:
     def test_what_lies_before_the_first_record_that_is_left_is_not_needed_but_for_the_last_of_it(self):
         proposals = [at(instant, p0=offset) for instant, offset in ((100, 1), (200, 4), (300, 6), (400, 9))]
-        assert prunable(proposals, "id", {0: 6}) == [1, 0]
-        assert prunable(proposals, "id", {0: 5}) == [0]
-        assert prunable(proposals, "id", {0: 0}) == []
-        assert prunable(proposals, "id", {}) == []
+        assert unneeded((), proposals, "id", {0: 6}).proposals == [1, 0]
+        assert unneeded((), proposals, "id", {0: 5}).proposals == [0]
+        assert unneeded((), proposals, "id", {0: 0}).proposals == []
+        assert unneeded((), proposals, "id", {}).proposals == []
 
     def test_a_partition_that_still_has_records_keeps_the_boundaries_of_all(self):
         proposals = [at(instant, p0=offset, p1=offset) for instant, offset in ((100, 1), (200, 4), (300, 6), (400, 9))]
-        assert prunable(proposals, "id", {0: 9, 1: 4}) == [0]
+        assert unneeded((), proposals, "id", {0: 9, 1: 4}).proposals == [0]
 
     def test_what_came_second_and_what_is_of_a_topic_that_was_replaced_is_not_needed(self):
         old = [replace(at(100, p0=500), topic_id="old"), replace(at(200, p0=600), topic_id="old")]
         proposals = [*old, at(100, p0=1), at(200, p0=3), at(100, p0=2)]
-        assert prunable(proposals, "id", {0: 0}) == [4, 1, 0]
-        assert prunable(proposals, "old", {0: 700}) == [0], "a stale answer: the topic that is there now is not known to it"
+        assert unneeded((), proposals, "id", {0: 0}).proposals == [4, 1, 0]
+        assert unneeded((), proposals, "old", {0: 700}).proposals == [0], (
+            "a stale answer: the topic that is there now is not known to it"
+        )
 
     def test_what_holds_another_boundary_in_its_place_is_needed(self):
         # 300 was looked up at 30, though 100 had been decided at 50, and 200 came later.
         proposals = [at(100, p0=50), at(300, p0=30), at(200, p0=40)]
-        assert prunable(proposals, "id", {0: 50}) == [2]
+        assert unneeded((), proposals, "id", {0: 50}).proposals == [2]
         assert settle(proposals[:2])[300].offsets == {0: 50}
 
     @given(st.data())
@@ -151,7 +152,7 @@ class TestPrune:
         proposals = data.draw(random_proposals(most=20))
         partitions = sorted({p for b in proposals for p in b.offsets})
         lows = {p: data.draw(st.integers(0, 40)) for p in partitions}
-        settled, removed = settle(proposals), prunable(proposals, "id", lows)
+        settled, removed = settle(proposals), unneeded((), proposals, "id", lows).proposals
         horizon = beyond_retention(settled, lows)
         later = data.draw(random_proposals(most=6))
         for count in range(len(removed) + 1):
@@ -166,7 +167,7 @@ class TestPrune:
             # What is asked for once more lies below what is left.
             before = [b for i, b in with_rest.items() if horizon is not None and i < horizon.instant]
             assert all(b.offsets.get(p, 0) <= low for b in before for p, low in lows.items())
-        assert prunable([p for n, p in enumerate(proposals) if n not in removed], "id", lows) == []
+        assert unneeded((), [p for n, p in enumerate(proposals) if n not in removed], "id", lows).proposals == []
 
 
 class TestArchives:
@@ -190,7 +191,7 @@ class TestArchives:
         left = proposals
         for _ in range(2):
             seen = data.draw(st.integers(0, len(left)))
-            archives += to_archive(archives, left[:seen])
+            archives += to_archive(near_boundaries(archives, (p.instant for p in left[:seen]), {}), left[:seen])
             held = {b.instant for archive in archives for b in archive.boundaries}
             removed = data.draw(st.sets(st.sampled_from([n for n, p in enumerate(left) if p.instant in held] or [-1])))
             left = [p for n, p in enumerate(left) if n not in removed]
@@ -209,7 +210,7 @@ class TestArchives:
             with_all = settle([*proposals, later])
             assert stand_alike(settle([*near, *left, later])[later.instant], with_all[later.instant], partitions)
         # Removing what is not needed leaves the others where they are.
-        gone_too = removable_archives(read, left, "id", lows)
+        gone_too = unneeded(read, left, "id", lows).archives
         rest = [archive for n, archive in enumerate(read) if n not in gone_too]
         horizon = beyond_retention(settled, lows)
         now = settle([*near_boundaries(rest, range(13), lows), *left])
@@ -231,8 +232,8 @@ class TestArchives:
     def test_archives_of_a_topic_that_was_replaced_are_not_needed(self):
         old = BoundaryArchive.of([replace(at(n, p0=n), topic_id="old") for n in range(3)])
         new = BoundaryArchive.of([at(n, p0=n) for n in range(3)])
-        assert removable_archives([old, new, new], [], "id", {0: 0}) == [0, 2], "and one that was written twice"
-        assert removable_archives([old], [], "id", {0: 0}) == [], "a stale answer, perhaps"
+        assert unneeded([old, new, new], [], "id", {0: 0}).archives == [0, 2], "and one that was written twice"
+        assert unneeded([old], [], "id", {0: 0}).archives == [], "a stale answer, perhaps"
 
 
 def stand_alike(one: Boundary, other: Boundary, partitions: Iterable[int]) -> bool:

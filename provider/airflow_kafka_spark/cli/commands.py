@@ -121,11 +121,14 @@ def _task_of(file: str, pipeline: str) -> FromKafkaOperator:
 
     :raises ValueError: the file cannot be imported, or no task in it moves this pipeline.
     """
-    from airflow.dag_processing.dagbag import DagBag
+    try:
+        from airflow.dag_processing.dagbag import DagBag
+    except ImportError:  # Airflow 3.0 and 3.1
+        from airflow.models.dagbag import DagBag  # type: ignore[no-redef]
 
     from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 
-    bag = DagBag(file, include_examples=False, safe_mode=False)
+    bag = DagBag(file, safe_mode=False)
     tasks = [task for dag in bag.dags.values() for task in dag.tasks if isinstance(task, FromKafkaOperator)]
     names = {task.pipeline or f"{task.dag_id}.{task.task_id}": task for task in tasks}
     if pipeline not in names:

@@ -29,10 +29,9 @@ from airflow_kafka_spark.windows.interval_boundaries import (
     near_boundaries,
     place,
     propose,
-    prunable,
-    removable_archives,
     settle,
     to_archive,
+    unneeded,
 )
 from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -249,13 +248,11 @@ class Boundaries:
         finds the same boundaries. An archive is in the log before the first record that it replaces is removed.
         """
         topic_id, lows = current.topic_ids.get(topic, ""), current.lows(topic)
-        mine, proposals = kept.of(topic_id)
-        near = near_boundaries(mine, (p.instant for p in proposals), lows)
         singles = [boundary for _, boundary in kept.proposals]
-        removed = [i - len(near) for i in prunable([*near, *singles], topic_id, lows) if i >= len(near)][:PRUNE_MOST]
-        gone = removable_archives([archive for _, archive in kept.archives], singles, topic_id, lows)
+        found = unneeded([archive for _, archive in kept.archives], singles, topic_id, lows)
+        removed, gone = found.proposals[:PRUNE_MOST], found.archives
         needed = {index for index, boundary in enumerate(singles) if boundary.topic_id == topic_id} - set(removed)
-        archives = to_archive(mine, [singles[index] for index in sorted(needed)])
+        archives = to_archive(found.near, [singles[index] for index in sorted(needed)])
         archived = {boundary.instant for archive in archives for boundary in archive.boundaries}
         records = [LedgerRecord(*archive_to_record(archive, secrets.token_hex(8))) for archive in archives]
         keys = [kept.proposals[index][0] for index in removed] + [kept.archives[index][0] for index in gone]

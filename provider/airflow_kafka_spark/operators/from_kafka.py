@@ -34,6 +34,7 @@ from airflow_kafka_spark.windows.plan import (
 from airflow_kafka_spark.windows.report import Report
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.control.preview import Preview
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.job import ReadWith
     from airflow_kafka_spark.sinks.base import Sink

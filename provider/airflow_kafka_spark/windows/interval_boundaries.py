@@ -201,26 +201,8 @@ def beyond_retention(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -
     return max(gone, key=lambda b: b.instant, default=None)
 
 
-def prunable(proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]) -> list[int]:
-    """Return the proposals of a topic that are not needed any more, in the order in which they may be removed one by one.
-
-    Needed are the last boundary before which no record is left, the boundaries after it, and those that these lean on. Older ones
-    are not needed, nor those of a topic of this name that was replaced, nor second proposals of an instant.
-
-    Guarantee: at every moment of the removal, and whatever is proposed meanwhile, those that are needed stay where they are.
-    A boundary leans only on those before it in the log, so the newest go first. A boundary that is removed and asked for once
-    more stands below what is left of the log, as it did before.
-
-    :param proposals: of one topic, in the order of the log.
-    :param topic_id: the topic's id now.
-    :param lows: the first offset that is left in each of its partitions now.
-    :return: indexes into ``proposals``.
-    """
-    return _sorted_out(proposals, topic_id, lows)[0]
-
-
-def _sorted_out(proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]) -> tuple[list[int], set[int]]:
-    """Return what :func:`prunable` returns, and the instants that are kept."""
+def _removable(proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]) -> tuple[list[int], set[int]]:
+    """Return which proposals of a topic may be removed, see :func:`unneeded`, and the instants that are kept."""
     mine = [index for index, proposal in enumerate(proposals) if proposal.topic_id == topic_id]
     # A stale answer may name the id of a topic that is gone: its proposals are not followed by those of the one before it.
     others = [i for i, proposal in enumerate(proposals) if proposal.topic_id != topic_id and mine and i < mine[0]]
@@ -328,15 +310,15 @@ def near_boundaries(archives: Iterable[BoundaryArchive], instants: Iterable[int]
     return [found[instant] for instant in sorted(found)]
 
 
-def to_archive(archives: Sequence[BoundaryArchive], proposals: Sequence[Boundary]) -> list[BoundaryArchive]:
+def to_archive(near: Iterable[Boundary], proposals: Sequence[Boundary]) -> list[BoundaryArchive]:
     """Return new archives of the older boundaries, once there are more than :data:`ARCHIVE_AFTER` with records of their own.
 
-    :param archives: those there are, of the same topic and topic id.
-    :param proposals: all others, in the order of the log.
+    :param near: the archived boundaries that decide something for these proposals (:func:`near_boundaries`).
+    :param proposals: the boundaries of one topic and topic id that are not archived, in the order of the log.
     """
     if len(proposals) <= ARCHIVE_AFTER:
         return []
-    settled = settle([*near_boundaries(archives, (p.instant for p in proposals), {}), *proposals])
+    settled = settle([*near, *proposals])
     mine = sorted({proposal.instant for proposal in proposals})[:-SINGLE]
     made: list[BoundaryArchive] = []
     part: list[Boundary] = []
@@ -351,21 +333,43 @@ def to_archive(archives: Sequence[BoundaryArchive], proposals: Sequence[Boundary
     return [*made, BoundaryArchive.of(part)] if part else made
 
 
-def removable_archives(
+@dataclass(frozen=True)
+class Unneeded:
+    """What may be removed of the boundaries of a topic.
+
+    :param proposals: indexes of proposals, in the order in which they may be removed one by one.
+    :param archives: indexes of archives.
+    :param near: the archived boundaries that decide something for the proposals.
+    """
+
+    proposals: list[int]
+    archives: list[int]
+    near: list[Boundary]
+
+
+def unneeded(
     archives: Sequence[BoundaryArchive], proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]
-) -> list[int]:
-    """Return which archives nobody needs any more: those before the last boundary that has nothing before it, if no other
-    boundary leans on them; those of a topic that was replaced; and those that were written twice.
+) -> Unneeded:
+    """Return the proposals and archives of a topic that are not needed any more.
+
+    Needed are the last boundary before which no record is left, the boundaries after it, and those that these lean on. Older ones
+    are not needed, nor those of a topic of this name that was replaced, nor second proposals of an instant, nor archives that
+    were written twice.
+
+    Guarantee: at every moment of the removal, and whatever is proposed meanwhile, those that are needed stay where they are.
+    A boundary leans only on those before it in the log, so the newest go first. A boundary that is removed and asked for once
+    more stands below what is left of the log, as it did before.
 
     :param archives: of one topic, in the order of the log.
     :param proposals: the boundaries that are not archived, in the order of the log.
-    :return: indexes into ``archives``.
+    :param topic_id: the topic's id now.
+    :param lows: the first offset that is left in each of its partitions now.
     """
     mine = [index for index, archive in enumerate(archives) if archive.first.topic_id == topic_id]
     near = near_boundaries([archives[index] for index in mine], (p.instant for p in proposals), lows)
-    kept = _sorted_out([*near, *proposals], topic_id, lows)[1]
+    removable, kept = _removable([*near, *proposals], topic_id, lows)
     horizon = beyond_retention({b.instant: b for b in near}, lows)
-    found: list[int] = []
+    gone: list[int] = []
     seen: set[str] = set()
     for index, archive in enumerate(archives):
         is_old = horizon is not None and archive.last.instant < horizon.instant
@@ -377,8 +381,8 @@ def removable_archives(
             removed = is_old and not any(archive.first.instant <= instant <= archive.last.instant for instant in kept)
             seen.add(archive.text)
         if removed:
-            found.append(index)
-    return found
+            gone.append(index)
+    return Unneeded([index - len(near) for index in removable if index >= len(near)], gone, near)
 
 
 def known_epochs(boundaries: Iterable[Boundary]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
