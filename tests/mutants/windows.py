@@ -170,8 +170,8 @@ _OF_INTERVALS = (
     Mutant(
         name="intervals-archive-over-a-hole",
         path="windows/interval_archive.py",
-        old="and all(ends.get(tp, start) == start for tp, (start, _) in pieces.items())",
-        new="and all(ends.get(tp, start) <= start for tp, (start, _) in pieces.items())",
+        old="and all(ends.get(tp, 0) == start for tp, (start, _) in pieces.items())",
+        new="and all(ends.get(tp, 0) <= start for tp, (start, _) in pieces.items())",
         breaks="Intervals of an archive continue each other in their offsets.",
         tests=("tests/windows/test_interval_archive.py::test_a_hole_ends_an_archive",),
     ),
