@@ -12,8 +12,8 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from airflow_kafka_spark.errors import ClusterChanged, KafkaUnavailable, PipelineUnknown, TopicMissing, ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger
-from airflow_kafka_spark.ledger.lag import LagMeter, LedgerReader, peek
-from airflow_kafka_spark.ledger.topic import LedgerTopic
+from airflow_kafka_spark.ledger.lag import LagMeter, peek
+from airflow_kafka_spark.ledger.topic import LedgerReader, LedgerTopic
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.lag import Head, Status, worst
 from airflow_kafka_spark.windows.memory import interval_record

@@ -18,7 +18,7 @@ from airflow_kafka_spark.ui.summary import summarize
 from airflow_kafka_spark.ui.tasks import Tasks
 from airflow_kafka_spark.ui.watcher import Watcher
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, family_of
-from airflow_kafka_spark.windows.lag import Head, Lag, Observation, PartitionState, Status
+from airflow_kafka_spark.windows.lag import Head, Lag, Observation, PartitionLag, Status
 from airflow_kafka_spark.windows.memory import (
     Attempt,
     Entry,
@@ -193,7 +193,7 @@ def test_a_clock_that_is_slow_makes_no_pipeline_go_back():
     now = 10_000.0
 
     def seen(at, committed):
-        return Lag("p", {tp: PartitionState(committed, 0, 100, Head(committed, int((at - 5) * 1000)), seconds=5.0)}, at)
+        return Lag("p", {tp: PartitionLag(committed, 0, 100, Head(committed, int((at - 5) * 1000)), seconds=5.0)}, at)
 
     assert pulse.judge(seen(now, 30), {tp: [Observation(now - 60, 30, active=True)]}).status is Status.OK
     # It was moved on from 30 to 40 behind our back; whoever did so has a clock that is two minutes slow, or two fast.

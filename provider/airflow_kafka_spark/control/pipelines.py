@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PartitionState:
+class PartitionPosition:
     """Where a pipeline stands in one partition.
 
     :param offset: the next offset it reads; None in a partition that it has not read yet.
@@ -92,7 +92,7 @@ class PipelineState:
     last_window: int
     source: Mapping[str, Any] | None
     intervals: tuple[int, int]
-    partitions: tuple[PartitionState, ...]
+    partitions: tuple[PartitionPosition, ...]
     open_windows: tuple[WindowState, ...]
     changes: tuple[Change, ...]
     paused: Change | None = None
@@ -116,7 +116,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     partitions = []
     for tp in sorted({*offsets, *log.partitions}):
         there, mirror = log.partitions.get(tp), committed.get(tp)
-        partitions.append(_partition_state(tp, offsets.get(tp), there, mirror.offset if mirror else None))
+        partitions.append(_partition_position(tp, offsets.get(tp), there, mirror.offset if mirror else None))
     return PipelineState(
         pipeline,
         ledger_topic,
@@ -196,11 +196,13 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def _partition_state(tp: TopicPartition, offset: int | None, there: PartitionLog | None, committed: int | None) -> PartitionState:
+def _partition_position(
+    tp: TopicPartition, offset: int | None, there: PartitionLog | None, committed: int | None
+) -> PartitionPosition:
     if there is None:
-        return PartitionState(*tp, offset, None, None, None, committed, None)
+        return PartitionPosition(*tp, offset, None, None, None, committed, None)
     lag = max(0, there.lso - max(there.low, offset or 0))
-    return PartitionState(*tp, offset, there.low, there.lso, there.high, committed, lag)
+    return PartitionPosition(*tp, offset, there.low, there.lso, there.high, committed, lag)
 
 
 def _window_state(entry: Entry) -> WindowState:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import (
     ClusterChanged,
     KafkaRefused,
+    KafkaSparkError,
     KafkaUnavailable,
     PipelineUnknown,
     Problem,
@@ -22,14 +23,14 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
-from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC, LedgerTopic
-from airflow_kafka_spark.windows.lag import Head, History, Lag, Observation, PartitionState, Verdict, usual_period
+from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC, LedgerReader
+from airflow_kafka_spark.windows.lag import Head, History, Lag, Observation, PartitionLag, Verdict, usual_period
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import State, TopicPartition
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
+    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets, TopicDescription
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +144,58 @@ class Known:
 
 
 @dataclass
+class NextRecords:
+    """The next record of each consumer, which tells its age.
+
+    A record that was found is not read again until the consumer has moved, the record is deleted, or :data:`FRESH_SECONDS` are
+    over.
+    """
+
+    _known: dict[TopicPartition, Known] = field(default_factory=dict)
+
+    def find(
+        self,
+        hook: KafkaHook,
+        states: Iterable[tuple[TopicPartition, PartitionLag]],
+        topic_ids: Mapping[str, str],
+        *,
+        most: int | None = None,
+        tolerate: bool = False,
+    ) -> dict[tuple[TopicPartition, int], Head | None]:
+        """Return the next record by partition and starting offset; None where none is left. What was not looked at is missing.
+
+        :param states: consumers in partitions; several may stand at different offsets of one partition.
+        :param topic_ids: the ids of the topics now.
+        :param most: how many partitions are read at most; None (default) for all.
+        :param tolerate: True leaves out what cannot be read; False (default) raises as :func:`peek` does.
+        """
+        found: dict[tuple[TopicPartition, int], Head | None] = {}
+        spans: dict[TopicPartition, tuple[int, int]] = {}
+        places: dict[TopicPartition, int] = {}
+        for tp, state in states:
+            start, known = state.start, self._known.get(tp)
+            if start >= state.end or (tp, start) in found:
+                continue
+            if known and known.covers(topic_ids[tp.topic], start):
+                start = known.peeked.until
+                if start >= state.end or (known.peeked.head and state.low <= start):
+                    found[tp, state.start] = known.peeked.head if start < state.end else None
+                    continue
+            if tp not in spans and (most is None or len(spans) < most):
+                spans[tp], places[tp] = (start, state.end), state.start
+        try:
+            peeked = peek(hook, spans)
+        except (LogMoved, KafkaSparkError):
+            if not tolerate:
+                raise
+            peeked = {}
+        for tp, there in peeked.items():
+            self._known[tp] = Known(topic_ids[tp.topic], places[tp], there, time.monotonic())
+            found[tp, places[tp]] = there.head
+        return found
+
+
+@dataclass
 class LagMeter:
     """How far a consumer is behind, and how it fares; asked again and again.
 
@@ -167,7 +220,7 @@ class LagMeter:
     pipeline: str | None = None
     ledger_topic: str = TOPIC
     schedule: float | None = None
-    _known: dict[TopicPartition, Known] = field(default_factory=dict)
+    _next: NextRecords = field(default_factory=NextRecords)
     _history: History = field(default_factory=History)
     _past: dict[TopicPartition, list[Observation]] = field(default_factory=dict)
     _ledger: LedgerReader | None = None
@@ -198,23 +251,26 @@ class LagMeter:
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         ids = {name: topic.topic_id for name, topic in described.items()}
         self._look_back(memory, ids)
+        at: dict[TopicPartition, int | None] = {}
+        ids_then: Mapping[str, str] = {}
         active = False
         if memory is not None and memory.intervals and not (memory.position.offsets or self.group_id):
-            found = f"pipeline `{self.pipeline}` moves data intervals, in any order: it has no single position"
-            raise ValidationError([Problem("group_id", found, "Name its consumer group as well")])
+            problem = f"pipeline `{self.pipeline}` moves data intervals, in any order: it has no single position"
+            raise ValidationError([Problem("group_id", problem, "Name its consumer group as well")])
         if memory is not None and memory.position.offsets:
-            at = self._position(hook, memory, partitions, ids)
+            position = memory.position
+            if position.cluster_id and position.cluster_id != (found := hook.cluster_id()):
+                raise ClusterChanged(position.cluster_id, found)
+            at, ids_then = dict(position.offsets), position.topic_ids
         elif self.group_id:
             # Not stable ones: an offset in an open transaction is not committed yet, and waiting for it would take its time.
             at = {tp: c.offset if c else None for tp, c in hook.committed(self.group_id, partitions, stable=False).items()}
             active = hook.group_state(self.group_id).state in _ALIVE
-        else:
-            at = dict.fromkeys(partitions)
-        offsets = hook.offsets(partitions)
-        states = {tp: state_of(at[tp], offsets[tp]) for tp in partitions}
-        peeked = self._peek(hook, states, ids)
+        states = lags_of(at, ids_then, described, hook.offsets(partitions))
+        heads = self._next.find(hook, states.items(), ids)
         now = time.time()
-        return Lag(self._name, {tp: aged(state, peeked.get(tp), now) for tp, state in states.items()}, now, active)
+        lags = {tp: aged(state, heads.get((tp, state.start)), now) for tp, state in states.items()}
+        return Lag(self._name, lags, now, active)
 
     @property
     def _name(self) -> str:
@@ -253,46 +309,34 @@ class LagMeter:
             raise PipelineUnknown(str(self.pipeline), self.ledger_topic)
         return topics
 
-    def _position(
-        self, hook: KafkaHook, memory: Memory, partitions: Sequence[TopicPartition], ids: Mapping[str, str]
-    ) -> dict[TopicPartition, int | None]:
-        position = memory.position
-        if position.cluster_id and position.cluster_id != (found := hook.cluster_id()):
-            raise ClusterChanged(position.cluster_id, found)
-        # Offsets of a topic that was deleted and created again mean other records.
-        same = {t for t, topic_id in ids.items() if not topic_id or position.topic_ids.get(t, topic_id) == topic_id}
-        return {tp: position.offsets.get(tp) if tp.topic in same else None for tp in partitions}
 
-    # --- the next record ---
+def lags_of(
+    committed: Mapping[TopicPartition, int | None],
+    topic_ids: Mapping[str, str],
+    described: Mapping[str, TopicDescription],
+    offsets: Mapping[TopicPartition, PartitionOffsets],
+) -> dict[TopicPartition, PartitionLag]:
+    """Return the lag of a consumer in every partition of some topics, before its next records are looked at.
 
-    def _peek(
-        self, hook: KafkaHook, states: Mapping[TopicPartition, PartitionState], ids: Mapping[str, str]
-    ) -> dict[TopicPartition, Head | None]:
-        """The next record of each partition. Found once, it is not read again until the consumer has moved, or it is deleted."""
-        spans: dict[TopicPartition, tuple[int, int]] = {}
-        heads: dict[TopicPartition, Head | None] = {}
-        for tp, state in states.items():
-            start, known = state.start, self._known.get(tp)
-            if known and known.covers(ids[tp.topic], start):
-                start = known.peeked.until
-                if known.peeked.head and state.low <= start < state.end:
-                    heads[tp] = known.peeked.head
-                    continue
-            if start < state.end:
-                spans[tp] = (start, state.end)
-        for tp, found in peek(hook, spans).items():
-            self._known[tp] = Known(ids[tp.topic], states[tp].start, found, time.monotonic())
-            heads[tp] = found.head
-        return heads
+    :param committed: the next offset that it reads, by partition. A partition that is missing counts as not read yet.
+    :param topic_ids: the ids of the topics when it read them. Offsets of a topic that was deleted and created again do not count.
+        A topic whose id is not known counts as the same one.
+    :param described: the topics now.
+    :param offsets: the bounds of their partitions, read after ``committed``.
+    """
+    states = {}
+    for topic, there in described.items():
+        known = topic_ids.get(topic, "")
+        is_same = not known or not there.topic_id or known == there.topic_id
+        for tp in there.topic_partitions:
+            bounds = offsets[tp]
+            at = committed.get(tp) if is_same else None
+            states[tp] = PartitionLag(at, bounds.low, bounds.lso, held_back=bounds.held_back)
+    return states
 
 
-def state_of(committed: int | None, offsets: PartitionOffsets) -> PartitionState:
-    """A consumer and a partition, before its next record is looked at."""
-    return PartitionState(committed, offsets.low, offsets.lso, held_back=offsets.held_back)
-
-
-def aged(state: PartitionState, head: Head | None, now: float) -> PartitionState:
-    """The same with the next record, and how old that is."""
+def aged(state: PartitionLag, head: Head | None, now: float) -> PartitionLag:
+    """Return the state with its next record, and how old that is."""
     if head is None:
         return state
     seconds = None if head.timestamp is None else round(max(0.0, now - head.timestamp / 1000), 3)
@@ -302,35 +346,3 @@ def aged(state: PartitionState, head: Head | None, now: float) -> PartitionState
 def instant(text: str) -> float:
     """Seconds since the epoch of a UTC instant in ISO 8601, as the ledger writes it."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-
-
-@dataclass
-class LedgerReader:
-    """What the ledger holds of a pipeline, read again and again by somebody who only looks: nothing is fenced or created.
-
-    :param pipeline: the pipeline.
-    :param ledger_topic: the ledger topic, which need not exist.
-    """
-
-    pipeline: str
-    ledger_topic: str = TOPIC
-    _seen: tuple[str, dict[TopicPartition, PartitionOffsets]] | None = None
-    _memory: Memory | None = None
-    _topic: LedgerTopic | None = None
-
-    def look(self, hook: KafkaHook) -> Memory:
-        """Everything the ledger holds of the pipeline now; a memory that does not exist where it has never heard of it.
-
-        It is read again only when something was written to the ledger since.
-        """
-        described = hook.describe_topics([self.ledger_topic], missing="omit")
-        if not described:
-            return Memory(self.pipeline)
-        # Before it is read: what is written meanwhile makes the next look read again.
-        seen = (described[self.ledger_topic].topic_id, hook.offsets([self.ledger_topic]))
-        if self._memory is None or seen != self._seen:
-            if self._topic is None or self._topic.hook is not hook:
-                self._topic = LedgerTopic(hook, self.ledger_topic)
-            self._topic.ensure()
-            self._memory, self._seen = self._topic.look(self.pipeline).memory, seen
-        return self._memory

@@ -18,6 +18,7 @@ from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
 
 log = logging.getLogger(__name__)
 
@@ -313,6 +314,38 @@ class LedgerTopic:
     def end(self, holder: Holder) -> str:
         """See :func:`~airflow_kafka_spark.ledger.open_transactions.end_held`."""
         return end_held(self.hook.producer_config(), self.name, holder)
+
+
+@dataclass
+class LedgerReader:
+    """What the ledger holds of a pipeline, read again and again by somebody who only looks: nothing is fenced or created.
+
+    :param pipeline: the pipeline.
+    :param ledger_topic: the ledger topic, which need not exist.
+    """
+
+    pipeline: str
+    ledger_topic: str = TOPIC
+    _seen: tuple[str, dict[TopicPartition, PartitionOffsets]] | None = None
+    _memory: Memory | None = None
+    _topic: LedgerTopic | None = None
+
+    def look(self, hook: KafkaHook) -> Memory:
+        """Everything the ledger holds of the pipeline now; a memory that does not exist where it has never heard of it.
+
+        It is read again only when something was written to the ledger since.
+        """
+        described = hook.describe_topics([self.ledger_topic], missing="omit")
+        if not described:
+            return Memory(self.pipeline)
+        # Before it is read: what is written meanwhile makes the next look read again.
+        seen = (described[self.ledger_topic].topic_id, hook.offsets([self.ledger_topic]))
+        if self._memory is None or seen != self._seen:
+            if self._topic is None or self._topic.hook is not hook:
+                self._topic = LedgerTopic(hook, self.ledger_topic)
+            self._topic.ensure()
+            self._memory, self._seen = self._topic.look(self.pipeline).memory, seen
+        return self._memory
 
 
 def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> str:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.ledger.lag import LedgerReader
+from airflow_kafka_spark.ledger.topic import LedgerReader
 from airflow_kafka_spark.triggers import casting
 from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight
 from airflow_kafka_spark.windows.completed import Wanted, completed

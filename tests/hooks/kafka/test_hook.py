@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, KafkaRefused, KafkaUnavailable, TopicMissing
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionLag, PartitionOffsets
+from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.model import TopicPartition
 from tests.support.waiting import eventually
@@ -328,23 +328,6 @@ def test_group_state_dead_empty_and_stable_with_its_members(kafka, hook, topic):
     assert eventually(lambda: hook.group_state(group).members == ())
 
 
-def test_lag_is_counted_to_the_last_stable_offset_from_what_is_still_there(kafka, hook, topic):
-    group = name("g")
-    produce(kafka, topic, 0, *[1] * 10)
-    produce(kafka, topic, 1, *[1] * 10)
-    produce(kafka, topic, 2, *[1] * 4)
-    hook.alter_committed(group, {TopicPartition(topic, 0): 4, TopicPartition(topic, 1): 2})
-    hook.delete_records({TopicPartition(topic, 1): 5, TopicPartition(topic, 2): 1})
-    with transaction(kafka) as producer:
-        producer.produce(topic, b"v", partition=0)
-        producer.flush(20)
-        lag = hook.lag(group, [topic])
-        producer.abort_transaction(20)
-    assert lag == each(topic, PartitionLag(4, 0, 10), PartitionLag(2, 5, 10), PartitionLag(None, 1, 4))
-    assert [p.lag for p in lag.values()] == [6, 5, 3]
-    assert PartitionLag(12, 0, 10).lag == 0
-
-
 def test_offsets_can_be_set_backwards(hook, topic):
     group = name("g")
     for offset in (9, 3):
@@ -434,7 +417,6 @@ EVERY_CALL = [
     lambda hook: hook.offsets_for_times([TopicPartition("x", 0)], 0),
     lambda hook: hook.committed("g", [TopicPartition("x", 0)]),
     lambda hook: hook.group_state("g"),
-    lambda hook: hook.lag("g", [TopicPartition("x", 0)]),
     lambda hook: hook.alter_committed("g", {TopicPartition("x", 0): 0}),
     lambda hook: hook.create_topic("x"),
     lambda hook: hook.delete_records({TopicPartition("x", 0): 0}),

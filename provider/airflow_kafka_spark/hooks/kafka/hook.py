@@ -17,7 +17,6 @@ from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaCalls
 from airflow_kafka_spark.hooks.kafka.requests import (
     CommittedOffset,
     GroupState,
-    PartitionLag,
     PartitionOffsets,
     RecordAt,
     TopicDescription,
@@ -349,19 +348,6 @@ class KafkaHook(KafkaBaseHook):
         :param group_id: the group; one that does not exist is ``Dead`` and has no members.
         """
         return kafka_requests.group_state(self._calls, group_id)
-
-    def lag(self, group_id: str, topics: Iterable[str | TopicPartition]) -> dict[TopicPartition, PartitionLag]:
-        """How far a group is behind the last stable offset, per partition.
-
-        :param group_id: the group; where it has committed nothing it is behind by everything that is still there.
-        :param topics: topics, for all their partitions, or single partitions.
-        :raises TopicMissing: when a topic or a partition does not exist.
-        """
-        partitions = self._partitions(topics)
-        # Committed offsets first: the other way round a group that commits in between would seem to be ahead of the log.
-        committed = self.committed(group_id, partitions)
-        offsets = self._offsets(partitions)
-        return {p: PartitionLag(c.offset if (c := committed[p]) else None, offsets[p].low, offsets[p].lso) for p in partitions}
 
     def alter_committed(self, group_id: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
         """Set a group's committed offsets, forwards or backwards. The group is created by it.

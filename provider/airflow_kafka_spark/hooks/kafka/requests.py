@@ -128,28 +128,6 @@ class CommittedOffset:
 
 
 @dataclass(frozen=True)
-class PartitionLag:
-    """How far a consumer group is behind a partition's last stable offset.
-
-    :param committed: the committed offset, or None without one.
-    :param low: the partition's low watermark.
-    :param end: the partition's last stable offset.
-    """
-
-    committed: int | None
-    low: int
-    end: int
-
-    @property
-    def lag(self) -> int:
-        """Offsets still to read: an upper bound of the records, never negative.
-
-        A group that commits "last record + 1" keeps a lag of 1 behind the marker of a last transaction.
-        """
-        return max(0, self.end - max(self.low, self.committed or 0))
-
-
-@dataclass(frozen=True)
 class GroupMember:
     """A live member of a consumer group.
 
