@@ -17,7 +17,7 @@ from airflow_kafka_spark.ui.shelf import KEEP, Shelf, Shelves
 from airflow_kafka_spark.ui.summary import summarize
 from airflow_kafka_spark.ui.tasks import Tasks
 from airflow_kafka_spark.ui.watcher import Watcher
-from airflow_kafka_spark.windows.interval import Interval, IntervalState, family_of
+from airflow_kafka_spark.windows.interval import Interval, IntervalState, parse_ledger_name
 from airflow_kafka_spark.windows.lag import Head, Lag, Observation, PartitionLag, Status
 from airflow_kafka_spark.windows.memory import (
     Attempt,
@@ -289,8 +289,8 @@ def test_lanes_are_windows_of_their_pipeline():
     for hour in range(3):
         interval = Interval(datetime(2026, 1, 1, hour, tzinfo=timezone.utc), datetime(2026, 1, 1, hour + 1, tzinfo=timezone.utc))
         state = State.PLANNED if hour == 2 else State.COMPLETE
-        lane, told = interval.lane("a.b"), {"completed_at": "2026-01-01T05:00:00Z"}
-        assert family_of(lane) == ("a.b", interval.name)
+        lane, told = interval.ledger_name("a.b"), {"completed_at": "2026-01-01T05:00:00Z"}
+        assert parse_ledger_name(lane) == ("a.b", interval.name)
         bounds = (interval.start_ms, interval.end_ms)
         moved = entry(lane, 1, state, bounds)
         put(shelves, window_record(replace(moved, report=told if moved.report else None)), 2 * hour)
@@ -312,7 +312,7 @@ def test_lanes_are_windows_of_their_pipeline():
 
 def test_names_that_only_look_like_lanes_are_pipelines():
     for name in ("a.b", "20260101T000000Z-20260101T010000Z", "a.20260101T000000Z", "x.20260101T000000Z-20260101T010000Z.y"):
-        assert family_of(name) == (name, None)
+        assert parse_ledger_name(name) == (name, None)
 
 
 def test_a_shelf_forgets_what_it_has_taken_apart_when_a_record_comes():

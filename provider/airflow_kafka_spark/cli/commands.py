@@ -365,7 +365,11 @@ def _table_of_skip(done: ChangeResult) -> str:
 
 def _text_of_unblocked(found: Unblocked) -> str:
     done = "Open" if found.dry_run else "Ended" if found.ended else "Not ended"
-    first = f"{done}, in partition {found.partition} of {found.ledger_topic}: {found.holder}" if found.holder else "Nothing to do"
+    first = (
+        f"{done}, in partition {found.partition} of {found.ledger_topic}: {found.transaction}"
+        if found.transaction
+        else "Nothing to do"
+    )
     return "\n".join([f"{first}.", *_sentences(found.warnings)])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
 from airflow_kafka_spark.errors import GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown, ResetRefused
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
-from airflow_kafka_spark.hooks.kafka.log import compared, read_log
+from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
 from airflow_kafka_spark.ledger.beginning import Beginning, LastApplied, decide_beginning
 from airflow_kafka_spark.ledger.group import owner_of
@@ -136,7 +136,7 @@ def preview(
             raise ResetRefused(f"It is not known which group mirrors pipeline `{pipeline}`", action="Say its `group_id`")
         starts = resolve_start(hook, start, log, group)
     planned = plan_ranges(
-        compared(hook, log, position.offsets, position.epochs, position.topic_ids),
+        compare_epochs(hook, log, position.offsets, position.epochs, position.topic_ids),
         position,
         subscribed,
         starts=starts,

@@ -37,7 +37,7 @@ from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
-from airflow_kafka_spark.ledger.topic import NOBODYS, TOPIC, Hint, LedgerPlace, LedgerTopic
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerPlace, LedgerTopic
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.interval import sharing_offsets
@@ -119,7 +119,7 @@ class Ledger:
         beside_intervals: bool = False,
     ) -> None:
         self.hook = hook
-        self.pipeline = self.family_name = pipeline
+        self.pipeline = self.parent_pipeline = pipeline
         self.run = run
         self.group_id = group_id
         self.topic = LedgerTopic(hook, topic, replication_factor)
@@ -145,10 +145,10 @@ class Ledger:
         if not self.topic.find_existing():
             return
         self._peek()
-        if self.whole.is_paused:
-            self._peek((control_prefix(self.family_name),))
+        if self.parent_memory.is_paused:
+            self._peek((control_prefix(self.parent_pipeline),))
 
-    def _peek(self, wait_for: tuple[bytes, ...] = NOBODYS) -> None:
+    def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
         """:param wait_for: what keys begin with that are waited for; default nobody's."""
         topic = self.topic
         self.hint = self._find_hint()
@@ -160,7 +160,7 @@ class Ledger:
             self.memory = found.memory
 
     @property
-    def whole(self) -> Memory:
+    def parent_memory(self) -> Memory:
         """What the ledger holds of the pipeline as a whole: who has paused it, and which windows are to be moved again."""
         return self.memory
 
@@ -250,7 +250,7 @@ class Ledger:
             elif kind == "dead":
                 self.fence_dead_letters()
             elif kind in (CONTROL, BINDING):
-                self._fence_as(transactional_id_of(self.topic.name, self.family_name, kind))
+                self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, kind))
 
     def completed(self, run: str) -> Entry | None:
         """The COMPLETE window of this run, if it is remembered."""
@@ -270,10 +270,10 @@ class Ledger:
         """The other pipeline whose first window is open, and planned for this group, which does not say so before it is complete;
         None without one. Asked by a pipeline without a past."""
         topic, key = self.topic, group_key(self.group_id or "")
-        found = (r.value for r in topic.newest(topic.home(self.group_id or ""), 0, (key,), (key,)) if r.key == key)
+        found = (r.value for r in topic.newest(topic.partition_of(self.group_id or ""), 0, (key,), (key,)) if r.key == key)
         value = next(found, None)
         owner = json.loads(value)["pipeline"] if value is not None else None
-        if owner is None or owner == self.family_name:
+        if owner is None or owner == self.parent_pipeline:
             return None
         there = topic.glance(owner).memory
         intervals = [interval.state for interval in there.intervals.spans]
@@ -335,7 +335,7 @@ class Ledger:
         before = (state for state in self.memory.intervals.spans if state.offset < entry.first)
         for state, _ in sharing_offsets(window.ranges, window.topic_ids, before):
             self.withdraw(window_key(self.pipeline, window.number))
-            raise PlannedMeanwhile(self.family_name, f"Window {window.number}", f"interval {state.interval}")
+            raise PlannedMeanwhile(self.parent_pipeline, f"Window {window.number}", f"interval {state.interval}")
 
     def withdraw(self, *keys: bytes) -> None:
         """Remove records of a window that was planned and not moved."""
@@ -371,9 +371,9 @@ class Ledger:
         try:
             producer.begin_transaction()
             offsets = self.send(producer, [window_record(entry), *self.along(entry)])
-            if self.group_id and self.whole.is_blank and not self.whole.intervals and not entry.window.source:
-                owner = group_record(self.group_id, self.family_name, self.pipeline)
-                produce_all(producer, self.topic.name, self.topic.home(self.group_id), [owner], TRANSACTION_SECONDS)
+            if self.group_id and self.parent_memory.is_blank and not self.parent_memory.intervals and not entry.window.source:
+                owner = group_record(self.group_id, self.parent_pipeline, self.pipeline)
+                produce_all(producer, self.topic.name, self.topic.partition_of(self.group_id), [owner], TRANSACTION_SECONDS)
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             self._resolve_claim(error, entry)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
-from airflow_kafka_spark.ledger.open_transactions import Holder, end_held, holder_of
+from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, transaction_of_record
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, key_prefix, remember
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -33,10 +33,10 @@ CONFIG = {
     "compression.type": "producer",
 }
 
-HELD_SECONDS = 45.0
+ABORT_AFTER_SECONDS = 45.0
 """How long another pipeline's open transaction is waited for before it is ended: longer than the brokers let those of the ledger
 stay open. A split's has its marker for moments only; one that has it for longer is that of a dead task, or of a paused one."""
-NOBODYS = (b"\x00",)
+WAIT_FOR_NONE = (b"\x00",)
 """What no key begins with: records that an open transaction hides are not waited for."""
 READ_AGAIN_SECONDS = 3600.0
 """After which a reader starts anew. Compaction keeps tombstones for a day (``delete.retention.ms``)."""
@@ -46,7 +46,7 @@ READ_SECONDS = 120.0
 
 T = TypeVar("T")
 OnHidden = Callable[[frozenset[bytes]], None]
-OnHeld = Callable[[Holder], str]
+AbortTransaction = Callable[[OpenTransaction], str]
 """Ends somebody's transaction; why not, empty if it was done."""
 
 
@@ -107,16 +107,16 @@ class LedgerPlace:
 class Found:
     """What reading the ledger gave: a pipeline's memory and the partition its records belong to.
 
-    :param family: what the ledger holds of the pipeline that it lies beside.
+    :param parent: what the ledger holds of the pipeline that it lies beside.
     """
 
     memory: Memory
     partition: int
-    family: Memory | None = None
+    parent: Memory | None = None
 
     @property
     def exists(self) -> bool:
-        return self.memory.exists or bool(self.family and self.family.exists)
+        return self.memory.exists or bool(self.parent and self.parent.exists)
 
 
 @dataclass
@@ -205,7 +205,7 @@ class LedgerTopic:
             log.warning("%s", warning)
 
     def look(
-        self, pipeline: str, hint: Hint | None = None, on_hidden: OnHidden | None = None, *, beside: str | None = None
+        self, pipeline: str, hint: Hint | None = None, on_hidden: OnHidden | None = None, *, parent: str | None = None
     ) -> Found:
         """Read everything the ledger holds of a pipeline, up to the high watermark seen now, in read_committed.
 
@@ -213,7 +213,7 @@ class LedgerTopic:
 
         :param hint: where to begin; without a valid one the partition is read from its beginning.
         :param on_hidden: told the keys of the pipeline's records that an open transaction hides, which are then waited for.
-        :param beside: another pipeline, in whose partition this one's records lie, and which is looked at too.
+        :param parent: another pipeline, in whose partition this one's records lie, and which is looked at too.
         :raises LedgerUnreadable: when the end cannot be reached, or a record is of a newer version.
         """
         if hint and hint.topic_id == self.topic_id and hint.partition in self.partitions:
@@ -222,11 +222,11 @@ class LedgerTopic:
                 return found
 
         def there(partition: int) -> Found:
-            return self.look_into(pipeline, partition, on_hidden=on_hidden, beside=beside)
+            return self.look_into(pipeline, partition, on_hidden=on_hidden, parent=parent)
 
-        return self.find(beside or pipeline, there, lambda found: found.exists)
+        return self.find(parent or pipeline, there, lambda found: found.exists)
 
-    def glance(self, pipeline: str, wait_for: tuple[bytes, ...] = NOBODYS) -> Found:
+    def glance(self, pipeline: str, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> Found:
         """Return what the ledger holds of a pipeline now, without waiting for what an open transaction hides.
 
         :param wait_for: what the keys of records begin with that are waited for nevertheless.
@@ -240,7 +240,7 @@ class LedgerTopic:
 
         :param look: looks into one partition.
         """
-        home = self.home(name)
+        home = self.partition_of(name)
         found = look(home)
         others = [p for p in self.partitions if p != home]
         if is_there(found) or not others:
@@ -248,7 +248,7 @@ class LedgerTopic:
         with ThreadPoolExecutor(len(others)) as pool:
             return next((there for there in pool.map(look, others) if is_there(there)), found)
 
-    def home(self, name: str) -> int:
+    def partition_of(self, name: str) -> int:
         """The partition that new records of this name go to."""
         return murmur2(name.encode()) % len(self.partitions)
 
@@ -260,21 +260,21 @@ class LedgerTopic:
         *,
         wait_for: tuple[bytes, ...] | None = None,
         on_hidden: OnHidden | None = None,
-        beside: str | None = None,
+        parent: str | None = None,
     ) -> Found:
         """Return what one partition holds of a pipeline.
 
         :param start: where to begin.
         :param wait_for: what the keys of records begin with that are waited for behind an open transaction; default all of the
             pipeline's.
-        :param beside: see :meth:`look`.
+        :param parent: see :meth:`look`.
         """
-        names = (pipeline, beside) if beside else (pipeline,)
+        names = (pipeline, parent) if parent else (pipeline,)
         mine = tuple(map(key_prefix, names))
         records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
         try:
             memory = remember(pipeline, records)
-            return Found(memory, partition, remember(beside, records) if beside else None)
+            return Found(memory, partition, remember(parent, records) if parent else None)
         except NewerVersion as error:
             raise LedgerUnreadable(
                 self.name, f"pipeline `{pipeline}` has {error}", "records of this version or older",
@@ -311,9 +311,9 @@ class LedgerTopic:
                     read.add(record, prefixes)
         return [*read.removed.values(), *read.records.values()]
 
-    def end(self, holder: Holder) -> str:
-        """See :func:`~airflow_kafka_spark.ledger.open_transactions.end_held`."""
-        return end_held(self.hook.producer_config(), self.name, holder)
+    def abort(self, transaction: OpenTransaction) -> str:
+        """See :func:`~airflow_kafka_spark.ledger.open_transactions.abort_transaction`."""
+        return abort_transaction(self.hook.producer_config(), self.name, transaction)
 
 
 @dataclass
@@ -375,7 +375,7 @@ def read_to(
     end: int,
     mine: tuple[bytes, ...] = (),
     on_hidden: OnHidden | None = None,
-    on_held: OnHeld | None = None,
+    on_open_transaction: AbortTransaction | None = None,
 ) -> Iterator[LedgerRecord]:
     """Committed records of ``[start, end)``: ends when the consumer is past every record, control records included.
 
@@ -384,13 +384,13 @@ def read_to(
 
     :param mine: what the keys of records begin with that must not be missed; empty means all.
     :param on_hidden: told the keys of ours that are waited for, once: whose transaction that is can be ended.
-    :param on_held: ends the transaction that is open first, after :data:`HELD_SECONDS`.
+    :param on_open_transaction: ends the transaction that is open first, after :data:`ABORT_AFTER_SECONDS`.
     :raises LedgerUnreadable: what is ours is still hidden after :data:`READ_SECONDS`; it says by whom.
     """
     import confluent_kafka
 
     consumer = confluent_kafka.Consumer(dict(config), logger=ClientEvents())
-    waiting, looked_ahead = _Waiting(config, tp, end, on_held), False
+    waiting, looked_ahead = _Waiting(config, tp, end, on_open_transaction), False
     try:
         consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
         while True:
@@ -423,10 +423,12 @@ class _Waiting:
     met, and whatever comes behind one that was ended is ended at once.
     """
 
-    def __init__(self, config: Mapping[str, Any], tp: TopicPartition, end: int, on_held: OnHeld | None) -> None:
-        self._config, self._tp, self._end, self._on_held = config, tp, end, on_held
+    def __init__(
+        self, config: Mapping[str, Any], tp: TopicPartition, end: int, on_open_transaction: AbortTransaction | None
+    ) -> None:
+        self._config, self._tp, self._end, self._on_held = config, tp, end, on_open_transaction
         self._since, self._stable = time.monotonic(), -1
-        self._held: Holder | None = None
+        self._held: OpenTransaction | None = None
         self._why_not = ""
 
     def at(self, offset: int, *, hidden: bool) -> None:
@@ -442,8 +444,8 @@ class _Waiting:
     def check(self) -> None:
         """:raises LedgerUnreadable: it takes too long."""
         waited = time.monotonic() - self._since
-        if self._stable >= 0 and self._held is None and waited > min(HELD_SECONDS, READ_SECONDS / 2):
-            self._held = held = holder_at(self._config, self._tp, self._stable, self._end)
+        if self._stable >= 0 and self._held is None and waited > min(ABORT_AFTER_SECONDS, READ_SECONDS / 2):
+            self._held = held = first_open_transaction(self._config, self._tp, self._stable, self._end)
             log.warning("Records of this pipeline are held up in %s by %s", self._tp, held)
             self._why_not = self._on_held(held) if self._on_held and held.purposes else ""
         if waited > READ_SECONDS:
@@ -464,10 +466,10 @@ class _Waiting:
         )
 
 
-def holder_at(config: Mapping[str, Any], tp: TopicPartition, stable: int, end: int) -> Holder:
+def first_open_transaction(config: Mapping[str, Any], tp: TopicPartition, stable: int, end: int) -> OpenTransaction:
     """Whose transaction is open at the last stable offset of a partition."""
     first = next(read_to({**config, "isolation.level": "read_uncommitted"}, tp, stable, end), None)
-    return holder_of(first or LedgerRecord(b"", None, stable), tp.partition)
+    return transaction_of_record(first or LedgerRecord(b"", None, stable), tp.partition)
 
 
 def _ours_are_hidden(

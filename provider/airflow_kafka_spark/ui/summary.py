@@ -11,7 +11,7 @@ from airflow_kafka_spark.ui.lags import Stand
 from airflow_kafka_spark.ui.shelf import Shelf
 from airflow_kafka_spark.ui.tasks import TaskId, task_of
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.interval import family_of
+from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.lag import Observation, usual_period
 from airflow_kafka_spark.windows.memory import Entry, Memory, NewerVersion
 from airflow_kafka_spark.windows.model import State, TopicPartition
@@ -60,7 +60,7 @@ class Summary:
 
 def window_name(entry: Entry) -> str:
     """What people call a window: its number, or its data interval."""
-    _, interval = family_of(entry.window.pipeline)
+    _, interval = parse_ledger_name(entry.window.pipeline)
     return interval or str(entry.window.number)
 
 

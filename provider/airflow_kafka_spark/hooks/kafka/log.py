@@ -44,7 +44,7 @@ def read_log(hook: KafkaHook, topics: Iterable[str]) -> Log:
     )
 
 
-def compared(
+def compare_epochs(
     hook: KafkaHook,
     log: Log,
     offsets: Mapping[TopicPartition, int],
