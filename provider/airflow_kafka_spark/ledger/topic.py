@@ -305,7 +305,7 @@ class LedgerTopic:
         begin = max(read.past, bounds.low)
         if begin < bounds.high:
             config = self.hook.consumer_config(**PROMPT)
-            for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.end):
+            for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.abort):
                 read.past = record.offset + 1
                 if record.key.startswith(prefixes):
                     read.add(record, prefixes)
@@ -423,10 +423,8 @@ class _Waiting:
     met, and whatever comes behind one that was ended is ended at once.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], tp: TopicPartition, end: int, on_open_transaction: AbortTransaction | None
-    ) -> None:
-        self._config, self._tp, self._end, self._on_held = config, tp, end, on_open_transaction
+    def __init__(self, config: Mapping[str, Any], tp: TopicPartition, end: int, abort: AbortTransaction | None) -> None:
+        self._config, self._tp, self._end, self._abort = config, tp, end, abort
         self._since, self._stable = time.monotonic(), -1
         self._held: OpenTransaction | None = None
         self._why_not = ""
@@ -447,7 +445,7 @@ class _Waiting:
         if self._stable >= 0 and self._held is None and waited > min(ABORT_AFTER_SECONDS, READ_SECONDS / 2):
             self._held = held = first_open_transaction(self._config, self._tp, self._stable, self._end)
             log.warning("Records of this pipeline are held up in %s by %s", self._tp, held)
-            self._why_not = self._on_held(held) if self._on_held and held.purposes else ""
+            self._why_not = self._abort(held) if self._abort and held.purposes else ""
         if waited > READ_SECONDS:
             raise self._error()
 
