@@ -81,7 +81,7 @@ def _result(memory: Memory, change: int, who: str, why: str, records: int, group
 
 
 def _change(memory: Memory, number: int, who: str, why: str) -> Change:
-    """What is left of the pipeline: with what it has published, and the numbers it has used, it can still be followed."""
+    """Return the record of the change. With the published records and the used numbers in it, the pipeline can still be followed."""
     given_up = _numbers(memory)
     landed = published_by(memory, given_up)
     last = max((memory.last_used, *memory.entries))
@@ -93,7 +93,7 @@ def _change(memory: Memory, number: int, who: str, why: str) -> Change:
 def _check_forget(
     hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, delete_group: bool, discard_open: bool
 ) -> str | None:
-    """The group that is deleted, if any."""
+    """Return the group that is to be deleted, if any."""
     # A name that was given up is forgotten, too; and a group may have outlived what it mirrored.
     left = memory.renamed_to is not None or (delete_group and group_id)
     if memory.is_blank and not memory.intervals and not left:
@@ -113,7 +113,7 @@ def _check_forget(
 
 
 def live_keys(topic: LedgerTopic, found: Found, *, wait: bool = True) -> list[bytes]:
-    """Every key of the pipeline, and of its intervals, that has a value."""
+    """Return every key of the pipeline, and of its intervals, that has a value."""
     names = [
         found.memory.pipeline,
         *(s.interval.ledger_name(found.memory.pipeline) for s in found.memory.intervals.recent.values()),

@@ -1,4 +1,4 @@
-"""What a pipeline's next window would be: its ranges, how much that is, and how old. Nothing is written, nobody is fenced."""
+"""Preview the next window of a pipeline: its ranges, their size and their age. Nothing is written or fenced."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Begins = Literal["open window", "ledger", "sink", "group", "starting_offsets"]
 
 @dataclass(frozen=True)
 class PreviewRange:
-    """What the next window would read of one partition.
+    """The part of the next window in one partition.
 
     :param offsets: offsets covered: an upper bound of the records.
     :param bytes: of keys and values before compression, judged by the first records; None where none could be read in time.

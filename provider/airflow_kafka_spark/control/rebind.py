@@ -1,4 +1,4 @@
-"""Letting a pipeline go elsewhere, come from elsewhere, or be moved by somebody else: decided by hand, and once each time."""
+"""Allow a pipeline another destination, another source, or another task or deployment: once per request."""
 
 from __future__ import annotations
 

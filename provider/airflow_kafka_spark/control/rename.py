@@ -1,4 +1,4 @@
-"""Giving a pipeline another name: what the ledger knows of it, and its group, go on under the new one."""
+"""Rename a pipeline: its ledger and its group go on under the new name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rename(
     group_id: str | None = None,
     dry_run: bool = False,
 ) -> ChangeResult:
-    """Let a pipeline go on under another name, where it stands.
+    """Rename a pipeline. It goes on where it stands.
 
     Guarantee: position, group and the end of the old name change in one Kafka transaction. Attempts under the old name are shut
     out, and those that come later are refused. No window is open: what its sink has taken, it remembers under the old name, and
@@ -94,7 +94,7 @@ def rename(
 
 
 def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: str | None) -> str:
-    """The group that is renamed with it."""
+    """Return the group that is renamed with it."""
     refuse_intervals(memory)
     refuse_intervals(other)
     kept = f'Keep the old name: give the operator `pipeline="{memory.pipeline}"`'

@@ -1,4 +1,4 @@
-"""What somebody wants of a pipeline while it may be at work: written to the ledger beside whoever works, and disturbing nobody.
+"""Control requests (pause, resume, replay, rebind), written to the ledger while an attempt may be running. They fence no attempt.
 
 Three things make that safe. A control has a key of its own kind, which no attempt and no reset writes. Who writes one fences a
 transactional id of its own kind, ``<ledger topic>.<pipeline>.control``, so that of two who press at once the second sees what the
@@ -83,7 +83,8 @@ class ControlRequests(Ledger):
         raise failure
 
     def _find(self) -> Found:
-        """Waits only for controls that an open transaction hides: whoever is at work may take as long as he likes."""
+        """Read the ledger. Only control records that an open transaction hides are waited for; an attempt at work may take as
+        long as it needs."""
         topic = existing_ledger(self.hook, self.topic.name)
         if topic is None:
             raise PipelineUnknown(self.pipeline, self.topic.name)

@@ -1,4 +1,4 @@
-"""Moving a pipeline by hand, as KIP-875 has it for connectors.
+"""Reset the position of a pipeline, as KIP-875 has it for connectors.
 
 It happens whole, in one Kafka transaction, or not at all; never while a window is open, and never without saying who and why.
 """
@@ -92,7 +92,7 @@ def reset(
 
 
 def _look(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> Memory:
-    """What the ledger holds of a pipeline; nothing, where it has never heard of it and everything is said that it would know."""
+    """Return what the ledger holds of a pipeline; an empty memory if the ledger does not know it, and topics and group are named."""
     try:
         return find(hook, pipeline, ledger_topic).memory
     except PipelineUnknown:
@@ -104,7 +104,7 @@ def _look(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -
 def _check(
     hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, discard_open: bool, *, is_said: bool = False
 ) -> str:
-    """The group that is moved, too.
+    """Return the group that is moved with it.
 
     :param is_said: whether the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
     """

@@ -42,7 +42,7 @@ class OpenWindow:
 
 @dataclass(frozen=True)
 class Move:
-    """How a change moves the position of a pipeline in one partition.
+    """The move of a pipeline's position in one partition.
 
     :param before: its offset before; None in a partition of which it had read nothing.
     :param after: its offset after the change.

@@ -1,4 +1,4 @@
-"""Ending a transaction that somebody has left open, and behind which nobody sees what comes after it in the ledger."""
+"""Abort the open transaction that hides later records of a partition of the ledger from all readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOVES_WITHIN = 15.0
 
 @dataclass(frozen=True)
 class Unblocked:
-    """What held a partition of the ledger up.
+    """The transaction that held readers of a partition of the ledger back, and whether it is over.
 
     :param partition: where the pipeline's records lie.
     :param transaction: whose transaction is open first there; None without one.

@@ -242,7 +242,7 @@ class Boundaries:
             log.info("%s is %s", iso(boundary.instant), at)
 
     def _tidy(self, topic: str, kept: Kept, current: Log) -> None:
-        """Remove boundaries that nobody needs any more, and archive old ones.
+        """Remove boundaries that are not needed any more, and archive old ones.
 
         Every record that is written here is safe by itself: somebody who reads or proposes meanwhile, or a death at any moment,
         finds the same boundaries. An archive is in the log before the first record that it replaces is removed.

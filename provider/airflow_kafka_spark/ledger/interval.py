@@ -1,4 +1,4 @@
-"""The ledger of one data interval: a lane beside its pipeline, and what all lanes of the pipeline have in common."""
+"""The ledger of one data interval: its records under a name of its own, and the records that all intervals of the pipeline share."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class IntervalLedger(Ledger):
 
     @property
     def parent_memory(self) -> Memory:
-        """What the ledger holds of the pipeline that this interval is of."""
+        """The ledger's records of the pipeline that this interval belongs to."""
         return self._parent
 
     def look(self) -> Memory:
@@ -88,7 +88,7 @@ class IntervalLedger(Ledger):
         return self.memory
 
     def completed(self, run: str) -> Entry | None:
-        """The interval's window, once it is complete: whichever run moved it, it is moved."""
+        """Return the window of the interval once it is complete, whichever run has moved it."""
         entry, known = self.memory.entries.get(NUMBER), self.known
         if entry is None and known is not None and known.state is State.COMPLETE:
             # Forgotten in detail, because there are so many newer ones.
@@ -101,7 +101,7 @@ class IntervalLedger(Ledger):
 
     @property
     def known(self) -> IntervalState | None:
-        """What the pipeline knows of this interval."""
+        """The state of this interval in the records of its pipeline; None if it has none."""
         return self._parent.intervals.get(self.interval.name)
 
     @property
@@ -187,7 +187,7 @@ class IntervalLedger(Ledger):
         self.withdraw(window_key(self.pipeline, NUMBER), interval_key(self.parent_pipeline, self.interval))
 
     def along(self, entry: Entry) -> list[LedgerRecord]:
-        """The interval's record among those of the pipeline."""
+        """Return the record of the interval among those of the pipeline."""
         window = entry.window
         known = self.known
         first = known.offset if known else -1

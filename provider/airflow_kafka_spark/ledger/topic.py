@@ -52,7 +52,8 @@ AbortTransaction = Callable[[OpenTransaction], str]
 
 @dataclass(frozen=True)
 class Hint:
-    """Where to begin reading: carried by the metadata of the group's committed offsets, and only ever a short cut.
+    """The offset at which reading the ledger may begin, carried by the metadata of the group's committed offsets. It is only a
+    short cut.
 
     :param topic_id: of the ledger topic; a recreated ledger makes the hint void.
     :param partition: where the pipeline's records lie.
@@ -68,8 +69,8 @@ class Hint:
 
     @classmethod
     def from_metadata(cls, metadata: str, pipeline: str) -> Hint | None:
-        """The hint in a committed offset's metadata; None for anything else, since anybody may commit with any metadata. That of
-        another pipeline may lie behind this one's records.
+        """Return the hint in a committed offset's metadata; None for anything else, since anybody may commit with any metadata.
+        The hint of another pipeline may lie behind this pipeline's records.
 
         :param pipeline: whose hint it has to be.
         """
@@ -105,7 +106,7 @@ class LedgerPlace:
 
 @dataclass(frozen=True)
 class Found:
-    """What reading the ledger gave: a pipeline's memory and the partition its records belong to.
+    """The result of reading the ledger: a pipeline's memory, and the partition that its records belong to.
 
     :param parent: what the ledger holds of the pipeline that it lies beside.
     """
@@ -121,7 +122,7 @@ class Found:
 
 @dataclass
 class _Read:
-    """What was read of a partition so far: the newest record of each key that somebody asked for.
+    """The records that were read of a partition so far: the newest of each key that was asked for.
 
     :param epoch: of the partition's leader, when it was read first.
     :param past: the offset behind the last committed record that was read.
@@ -249,7 +250,7 @@ class LedgerTopic:
             return next((there for there in pool.map(look, others) if is_there(there)), found)
 
     def partition_of(self, name: str) -> int:
-        """The partition that new records of this name go to."""
+        """Return the partition that new records of this name go to."""
         return murmur2(name.encode()) % len(self.partitions)
 
     def look_into(
@@ -318,7 +319,7 @@ class LedgerTopic:
 
 @dataclass
 class LedgerReader:
-    """What the ledger holds of a pipeline, read again and again by somebody who only looks: nothing is fenced or created.
+    """Reads the ledger of one pipeline again and again for a viewer. Nothing is fenced or created.
 
     :param pipeline: the pipeline.
     :param ledger_topic: the ledger topic, which need not exist.
@@ -331,7 +332,8 @@ class LedgerReader:
     _topic: LedgerTopic | None = None
 
     def look(self, hook: KafkaHook) -> Memory:
-        """Everything the ledger holds of the pipeline now; a memory that does not exist where it has never heard of it.
+        """Return all that the ledger holds of the pipeline now; a memory that does not exist where the ledger does not know the
+        pipeline.
 
         It is read again only when something was written to the ledger since.
         """
@@ -349,7 +351,7 @@ class LedgerReader:
 
 
 def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> str:
-    """Why a ledger topic may lose records with one broker, though there are others; empty if it does not.
+    """Return why a ledger topic may lose records with one broker although there are others; empty if it does not.
 
     :param replicas: its replication factor.
     :param in_sync: its ``min.insync.replicas``.
@@ -377,7 +379,7 @@ def read_to(
     on_hidden: OnHidden | None = None,
     on_open_transaction: AbortTransaction | None = None,
 ) -> Iterator[LedgerRecord]:
-    """Committed records of ``[start, end)``: ends when the consumer is past every record, control records included.
+    """Yield the committed records of ``[start, end)``. Ends once the consumer is past every record, control records included.
 
     A read_committed reader gets no further than the last stable offset. What lies between it and ``end`` is waited for if any
     of it may be ours; somebody else's open transaction alone holds nobody up. One that hides ours is ended if it stays.
@@ -417,7 +419,7 @@ def read_to(
 
 
 class _Waiting:
-    """How long a reader gets no further, and because of whom.
+    """Watches how long a reader gets no further, and which transaction holds it back.
 
     What hides records before the end that was seen at first has been open since then: so the time counts from the first that is
     met, and whatever comes behind one that was ended is ended at once.
@@ -465,7 +467,7 @@ class _Waiting:
 
 
 def first_open_transaction(config: Mapping[str, Any], tp: TopicPartition, stable: int, end: int) -> OpenTransaction:
-    """Whose transaction is open at the last stable offset of a partition."""
+    """Return the transaction that is open at the last stable offset of a partition."""
     first = next(read_to({**config, "isolation.level": "read_uncommitted"}, tp, stable, end), None)
     return transaction_of_record(first or LedgerRecord(b"", None, stable), tp.partition)
 
@@ -473,7 +475,7 @@ def first_open_transaction(config: Mapping[str, Any], tp: TopicPartition, stable
 def _ours_are_hidden(
     config: Mapping[str, Any], tp: TopicPartition, start: int, end: int, mine: tuple[bytes, ...], on_hidden: OnHidden | None
 ) -> bool:
-    """Whether records of ours lie in ``[start, end)``, their transactions decided or not."""
+    """Return True if records of this pipeline lie in ``[start, end)``, whether their transactions are decided or not."""
     uncommitted = {**config, "isolation.level": "read_uncommitted"}
     hidden = frozenset(record.key for record in read_to(uncommitted, tp, start, end) if record.key.startswith(mine))
     if hidden:
@@ -484,7 +486,7 @@ def _ours_are_hidden(
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's partitioner hash of a key, never negative."""
+    """Return the hash of a key by which Kafka chooses the partition, never negative."""
     length, seed, m, mask = len(data), 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
     h = seed ^ length
     for i in range(0, length - length % 4, 4):
