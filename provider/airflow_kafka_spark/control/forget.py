@@ -81,7 +81,7 @@ def _result(memory: Memory, change: int, who: str, why: str, records: int, group
 
 
 def _change(memory: Memory, number: int, who: str, why: str) -> Change:
-    """Return the record of the change. With the published records and the used numbers in it, the pipeline can still be followed."""
+    """Return the record of the change. The published records and used numbers in it let other pipelines still follow this one."""
     given_up = _numbers(memory)
     landed = published_by(memory, given_up)
     last = max((memory.last_used, *memory.entries))

@@ -92,7 +92,8 @@ def reset(
 
 
 def _look(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> Memory:
-    """Return what the ledger holds of a pipeline; an empty memory if the ledger does not know it, and topics and group are named."""
+    """Return what the ledger holds of a pipeline; an empty memory if it does not know the pipeline, and topics and group are
+    named."""
     try:
         return find(hook, pipeline, ledger_topic).memory
     except PipelineUnknown:

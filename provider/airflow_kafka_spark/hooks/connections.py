@@ -17,7 +17,7 @@ _SYNONYMS = {"postgresql": "postgres", "mariadb": "mysql"}
 def look_up(
     conn_id: str, *types: str, option: str = "conn_id", hint: str = "", get: Callable[[str], Connection] | None = None
 ) -> Connection:
-    """An Airflow connection of one of these types.
+    """Return an Airflow connection of one of these types.
 
     :param conn_id: its name.
     :param types: the types that will do, the usual one first.
@@ -53,6 +53,6 @@ def defined(conn_id: str, kind: str, *, option: str) -> Iterator[None]:
 
 
 def kind_of(connection: Connection) -> str:
-    """Its type, by one name where several are in use."""
+    """Return the type of a connection, by one name where several are in use."""
     kind = connection.conn_type or ""
     return _SYNONYMS.get(kind, kind)

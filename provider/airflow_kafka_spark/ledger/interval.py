@@ -1,4 +1,4 @@
-"""The ledger of one data interval: its records under a name of its own, and the records that all intervals of the pipeline share."""
+"""The ledger of one data interval: its records under a name of its own, and those that all intervals of a pipeline share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a log is still the one that was read: what the brokers say of the leader epoch of an offset (KIP-320)."""
+"""Read what Kafka holds of topics, and compare leader epochs to find out whether it is still the log that was read (KIP-320)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _END = re.compile(r"broker end offset is (\d+)")
 
 
 def read_log(hook: KafkaHook, topics: Iterable[str]) -> Log:
-    """What Kafka holds of these topics now: ids, and low watermark, last stable offset and high watermark of every partition.
+    """Return what Kafka holds of these topics now: ids, and low watermark, last stable offset and high watermark of every
+    partition.
 
     :param topics: names; those that do not exist are left out of the answer.
     """
@@ -51,7 +52,7 @@ def compare_epochs(
     epochs: Mapping[TopicPartition, int],
     topic_ids: Mapping[str, str],
 ) -> Log:
-    """The log, with the partitions that were cut off below an offset and have grown again (``Log.diverged``).
+    """Return the log with the partitions marked that were cut off below an offset and have grown again (``Log.diverged``).
 
     Only partitions are asked for whose leader epoch is not the known one: without an election nothing is cut off.
 
