@@ -90,7 +90,7 @@ class KafkaHook(KafkaBaseHook):
             raise ConnectionInvalid(self.conn_id, str(error)) from error
 
     def java_config(self, *, inline_files: bool = False) -> kafka_config.JavaConfig:
-        """Return the connection in the Java client's settings, for Spark's Kafka source; see :func:`kafka_config.java_options`."""
+        """Return the connection in the Java client's settings, for Spark's Kafka source (:func:`kafka_config.java_options`)."""
         java = kafka_config.java_options(self.config, conn_id=self.conn_id, inline_files=inline_files)
         if java.ignored:
             log.info(
@@ -309,7 +309,7 @@ class KafkaHook(KafkaBaseHook):
         return {partition: there if there.offset >= 0 else None for partition, there in found.items()}
 
     def _partitions(self, topics: Iterable[str | TopicPartition]) -> list[TopicPartition]:
-        """Return all partitions in order, after a check that they exist: an unknown partition may pass for one without a leader."""
+        """Return all partitions in order. Check that they exist: an unknown partition may pass for one without a leader."""
         wanted = list(topics)
         whole = {topic for topic in wanted if isinstance(topic, str)}
         single = {TopicPartition(*topic) for topic in wanted if not isinstance(topic, str)}
