@@ -43,7 +43,7 @@ def forget(
 
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises WindowOpen: it has an open window.
-    :raises GroupHasMembers: its group is to be deleted, and somebody consumes with it.
+    :raises GroupHasMembers: its group is to be deleted, and the group has members.
     """
     who = author(who, why)
     found = find(hook, pipeline, ledger_topic)

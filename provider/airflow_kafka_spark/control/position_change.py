@@ -43,7 +43,7 @@ def mirroring_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> st
     """Return the group that mirrors a pipeline. It has no members.
 
     :raises ResetRefused: it is not known.
-    :raises GroupHasMembers: somebody consumes with it.
+    :raises GroupHasMembers: the group has members.
     """
     group = group_id or group_of(memory)
     if not group:
@@ -62,7 +62,7 @@ def refuse_open(memory: Memory) -> None:
 
 
 def refuse_members(hook: KafkaHook, group: str) -> None:
-    """:raises GroupHasMembers: somebody consumes with this group."""
+    """:raises GroupHasMembers: the group has members."""
     if members := hook.group_state(group).members:
         raise GroupHasMembers(group, [str(m) for m in members])
 
@@ -222,7 +222,7 @@ def write_position_change(ledger: Ledger, found: Found, move: PositionChange, ac
     before = {tp: move.before[tp] for tp in after if tp in move.before}
     landed = published_by(memory, discarded)
     change = Change(move.number, action, who, why, utc_now(), before, after, given_up, landed=landed)
-    # They stay in their topics, so whoever follows the pipeline reads and counts them.
+    # They stay in their topics, so a pipeline that follows this one reads and counts them.
     published = add_landed(memory.published or {}, landed) if landed else memory.published
     records = [
         *(window_record(entry) for entry in kept_as_complete.values()),

@@ -108,7 +108,7 @@ def preview(
     :param max_records: as its operator says.
     :param data_loss: as its operator says.
     :param last_applied: asks the pipeline's sink for the last window that it remembers; None (default) asks no sink.
-    :raises PipelineUnknown: the ledger holds nothing of it, and nobody says what it would read.
+    :raises PipelineUnknown: the ledger holds nothing of it, and ``topics`` or ``group_id`` is missing.
     :raises PlanError: one of its subclasses: planning would fail, too.
     :raises ValueError: a bound that is none.
     """
@@ -229,7 +229,7 @@ def _preview(
 
 
 @dataclass(frozen=True)
-class Sample:
+class RangeSample:
     """The first records of a range.
 
     :param offsets: how many offsets they cover.
@@ -241,7 +241,7 @@ class Sample:
     oldest: int | None = None
 
 
-def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES) -> dict[TopicPartition, Sample]:
+def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES) -> dict[TopicPartition, RangeSample]:
     """Read a little of each range: enough to judge how large and how old it is.
 
     :param records: at most so many of each partition.
@@ -250,7 +250,7 @@ def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAM
     import confluent_kafka
 
     open_ranges = {r.topic_partition: r for r in ranges if r.span}
-    samples = {r.topic_partition: Sample() for r in ranges if not r.span}
+    samples = {r.topic_partition: RangeSample() for r in ranges if not r.span}
     if not open_ranges:
         return samples
     consumer = confluent_kafka.Consumer(hook.consumer_config(**PROMPT), logger=ClientEvents())
@@ -265,7 +265,7 @@ def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAM
                 error = message.error()
                 if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
                     raise KafkaUnavailable(hook.conn_id, f"reading {tp}", error.str())
-                found = samples.get(tp, Sample())
+                found = samples.get(tp, RangeSample())
                 inside = error is None and (message.offset() or 0) < r.end
                 if inside:
                     found = samples[tp] = _add(found, message, r)
@@ -279,10 +279,10 @@ def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAM
     return samples
 
 
-def _add(found: Sample, message: Any, r: OffsetRange) -> Sample:
+def _add(found: RangeSample, message: Any, r: OffsetRange) -> RangeSample:
     kind, timestamp = message.timestamp()
     known = timestamp if kind else None
-    return Sample(
+    return RangeSample(
         found.records + 1,
         found.bytes + len(message.key() or b"") + len(message.value() or b""),
         message.offset() - r.start + 1,

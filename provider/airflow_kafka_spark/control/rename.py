@@ -47,10 +47,10 @@ def rename(
     :param who: who asks for it; default the user of this process.
     :param ledger_topic: the ledger that knows it.
     :param group_id: its group; None is the one that its last report names.
-    :param dry_run: change nothing, fence nobody, and say what would happen.
+    :param dry_run: change and fence nothing, and return what would happen.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises WindowOpen: it has an open window: that is finished, or given up, under the old name.
-    :raises GroupHasMembers: somebody consumes with its group.
+    :raises GroupHasMembers: its group has members.
     :raises ResetRefused: the new name is taken; or the pipeline moves data intervals or reads rows, or is paused.
     """
     who = author(who, why)
@@ -62,7 +62,7 @@ def rename(
         offsets = dict(memory.position.offsets)
         return group, Change(memory.next_change, "rename", who, why, utc_now(), offsets, {}, name=to)
 
-    # First without fencing: what is refused disturbs nobody.
+    # First without fencing: a command that is refused disturbs no attempt.
     memory = find(hook, pipeline, ledger_topic).memory
     topic = existing_ledger(hook, ledger_topic)
     assert topic is not None, "the pipeline was found in it"

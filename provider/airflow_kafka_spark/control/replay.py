@@ -36,7 +36,7 @@ def replay(
 ) -> ChangeResult:
     """Ask for a complete window to be moved once more: the same offsets, whose rows the sink replaces.
 
-    Guarantee: nobody who is at work is disturbed. Once the task of the run is cleared and runs, it moves the window once more,
+    Guarantee: an attempt at work is not disturbed. Once the task of the run is cleared and runs, it moves the window once more,
     whatever its ``on_rerun`` says, and exactly once: a second clear does what it did before. Neither position nor group move. A
     sink that cannot replace what it has taken makes the task fail, before anything is changed.
 

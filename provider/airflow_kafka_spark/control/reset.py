@@ -57,14 +57,14 @@ def reset(
     :param who: who asks for it; default the user of this process.
     :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
         Named together with ``group_id``, they also move a pipeline that the ledger knows nothing of, because Kafka was created
-        anew or it was told to forget it, and whose sink still remembers windows: its next window begins there.
+        anew or a `forget` removed it, and whose sink still remembers windows: its next window begins there.
     :param ledger_topic: the ledger that knows it.
     :param group_id: its group; None is the one that its last report names.
     :param discard_open: give up an open window, whose records a sink may have taken already.
-    :param dry_run: change nothing, fence nobody, and say what would happen.
+    :param dry_run: change and fence nothing, and return what would happen.
     :raises PipelineUnknown: the ledger holds nothing of it, and ``only`` or ``group_id`` is not said.
     :raises WindowOpen: it has an open window.
-    :raises GroupHasMembers: somebody consumes with its group.
+    :raises GroupHasMembers: its group has members.
     :raises BoundRefused: offsets that the log does not hold.
     :raises ResetRefused: it cannot be moved by offsets.
     :raises ValueError: ``to`` is no place to move to.

@@ -52,12 +52,12 @@ def skip(
     :param who: who asks for it; default the user of this process.
     :param ledger_topic: the ledger that knows it.
     :param group_id: its group; None is the one that its last report names.
-    :param running: whether somebody is at work on the open window, as Airflow says of its task; None where that is not known.
+    :param running: whether an attempt is at work on the open window, as Airflow says of its task; None where that is not known.
         Only with False is a window given up.
-    :param dry_run: change nothing, fence nobody, and say what would happen.
+    :param dry_run: change and fence nothing, and return what would happen.
     :raises PipelineUnknown: the ledger holds nothing of it.
-    :raises AttemptAtWork: somebody is at work on the window, or it is not known.
-    :raises GroupHasMembers: somebody consumes with its group.
+    :raises AttemptAtWork: an attempt is at work on the window, or it is not known.
+    :raises GroupHasMembers: its group has members.
     :raises ResetRefused: nothing waits, or it moves data intervals, or reads rows and has no open window.
     """
     who = author(who, why)

@@ -90,7 +90,7 @@ class Ledger:
     """One attempt of one pipeline at its ledger. A context manager: entering it fences earlier attempts and reads the ledger;
     leaving it drops the producers.
 
-    Guarantee: while this attempt is the newest, nobody else writes to the pipeline's ledger or moves its group's offsets through
+    Guarantee: while this attempt is the newest, no other one writes to the pipeline's ledger or moves its group's offsets through
     it; as soon as a newer one has fenced, this one's writes are refused by the broker (KIP-98).
 
     :param hook: the cluster.
@@ -150,7 +150,7 @@ class Ledger:
             self._peek((control_prefix(self.parent_pipeline),))
 
     def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
-        """:param wait_for: what keys begin with that are waited for; default nobody's."""
+        """:param wait_for: prefixes of the keys that are waited for; default none."""
         topic = self.topic
         self.hint = self._find_hint()
         self.memory = Memory(self.pipeline)
@@ -295,7 +295,7 @@ class Ledger:
         entry = self._claim(Entry(window, State.PLANNED, self._attempt(1)))
         faults.reached("plan.written")
         if self.beside_intervals or self.memory.intervals:
-            # Only now: whoever is planned later sees this window, and whoever was planned earlier is seen.
+            # Only now: what is planned later sees this window, and what was planned earlier is seen.
             self.look()
             self._give_way(entry)
         return entry
@@ -349,7 +349,7 @@ class Ledger:
             self.send(producer, [LedgerRecord(key, None) for key in keys])
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
-            # Whoever comes next finds the window, and withdraws it if this has not.
+            # The next attempt finds the window, and withdraws it if this one has not.
             raise self.translated(error, "withdrawing a plan") from error
 
     def replay(self, entry: Entry) -> Entry:
@@ -383,7 +383,7 @@ class Ledger:
             offsets = [self.memory.entries[entry.window.number].offset]
         is_first = entry.first < 0 and entry.attempt.number == 1
         entry = replace(entry, offset=offsets[0], first=offsets[0] if is_first else entry.first)
-        # Of a pipeline that the ledger had never heard of, nobody can have written anything before this.
+        # Nothing can have been written before this of a pipeline that the ledger did not know.
         seen = self.memory.seen if self.memory.seen >= 0 else entry.offset
         binding = self._bound or self.memory.binding
         entries = {**self.memory.entries, entry.window.number: entry}
@@ -464,7 +464,7 @@ class Ledger:
         :raises Fenced: when a newer attempt has claimed the window, or has completed it.
         """
         claimed = self.claimed
-        # What came before the claim does not matter here, but it does to whoever looks for more than the claim.
+        # What came before the claim does not matter here, but it does to readers that look for more than the claim.
         since = Hint(self.topic.topic_id, self._partition, max(claimed.offset, 0))
         found = self.topic.look(self.pipeline, since).memory
         if found.owned(claimed.window.number, claimed.attempt.token) is None:
@@ -478,7 +478,7 @@ class Ledger:
         :param report: the window's report, as JSON.
         :param offsets: what the group commits: each partition's frozen end.
         :raises Fenced: when a newer attempt has taken over; that one completes the window.
-        :raises GroupHasMembers: when the broker refuses offsets because somebody consumes with the group.
+        :raises GroupHasMembers: when the broker refuses offsets because the group has members.
         """
         entry = replace(self.claimed, state=State.COMPLETE, report=report)
         for tries in range(1, CLOSE_TRIES + 1):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BIND_TRIES = 10
-"""Each of them loses only against somebody else who has just decided."""
+"""A try is lost only to another attempt that has just decided."""
 NUMBER = 1
 """Of the window of an interval: a lane has one, however often it is replayed."""
 
@@ -204,7 +204,7 @@ class IntervalLedger(Ledger):
     ) -> dict[TopicPartition, int]:
         """Move the group to where everything is complete without a hole, and forget the details of old intervals.
 
-        Whoever completes an interval does this afterwards. When two do it at once the later one shuts the earlier one out, and
+        Each attempt that completes an interval does this afterwards. Of two at once the later one shuts the earlier one out, and
         sees what that has completed.
 
         :param where: asks for the group's offsets, and for what Kafka holds of the topics.
@@ -264,7 +264,7 @@ class IntervalLedger(Ledger):
         return records
 
     def _is_asked_for(self, state: IntervalState) -> bool:
-        """Return True if somebody wants the interval to be moved once more: its attempt may be at work."""
+        """Return True if a replay of the interval is requested: its attempt may be at work."""
         window = Window(
             self.parent_pipeline, NUMBER, (), state.run, "", interval=(state.interval.start_ms, state.interval.end_ms)
         )

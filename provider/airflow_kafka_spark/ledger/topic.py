@@ -47,7 +47,7 @@ READ_SECONDS = 120.0
 T = TypeVar("T")
 OnHidden = Callable[[frozenset[bytes]], None]
 AbortTransaction = Callable[[OpenTransaction], str]
-"""Ends somebody's transaction; why not, empty if it was done."""
+"""Aborts an open transaction. Returns why that failed; empty if it was done."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class _Read:
 class LedgerTopic:
     """The compacted topic in which all pipelines of a cluster keep their ledgers.
 
-    Whoever reads the same records more than once, as an attempt does, gets from Kafka what came since. After
+    A second read of the same records, as an attempt makes it, gets from Kafka only what came since. After
     :data:`READ_AGAIN_SECONDS`, and after an election of another leader, all of it is read again: a tombstone that compaction has
     removed in between, or a log that was cut, would go unnoticed.
 
@@ -213,7 +213,7 @@ class LedgerTopic:
         Not only to the last stable offset: another pipeline's open transaction may hide one of our records, so it is waited for.
 
         :param hint: where to begin; without a valid one the partition is read from its beginning.
-        :param on_hidden: told the keys of the pipeline's records that an open transaction hides, which are then waited for.
+        :param on_hidden: called with the keys of the pipeline's records that an open transaction hides; they are then waited for.
         :param parent: another pipeline, in whose partition this one's records lie, and which is looked at too.
         :raises LedgerUnreadable: when the end cannot be reached, or a record is of a newer version.
         """
@@ -382,10 +382,10 @@ def read_to(
     """Yield the committed records of ``[start, end)``. Ends once the consumer is past every record, control records included.
 
     A read_committed reader gets no further than the last stable offset. What lies between it and ``end`` is waited for if any
-    of it may be ours; somebody else's open transaction alone holds nobody up. One that hides ours is ended if it stays.
+    of it may be ours; an open transaction of another pipeline alone delays no reader. One that hides ours is ended if it stays.
 
     :param mine: what the keys of records begin with that must not be missed; empty means all.
-    :param on_hidden: told the keys of ours that are waited for, once: whose transaction that is can be ended.
+    :param on_hidden: called once with the keys of ours that are waited for, so that their transaction can be aborted.
     :param on_open_transaction: ends the transaction that is open first, after :data:`ABORT_AFTER_SECONDS`.
     :raises LedgerUnreadable: what is ours is still hidden after :data:`READ_SECONDS`; it says by whom.
     """

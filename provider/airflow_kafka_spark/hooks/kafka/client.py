@@ -431,7 +431,7 @@ def keep(client: Any, owner: object) -> weakref.finalize:
     """Keep a client as long as its owner lives, or until the returned function is called; then until nothing else refers to it.
 
     :param client: of confluent-kafka.
-    :param owner: whoever uses it; must not be reachable from it.
+    :param owner: the object that uses it; must not be reachable from it.
     :return: to be called to let go of the client; on any thread.
     """
     _start()
@@ -459,6 +459,6 @@ def _reap() -> None:
         except Empty:
             looks += 1
         for at in reversed(range(len(waiting))):
-            # This list's reference and that of the call itself: nobody else can come to hold it any more.
+            # This list's reference and that of the call itself: nothing else can come to refer to it any more.
             if sys.getrefcount(waiting[at]) <= 2:
                 del waiting[at]

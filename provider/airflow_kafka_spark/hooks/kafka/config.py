@@ -48,7 +48,7 @@ PRODUCER_ONLY = _names("""
     sticky.partitioning.linger.ms transaction.timeout.ms transactional.id
 """)
 
-# Properties of librdkafka's own machinery, without a counterpart in the Java client: nobody needs to hear of them.
+# Properties of librdkafka's own machinery, without a counterpart in the Java client: they are left out silently.
 LIBRDKAFKA_ONLY = _names("""
     api.version.fallback.ms api.version.request api.version.request.timeout.ms broker.address.family broker.address.ttl
     broker.version.fallback builtin.features consume.callback.max.messages coordinator.query.interval.ms debug

@@ -148,8 +148,8 @@ class KafkaHook(KafkaBaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Return whether the cluster answers, and its brokers, for Airflow's UI. The answer takes ten seconds at most.
 
-        A wrong password, a certificate that is not trusted, a listener of another protocol and brokers that nobody can reach are
-        each told as such.
+        A wrong password, a certificate that is not trusted, a listener of another protocol and brokers that cannot be reached
+        each have a message of their own.
         """
         try:
             with KafkaHook(self.conn_id, min(self.timeout, TEST_SECONDS)) as hook:
@@ -357,7 +357,7 @@ class KafkaHook(KafkaBaseHook):
 
         :param group_id: the group, without live members.
         :param offsets: the next offset to read of each partition, with or without a text.
-        :raises GroupHasMembers: when somebody consumes with this group.
+        :raises GroupHasMembers: when the group has members.
         :raises TopicMissing: when a topic or a partition does not exist.
         """
         commits = {p: c if isinstance(c, CommittedOffset) else CommittedOffset(c) for p, c in offsets.items()}
@@ -373,7 +373,7 @@ class KafkaHook(KafkaBaseHook):
 
         :param group_id: the group, without live members.
         :return: whether there was one.
-        :raises GroupHasMembers: when somebody consumes with this group.
+        :raises GroupHasMembers: when the group has members.
         """
         try:
             return kafka_requests.delete_group(self._calls, group_id)

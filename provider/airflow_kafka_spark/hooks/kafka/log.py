@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 AT_ONCE = 200
-"""Partitions per consumer: each of them may be sent a batch of records, which nobody needs."""
+"""Partitions per consumer: each of them may be sent a batch of records, which is not needed."""
 SETTINGS: Mapping[str, Any] = {
     "auto.offset.reset": "error",
     "enable.partition.eof": True,

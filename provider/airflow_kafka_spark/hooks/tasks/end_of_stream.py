@@ -22,7 +22,7 @@ _STREAM = "infile"
 _WORKER = "pyspark.worker"
 
 
-def whole(batches: Iterator[T]) -> Iterator[T]:
+def require_end_of_stream(batches: Iterator[T]) -> Iterator[T]:
     """Yield the batches. Raise an error if the stream ends without the word that Spark writes behind the last row.
 
     :param batches: what Spark gave to a function of ``mapInArrow``.
