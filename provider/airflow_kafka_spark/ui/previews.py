@@ -54,9 +54,10 @@ def in_time(work: Callable[[], T], doing: str, seconds: float = SECONDS) -> T:
 # --- the next window ----------------------------------------------------------------------------------------------------
 
 
-def next_window(work: Callable[[], Preview]) -> dict[str, Any]:
+def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict[str, Any]:
     """What the next window would be, or why there would be none.
 
+    :param unread: arguments of the task that only its run knows, and that are not taken into account.
     :raises KafkaSparkError: Kafka does not answer.
     """
     try:
@@ -68,7 +69,11 @@ def next_window(work: Callable[[], Preview]) -> dict[str, Any]:
     except ValueError as error:
         return {"refused": cleaned(str(error))}
     facts = {name: getattr(found, name) for name in ("number", "begins", "run", "offsets", "bytes", "age", "held_back")}
-    facts["warnings"] = list(found.warnings)
+    open_or_known = found.run is not None or not unread
+    unknown = (
+        [] if open_or_known else [f"Only the run knows {', '.join(f'`{name}`' for name in unread)}: its default counts here"]
+    )
+    facts["warnings"] = [*found.warnings, *unknown]
     return {"next": {**facts, "ranges": [vars(r) for r in found.ranges], "gaps": [vars(g) for g in found.gaps]}}
 
 
