@@ -69,11 +69,11 @@ def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict
     except ValueError as error:
         return {"refused": cleaned(str(error))}
     facts = {name: getattr(found, name) for name in ("number", "begins", "run", "offsets", "bytes", "age", "held_back")}
-    open_or_known = found.run is not None or not unread
-    unknown = (
-        [] if open_or_known else [f"Only the run knows {', '.join(f'`{name}`' for name in unread)}: its default counts here"]
-    )
-    facts["warnings"] = [*found.warnings, *unknown]
+    warnings = list(found.warnings)
+    if unread and found.run is None:
+        names = ", ".join(f"`{name}`" for name in unread)
+        warnings.append(f"Only the run knows {names}: the default counts here")
+    facts["warnings"] = warnings
     return {"next": {**facts, "ranges": [vars(r) for r in found.ranges], "gaps": [vars(g) for g in found.gaps]}}
 
 
