@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogTruncated, TransactionTimedOut
-from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
 from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 from airflow_kafka_spark.testing import EmbeddedKafka
@@ -260,7 +260,7 @@ def test_records_that_an_unclean_leader_election_loses_are_named_and_what_grows_
 
 def flow_epoch(flow):
     """The leader epoch that the ledger holds with the pipeline's position."""
-    from airflow_kafka_spark.hooks.pipeline_offsets import find
+    from airflow_kafka_spark.control.pipelines import find
 
     with KafkaHook() as hook:
         (epoch,) = find(hook, flow.name, f"ledger-{flow.name}").memory.position.epochs.values()

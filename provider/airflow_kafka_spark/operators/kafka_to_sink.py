@@ -39,9 +39,9 @@ from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
 from airflow_kafka_spark.windows.report import Report, sum_up
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.job import ReadWith, SinkJob
     from airflow_kafka_spark.road.shaping import Shaping
     from airflow_kafka_spark.road.tolerance import Tolerance
@@ -89,9 +89,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
     :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
         that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
         ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
-        :func:`~airflow_kafka_spark.windows.bounds.parse_start`. Templated.
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
     :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
-        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.bounds.parse_stop`.
+        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`.
         Templated.
     :param max_records: at most so many offsets per window, shared among the partitions; None (default) is everything there is.
         Templated.
@@ -522,7 +522,7 @@ class SinkMove:
         from airflow_kafka_spark.bad_records.dead_letters import known_dead_letters
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
-        letters = operator.dead_letters(ledger.family_name)
+        letters = operator.dead_letters(ledger.parent_pipeline)
         # A cheap check for an attempt that has slept since the plan. The broker and the sink would refuse it anyway.
         ledger.verify()
         tolerance, known = operator.errors.in_tasks(letters, ledger), known_dead_letters(ledger)
@@ -646,7 +646,7 @@ class SinkMove:
         """Send dead letters and routed records in one transaction, in which the ledger remembers which they were."""
         from airflow_kafka_spark.bad_records.dead_letters import SideOutputs
 
-        aside = SideOutputs(self.operator.kafka, self.ledger.family_name, self.letters)
+        aside = SideOutputs(self.operator.kafka, self.ledger.parent_pipeline, self.letters)
         self.sent = aside.send([*self.results, *self.refused], self.ledger, others.decided)
 
     def _report(self, applied: Applied, others: RoutedSinks) -> Report:

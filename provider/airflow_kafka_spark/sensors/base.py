@@ -19,7 +19,7 @@ from airflow.providers.common.compat.sdk import (
 from airflow_kafka_spark.errors import KafkaSparkError, ValidationError
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.triggers.base import KafkaTrigger, Observation, Polling, Probe
 
 DEFAULT_DEFERRABLE: bool = conf.getboolean("operators", "default_deferrable", fallback=False)
@@ -144,7 +144,7 @@ class KafkaSensor(BaseSensorOperator):
 
     def _check(self, context: Mapping[str, Any]) -> Observation:
         if self._open_probe is None:
-            from airflow_kafka_spark.hooks.kafka import KafkaHook
+            from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
             probe = self.make_trigger(context, self._polling()).valid_probe()
             self._open_probe = probe, KafkaHook(self.kafka_conn_id)

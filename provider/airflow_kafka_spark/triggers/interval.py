@@ -8,14 +8,14 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.first_records import TOLERANCE_SECONDS
+from airflow_kafka_spark.hooks.kafka.resolve_offsets import TOLERANCE_SECONDS
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.triggers.arguments import Duration, Instant, parse_instant, parse_seconds
 from airflow_kafka_spark.triggers.base import KafkaTrigger, Observation, Polling
 from airflow_kafka_spark.windows.instants import now_ms
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.windows.model import TopicPartition
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from airflow_kafka_spark.errors import SinkRejected, WindowConflict
-from airflow_kafka_spark.hooks.postgres import APPLICATION, rows, run
-from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
+from airflow_kafka_spark.hooks.postgres import APPLICATION, Name, parse_name, resolve, rows, run
 from airflow_kafka_spark.sinks.postgres import evolve as evolution
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.catalog import Table, read_table

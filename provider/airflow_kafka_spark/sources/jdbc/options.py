@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.postgres_names import parse_name
+from airflow_kafka_spark.hooks.postgres import parse_name
 
 ReadMode = Literal["bulk", "incrementing", "timestamp", "timestamp+incrementing"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.connections import kind_of, look_up
-from airflow_kafka_spark.hooks.postgres_names import parse_name
+from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
 from airflow_kafka_spark.sources.jdbc.options import JdbcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint

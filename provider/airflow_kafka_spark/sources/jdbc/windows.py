@@ -13,7 +13,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.postgres_names import parse_name
+from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
 from airflow_kafka_spark.sources.jdbc.database import (
     DatabaseSession,

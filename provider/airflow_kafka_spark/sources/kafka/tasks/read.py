@@ -16,8 +16,8 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Kaf
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
-from airflow_kafka_spark.hooks.handover_worker import whole
-from airflow_kafka_spark.hooks.log_epochs import cut_below
+from airflow_kafka_spark.hooks.kafka.log import cut_below
+from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
 BATCH_RECORDS = 20_000
@@ -90,7 +90,7 @@ class Reader:
     would not see a cut behind that, and would ask the broker once per split. Records that are missing, with none in their place,
     are the driver's affair, which compares the end of the range before the window is committed.
 
-    :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka_config.consumer_config`).
+    :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka.config.consumer_config`).
     :param range: the offsets to read.
     :param skip_lost: pass over records that were deleted or cut off meanwhile, and note them in ``gaps``; else they are an error.
     :param with_headers: whether headers are wanted.
@@ -287,7 +287,7 @@ def from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[Records]:
 
     :raises RowsCutOff: the source has failed in the middle.
     """
-    for batch in chain.from_iterable(_slices(b) for b in whole(batches)):
+    for batch in chain.from_iterable(_slices(b) for b in require_end_of_stream(batches)):
         column = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
         headers = column.get("headers")
         yield Records(
