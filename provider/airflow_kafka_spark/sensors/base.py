@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 _SPARE_SECONDS = 60.0
 
 
-DEFERRABLE = conf.getboolean("operators", "default_deferrable", fallback=False)
-"""Whether sensors wait in the triggerer by default."""
-
-
 class KafkaSensor(BaseSensorOperator):
     """A sensor that looks at a Kafka cluster, and returns what it saw when that is what it waits for.
 
@@ -46,10 +42,10 @@ class KafkaSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        kafka_conn_id: str,
-        deferrable: bool,
-        retry_timeout: float | timedelta,
-        wait_for_topic: bool,
+        kafka_conn_id: str = "kafka_default",
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        retry_timeout: float | timedelta = 300.0,
+        wait_for_topic: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.sensors.base import DEFERRABLE, KafkaSensor
+from airflow_kafka_spark.sensors.base import KafkaSensor
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
@@ -32,12 +32,7 @@ class KafkaIntervalSensor(KafkaSensor):
         data interval.
     :param grace: how long after the end a partition may stay silent before it counts as idle; default one minute. As long as
         records take to arrive, and clocks differ.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
-    :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
-    :param retry_timeout: seconds, or a timedelta, that brokers may be down before that is a failure; default 300. At most
-        ``timeout``.
-    :param wait_for_topic: wait for a topic that does not exist; default False: that is a failure at once.
-    :param kwargs: arguments of Airflow's ``BaseSensorOperator``.
+    :param kwargs: of :class:`~airflow_kafka_spark.sensors.base.KafkaSensor`.
     :raises ValidationError: (by ``execute``) among other things, the DAG run has no data interval, or one without width.
     """
 
@@ -49,19 +44,9 @@ class KafkaIntervalSensor(KafkaSensor):
         topics: str | Sequence[str],
         end: datetime | str | float | None = None,
         grace: timedelta | float | str = timedelta(minutes=1),
-        kafka_conn_id: str = "kafka_default",
-        deferrable: bool = DEFERRABLE,
-        retry_timeout: float | timedelta = 300.0,
-        wait_for_topic: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            kafka_conn_id=kafka_conn_id,
-            deferrable=deferrable,
-            retry_timeout=retry_timeout,
-            wait_for_topic=wait_for_topic,
-            **kwargs,
-        )
+        super().__init__(**kwargs)
         self.topics = topics
         self.end = end
         self.grace = grace

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.sensors.base import DEFERRABLE, KafkaSensor
+from airflow_kafka_spark.sensors.base import KafkaSensor
 from airflow_kafka_spark.windows.lag import Per
 
 if TYPE_CHECKING:
@@ -49,12 +49,7 @@ class KafkaLagSensor(KafkaSensor):
         for a pipeline: as often as it did, for a group: not known.
     :param fail_on: statuses (``WARN``, ``STALL``, ``STOP``, ``REWIND``) that are a failure, rather than waited through.
     :param ledger_topic: where pipelines have their ledger.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
-    :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
-    :param retry_timeout: seconds, or a timedelta, that brokers may be down before that is a failure; default 300. At most
-        ``timeout``.
-    :param wait_for_topic: wait for a topic that does not exist; default False: that is a failure at once.
-    :param kwargs: arguments of Airflow's ``BaseSensorOperator``.
+    :param kwargs: of :class:`~airflow_kafka_spark.sensors.base.KafkaSensor`.
     """
 
     template_fields: Sequence[str] = ("kafka_conn_id", *_WATCHED)
@@ -73,19 +68,9 @@ class KafkaLagSensor(KafkaSensor):
         schedule: float | timedelta | str | None = None,
         fail_on: str | Sequence[str] = (),
         ledger_topic: str = "airflow-windows",
-        kafka_conn_id: str = "kafka_default",
-        deferrable: bool = DEFERRABLE,
-        retry_timeout: float | timedelta = 300.0,
-        wait_for_topic: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            kafka_conn_id=kafka_conn_id,
-            deferrable=deferrable,
-            retry_timeout=retry_timeout,
-            wait_for_topic=wait_for_topic,
-            **kwargs,
-        )
+        super().__init__(**kwargs)
         self.group_id = group_id
         self.pipeline = pipeline
         self.topics = topics

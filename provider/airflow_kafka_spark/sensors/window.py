@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.sensors.base import DEFERRABLE, KafkaSensor
+from airflow_kafka_spark.sensors.base import KafkaSensor
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.triggers.window import KafkaWindowTrigger
@@ -30,12 +30,7 @@ class KafkaWindowSensor(KafkaSensor):
     :param after: a window's number, as from another window's report: any window behind it.
     :param since: any window that was completed at or after this moment.
     :param ledger_topic: where the upstream pipeline has its ledger.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
-    :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
-    :param retry_timeout: seconds, or a timedelta, that brokers may be down before that is a failure; default 300. At most
-        ``timeout``.
-    :param wait_for_topic: wait for a topic that does not exist; default False: that is a failure at once.
-    :param kwargs: arguments of Airflow's ``BaseSensorOperator``.
+    :param kwargs: of :class:`~airflow_kafka_spark.sensors.base.KafkaSensor`.
     """
 
     template_fields: Sequence[str] = (
@@ -59,19 +54,9 @@ class KafkaWindowSensor(KafkaSensor):
         after: int | str | None = None,
         since: datetime | str | None = None,
         ledger_topic: str = "airflow-windows",
-        kafka_conn_id: str = "kafka_default",
-        deferrable: bool = DEFERRABLE,
-        retry_timeout: float | timedelta = 300.0,
-        wait_for_topic: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            kafka_conn_id=kafka_conn_id,
-            deferrable=deferrable,
-            retry_timeout=retry_timeout,
-            wait_for_topic=wait_for_topic,
-            **kwargs,
-        )
+        super().__init__(**kwargs)
         self.pipeline = pipeline
         self.run = run
         self.external_task_id = external_task_id
