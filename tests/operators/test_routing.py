@@ -11,9 +11,10 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
-from airflow_kafka_spark.sinks import FilesSink, KafkaSink, dead_letters_worker
-from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, Letters
-from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink
+from airflow_kafka_spark.sinks.tasks import dead_letters as dead_letters_worker
+from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer
+from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA as LETTER
 from airflow_kafka_spark.transforms import Cast, Condition, Filter, RecordIsTombstone, Sql
 from tests.support.dead_letters import is_bad, letters, produce_mixed, told
 from tests.support.oracle import same_multiset
@@ -123,7 +124,7 @@ def test_what_went_elsewhere_stays_there_when_the_condition_or_the_format_is_ano
 def test_a_task_collects_no_more_than_may_pass_through_the_driver(schema, error):
     record = {**dict.fromkeys(schema.names), "topic": "t", "partition": 0, "offset": 1, "timestamp": 5, "value": b"x" * 200}
     batch = pa.RecordBatch.from_pylist([{**record, "to": "away", "reason": "why"}], schema=schema)
-    collected = Letters(limit=2 * batch.nbytes, schema=schema)
+    collected = DeadLetterBuffer(limit=2 * batch.nbytes, schema=schema)
     collected.add(batch)
     collected.add(batch)
     with pytest.raises(error, match="away" if schema is ROUTED else "t"):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.hooks.spark import SparkHook
-    from airflow_kafka_spark.sinks.kafka import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sources.base import RowSource
     from airflow_kafka_spark.transforms.chaining import TransformLike
     from airflow_kafka_spark.windows.memory import Entry

@@ -12,10 +12,10 @@ from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, T
 from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.tolerance import Tolerance
-    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
 
 log = logging.getLogger(__name__)
@@ -139,8 +139,8 @@ class ErrorOptions:
         """
         if not self.tolerates or not self.topic:
             return None
-        from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
-        from airflow_kafka_spark.sinks.dead_letters_worker import Envelope
+        from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
+        from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope
 
         envelope = Envelope(pipeline, classes, self.context_headers)
         return DeadLetterTopic(hook, self.topic, self.replication_factor, envelope)

@@ -22,7 +22,7 @@ from airflow_kafka_spark.operators.intervals import IntervalPlan, after_interval
 from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, RecordOptions, WindowOptions, option
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.road.columns import NullValues
-from airflow_kafka_spark.sources.kafka import Subscription, read_log
+from airflow_kafka_spark.sources.kafka.topics import Subscription, read_log
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.continuity import refuse_foreign

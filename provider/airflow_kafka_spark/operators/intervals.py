@@ -149,7 +149,7 @@ class IntervalPlan:
         return current
 
     def _log(self) -> Log:
-        from airflow_kafka_spark.sources.kafka import read_log
+        from airflow_kafka_spark.sources.kafka.topics import read_log
 
         return read_log(self.kafka, self.topics)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_kafka_spark.errors import LedgerBehind, Problem, ValidationError
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.formats.ddl import backticked
+from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.error_options import ErrorOptions, target_problems
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
@@ -35,7 +35,7 @@ from airflow_kafka_spark.operators.publishing import (
     writer_classes,
 )
 from airflow_kafka_spark.road.columns import NullValues
-from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
@@ -43,12 +43,12 @@ from airflow_kafka_spark.windows.plan import DataLossPolicy, check_readable, who
 from airflow_kafka_spark.windows.report import Report, sum_up_relayed
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.relay import Change
     from airflow_kafka_spark.road.relay_shaping import Reshaping
-    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
-    from airflow_kafka_spark.sinks.kafka_worker import Consumed, Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
     from airflow_kafka_spark.transforms.chaining import TransformLike
 
 MAX_RECORDS = 10_000_000
@@ -404,7 +404,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> Consumed:
         """Return the offset that the group commits with each partition; none where it is further ahead already."""
         from airflow_kafka_spark.hooks.ledger import offset_metadata
-        from airflow_kafka_spark.sinks.kafka_worker import Consumed
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed
 
         ends: dict[TopicPartition, int] = self.offsets_to_commit(window)
         places = {split.index: split.range.topic_partition for split in left}

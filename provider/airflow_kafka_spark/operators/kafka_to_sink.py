@@ -37,7 +37,7 @@ from airflow_kafka_spark.operators.routed_sinks import (
 )
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
-from airflow_kafka_spark.sources.kafka import compacted_topics
+from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written
 from airflow_kafka_spark.windows.instants import now_ms
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.job import ReadWith, SinkJob
     from airflow_kafka_spark.road.shaping import Shaping
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
-    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.transforms import Transform
     from airflow_kafka_spark.transforms.chaining import TransformLike
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
@@ -519,13 +519,13 @@ class SinkMove:
         :raises ValidationError: records that were sent elsewhere would be sent, or written, once more.
         :raises Fenced: a newer attempt has taken over.
         """
-        from airflow_kafka_spark.sinks.dead_letters import known_to
+        from airflow_kafka_spark.bad_records.dead_letters import known_dead_letters
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
         letters = operator.dead_letters(ledger.family_name)
         # A cheap check for an attempt that has slept since the plan. The broker and the sink would refuse it anyway.
         ledger.verify()
-        tolerance, known = operator.errors.in_tasks(letters, ledger), known_to(ledger)
+        tolerance, known = operator.errors.in_tasks(letters, ledger), known_dead_letters(ledger)
         refuse_forgotten(window, known, has_dead_letters=letters is not None, has_routes=bool(operator.routes()))
         refuse_removed_sinks(routed_sinks_of(operator.transforms), known, window)
         return cls(operator, window, ledger, splits, shape, letters, tolerance, known)
@@ -575,7 +575,7 @@ class SinkMove:
         if self.splits:
             with self.operator.running(make(self.splits)) as job:
                 self.results = job.run(writer.split_writer())
-        if put_off := tuple(writer.put_off(self.results)):
+        if put_off := tuple(writer.deferred(self.results)):
             self.operator.progress.step("move")
             with self.operator.running(make(put_off)) as job:
                 self.results = replaced(self.results, job.run(writer.split_writer()))
@@ -634,7 +634,7 @@ class SinkMove:
 
         operator, tolerated = self.operator, self.tolerance is not None
         hook = operator.kafka if self.letters else None
-        found = writer.refused(self.results)
+        found = writer.refused_records(self.results)
         refuse_rejected(found, operator.sink.uri, str(self.window), tolerated=tolerated)
         self.results = with_refused(self.results, found, self.splits, hook)
         self.refused = others.refused(hook, tolerated=tolerated)
@@ -644,9 +644,9 @@ class SinkMove:
 
     def _send_elsewhere(self, others: RoutedSinks) -> None:
         """Send dead letters and routed records in one transaction, in which the ledger remembers which they were."""
-        from airflow_kafka_spark.sinks.dead_letters import SetAside
+        from airflow_kafka_spark.bad_records.dead_letters import SideOutputs
 
-        aside = SetAside(self.operator.kafka, self.ledger.family_name, self.letters)
+        aside = SideOutputs(self.operator.kafka, self.ledger.family_name, self.letters)
         self.sent = aside.send([*self.results, *self.refused], self.ledger, others.decided)
 
     def _report(self, applied: Applied, others: RoutedSinks) -> Report:

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import PartitionsChanged, Problem, SparkJobFailed, TopicRecreated
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, Marker, SplitResult, Target, Window
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.operators.error_options import ErrorOptions
     from airflow_kafka_spark.road.publish import PublishJob
     from airflow_kafka_spark.road.relay import RelayJob
-    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
-    from airflow_kafka_spark.sinks.kafka_worker import Consumed, Publisher
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consu
 
     :param consumed: the offsets that the group commits with each split; None commits none.
     """
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
 
     return Publisher(
         config=sink.producer(kafka),
@@ -109,12 +110,12 @@ def with_dead_letters(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letter
     :param letters: where bad records go, in the transactions of their splits; the topic is created if it is missing. None: they
         are only counted.
     """
-    from airflow_kafka_spark.sinks.kafka_worker import Burial
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import BadRecordPolicy
 
     if letters is None:
-        return replace(made, burial=Burial())
+        return replace(made, bad_record_policy=BadRecordPolicy())
     made, partitions = _with_topic(made, kafka, sink, letters.name, letters.replication_factor)
-    return replace(made, burial=Burial(letters.name, partitions, letters.envelope))
+    return replace(made, bad_record_policy=BadRecordPolicy(letters.name, partitions, letters.envelope))
 
 
 def with_routes(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iterable[str]) -> Publisher:
@@ -155,9 +156,9 @@ def refuse_too_many(
         return
     counted = job.count() if can_be_bad else []
     errors.accept(window, [*accounts_of(ledger.published().values()), *counted])
-    assert job.publisher.burial is not None
-    burial = replace(job.publisher.burial, counted={result.index: result.rejected for result in counted})
-    job.publisher = replace(job.publisher, burial=burial)
+    assert job.publisher.bad_record_policy is not None
+    policy = replace(job.publisher.bad_record_policy, counted={result.index: result.rejected for result in counted})
+    job.publisher = replace(job.publisher, bad_record_policy=policy)
 
 
 def accounts_of(markers: Iterable[Marker]) -> list[SplitResult]:

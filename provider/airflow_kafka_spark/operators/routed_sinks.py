@@ -180,7 +180,7 @@ class RoutedPart:
 
         :raises CountMismatch: a row was handed over whose offset was not noted.
         """
-        from airflow_kafka_spark.sinks.capture_worker import REFUSED, TAKEN
+        from airflow_kafka_spark.sinks.tasks.capture import REFUSED, TAKEN
 
         places = {split.index: split.range.topic_partition for split in self.splits}
         for result in results:
@@ -201,7 +201,7 @@ class RoutedPart:
         """
         from airflow_kafka_spark.road.refused import with_refused
 
-        found = self.writer.refused(self.results) if self.applied is None else ()
+        found = self.writer.refused_records(self.results) if self.applied is None else ()
         refuse_rejected(found, self.uri, str(self.window), tolerated=tolerated)
         self.results = with_refused(self.results, found, self.splits, hook)
         letters, where = _refused_letters(self.results)
@@ -293,7 +293,7 @@ class RoutedSinks:
 
         :param move: runs the job of a part, and checks its results.
         """
-        from airflow_kafka_spark.sinks.capture_worker import CapturingWriter
+        from airflow_kafka_spark.sinks.tasks.capture import CapturingWriter
 
         for part in self.parts:
             writer = CapturingWriter(part.writer.split_writer() if part.applied is None else None)
@@ -327,7 +327,7 @@ class RoutedSinks:
         """
         if not self.parts:
             return
-        from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, from_bytes
+        from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, from_bytes
 
         new = from_bytes((result.routes for result in results), ROUTED).num_rows
         left_out = sum(result.routed for result in results) - new
@@ -378,7 +378,7 @@ def _refused_letters(results: Sequence[SplitResult]) -> tuple[bytes, dict[TopicP
         return b"", {}
     import pyarrow.compute as pc
 
-    from airflow_kafka_spark.sinks.dead_letters_worker import from_bytes, to_bytes
+    from airflow_kafka_spark.sinks.tasks.dead_letters import from_bytes, to_bytes
 
     letters = from_bytes(result.letters for result in results)
     letters = letters.filter(pc.equal(letters["stage"], TASK_PUT))

@@ -26,7 +26,7 @@ from airflow_kafka_spark.operators.publishing import (
     writer_classes,
 )
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
-from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import TRANSFORMATION, Applied, SourcePlan, Target, TopicPartition, Window, first_bad
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.ledger import Ledger
     from airflow_kafka_spark.road.publish import ReadWith
     from airflow_kafka_spark.road.publish_shaping import RowShaping
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms.chaining import TransformLike
 
 
@@ -295,7 +295,7 @@ class SourceToKafkaOperator(WindowOperator):
         return RowShaping(tuple(self.transforms), self.sink, reserved) if self.transforms else None
 
     def _publisher(self, window: Window, ledger: Ledger) -> Publisher:
-        from airflow_kafka_spark.sinks.kafka_fitting_worker import RowEnvelope
+        from airflow_kafka_spark.sinks.kafka.tasks.incoming import RowEnvelope
 
         topics = self.routes().values()
         made = with_routes(publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)

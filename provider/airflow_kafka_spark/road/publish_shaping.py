@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from airflow_kafka_spark.road.publish_shaping_worker import Origin, ShapedTask
-    from airflow_kafka_spark.sinks.kafka import KafkaSink
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms.chaining import TransformLike
 
 
@@ -59,7 +59,7 @@ class RowShaping:
         """
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.formats.marks import ERROR, LEFT_OUT, ROUTE
+        from airflow_kafka_spark.formats.internal_columns import ERROR, LEFT_OUT, ROUTE
         from airflow_kafka_spark.road.publish_shaping_worker import GIVEN
         from airflow_kafka_spark.transforms.chaining import routes
 
@@ -102,18 +102,18 @@ class RowShaping:
         :raises KafkaSparkError: the columns cannot be written.
         """
         from airflow_kafka_spark.road.publish_shaping_worker import Origin, ShapedTask
-        from airflow_kafka_spark.sinks.kafka import struct_encoders
-        from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
+        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
         encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer)
-        return ShapedTask(publisher, left, Fitting(encoders), self.reserved, self.origin or Origin())
+        return ShapedTask(publisher, left, KeyValueEncoder(encoders), self.reserved, self.origin or Origin())
 
     # --- a record, as the options make it of a row ---
 
     def _record_frame(self, rows: DataFrame, more: Mapping[str, Column]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.formats.marks import LEFT_OUT
+        from airflow_kafka_spark.formats.internal_columns import LEFT_OUT
 
         sink = self.sink
         parts: dict[str, Any] = {

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.sinks.base import Sink
-from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import RowSource
 from airflow_kafka_spark.windows.instants import iso
 
