@@ -27,11 +27,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.bad_records.options import ErrorOptions
 from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, PlannedMeanwhile, Problem, ValidationError
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
-from airflow_kafka_spark.operators.error_options import ErrorOptions
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions, option
 from airflow_kafka_spark.operators.visibility.metrics import emit
 from airflow_kafka_spark.operators.visibility.operator import VisibleOperator

@@ -12,12 +12,12 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark.bad_records.options import route_problems
 from airflow_kafka_spark.errors import FollowedMismatch, KafkaSparkError, Problem, ResetRefused, TopicMissing, ValidationError
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.operators.base import WindowOperator, problem_from
 from airflow_kafka_spark.operators.binding import Run, refuse_other_group
-from airflow_kafka_spark.operators.error_options import route_problems
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of, interval_problem
 from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, RecordOptions, WindowOptions, option
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow

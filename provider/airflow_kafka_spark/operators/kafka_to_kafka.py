@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
 from airflow_kafka_spark.errors import LedgerBehind, Problem, ValidationError
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.operators.binding import Run
-from airflow_kafka_spark.operators.error_options import ErrorOptions, target_problems
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
     FollowOptions,

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, route_problems, target_problems
 from airflow_kafka_spark.errors import Problem, RowsRejected, SourceRejected
 from airflow_kafka_spark.operators.base import WindowOperator, asset_uris
 from airflow_kafka_spark.operators.binding import Run
-from airflow_kafka_spark.operators.error_options import SHOWN, ErrorOptions, route_problems, target_problems
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
     accounts_of,

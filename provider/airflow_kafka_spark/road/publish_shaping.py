@@ -69,8 +69,8 @@ class RowShaping:
         aside = F.col(ERROR).isNotNull() | F.col(ROUTE).isNotNull() if routed else F.col(ERROR).isNotNull()
         fine = ~aside & ~F.col(LEFT_OUT)
         parts: list[tuple[Part, str, Format | None]] = [
-            ("value", "value", self.sink.value_writer),
-            ("key", "key_format", self._key_writer(changed)),
+            ("value", "sink.value", self.sink.value_writer),
+            ("key", "sink.key_format", self._key_writer(changed)),
         ]
         for part, where, format in parts:
             if part == "key" and not self.sink.key_columns and "key" not in changed:
