@@ -377,7 +377,7 @@ class KafkaToKafkaOperator(TransformingOperator):
         from airflow_kafka_spark.road.relay_shaping import Reshaping
         from airflow_kafka_spark.road.relay_shaping_worker import Routing
         from airflow_kafka_spark.road.shaping import Shaping
-        from airflow_kafka_spark.transforms.chaining import as_transform
+        from airflow_kafka_spark.transforms.chain import as_transform
 
         value, key = self.formats
         originals = (("key", "key"), ("value", "value"))

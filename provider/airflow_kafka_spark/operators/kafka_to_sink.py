@@ -397,7 +397,7 @@ class KafkaToSinkOperator(TransformingOperator):
 
     @property
     def _transforms(self) -> tuple[Transform, ...]:
-        from airflow_kafka_spark.transforms.chaining import as_transform
+        from airflow_kafka_spark.transforms.chain import as_transform
 
         return tuple(map(as_transform, self.transforms))
 

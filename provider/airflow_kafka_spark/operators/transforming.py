@@ -14,16 +14,16 @@ from airflow_kafka_spark.windows.model import KEY_CONVERTER, TRANSFORMATION, VAL
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
 
 
 def routes_of(transforms: Sequence[TransformLike]) -> dict[str, str]:
     """The topics that transforms send records to, by the argument that names each."""
     if not transforms:
         return {}
-    from airflow_kafka_spark.transforms.chaining import routes
+    from airflow_kafka_spark.transforms.chain import chain_routes
 
-    return routes(transforms)
+    return chain_routes(transforms)
 
 
 def routed_to(routes: Mapping[str, str]) -> Endpoint:
@@ -96,9 +96,9 @@ class TransformingOperator(TolerantOperator, DecodingOperator):
         """What is wrong with the transforms' options, without Spark."""
         if not self.transforms:
             return []
-        from airflow_kafka_spark.transforms import problems
+        from airflow_kafka_spark.transforms import chain_problems
 
-        found = problems(self.transforms, capturing=self.captures_records)
+        found = chain_problems(self.transforms, capturing=self.captures_records)
         if self.read_with == "spark":
             found.append(Problem("read_with", "on the way to transforms tasks read by themselves", "Leave it out"))
         return found
