@@ -129,8 +129,8 @@ _OF_PLANNING = (
     Mutant(
         name="plan-topics-not-checked-before-commit",
         path="operators/kafka_to_sink.py",
-        old="            self.check(window)\n            ledger.verify()\n",
-        new="            ledger.verify()\n",
+        old="        operator.check(window)\n        self.ledger.verify()\n",
+        new="        self.ledger.verify()\n",
         breaks="A topic that was created again while it was read fails the window before the sink commits.",
         tests=(
             "tests/operators/test_kafka_to_sink.py::test_a_topic_created_again_while_it_is_read_fails_the_window_before_the_sink_takes_it",

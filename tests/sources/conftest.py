@@ -7,7 +7,7 @@ import pytest
 from airflow_kafka_spark.sources.jdbc.mysql import DRIVER as MYSQL_DRIVER
 from airflow_kafka_spark.sources.jdbc.postgres import DRIVER as POSTGRES_DRIVER
 from airflow_kafka_spark.testing import EmbeddedPostgres
-from tests.sinks.postgres_kit import Place, new_place
+from tests.sinks.postgres.kit import Place, new_place
 from tests.sources.jdbc.spark_process import JdbcSpark
 from tests.support import mariadb
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import spark_column
-from airflow_kafka_spark.formats.marks import ERROR, LEFT_OUT, ROUTE
+from airflow_kafka_spark.formats.internal_columns import ERROR, LEFT_OUT, ROUTE
 from airflow_kafka_spark.transforms.predicates import Predicate
 from airflow_kafka_spark.transforms.record import (
     CARRIED,

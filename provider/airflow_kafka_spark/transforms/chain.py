@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import spark_column
-from airflow_kafka_spark.formats.marks import ERROR, ROUTE
+from airflow_kafka_spark.formats.internal_columns import ERROR, ROUTE
 from airflow_kafka_spark.transforms.base import ColumnTransform, Transform
 from airflow_kafka_spark.transforms.custom import Python
 from airflow_kafka_spark.transforms.record import CARRIED, FIXED, PARTS, RecordSchema, carried_columns

@@ -19,11 +19,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.spark import SparkHook
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources.files.source import FilesSource
 from tests.sources.contract import applied, by_partition, read
+from tests.support.kafka_sinks import with_sink
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import run
 from tests.support.s3 import EmbeddedS3, spark_jars
@@ -157,7 +157,7 @@ def test_each_window_has_the_new_objects_once(spark, bucket, format):
 
 def make(path: str, **options: Any) -> SourceToKafkaOperator:
     source = FilesSource(path, glob="*.parquet", recursive=True, conn_id="lake", split_bytes=2000)
-    return SourceToKafkaOperator(task_id="task", source=source, value=Json(), key="id", **options)
+    return SourceToKafkaOperator(task_id="task", source=source, **with_sink(options, key="id"))
 
 
 def test_windows_become_records_once_and_no_credential_is_left_anywhere(kafka, s3, spark, bucket, events, unique, caplog):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from tests.sinks.postgres_kit import Place
+from tests.sinks.postgres.kit import Place
 from tests.sources.contract import ROWS, RowSourceCase, RowSourceContract
 from tests.sources.jdbc.kit import source_of
 

@@ -12,7 +12,7 @@ from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.postgres_names import quote
 from airflow_kafka_spark.sources.jdbc.postgres import MICROS, MICROS_BEFORE_14
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
-from tests.sinks.postgres_kit import Place
+from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc.kit import Types, check_types, depth, source_of, through_json, type_names, windows
 from tests.sources.jdbc.spark_process import JdbcSpark
 from tests.support.waiting import eventually

@@ -11,11 +11,11 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats import Json, Raw, String
-from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
-from tests.sinks.postgres_kit import Place
+from tests.sinks.postgres.kit import Place
 from tests.sources.contract import spark_session
 from tests.sources.jdbc.kit import through_json
 from tests.support.oracle import committed_records

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.testing import EmbeddedPostgres
-from tests.sinks.postgres_kit import Place, names, new_place
+from tests.sinks.postgres.kit import Place, names, new_place
 from tests.sources.jdbc.kit import source_of
 
 

@@ -17,7 +17,7 @@ from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.postgres_names import quote
 from airflow_kafka_spark.sources.jdbc import windows as jdbc_windows
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
-from tests.sinks.postgres_kit import Place
+from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc.kit import KeyedTable, every_row, keyed_tables, read, same, source_of, through_json, windows
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
-from airflow_kafka_spark.formats.ddl import Array, Column, DataType, Map, Struct, Text, parse_ddl
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text, parse_ddl
 from airflow_kafka_spark.sources.files.store import open_store
 
 OnChange = Literal["fail", "read", "ignore"]

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.formats.ddl import parse_ddl
+from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.files.options import FilesOptions
 from airflow_kafka_spark.sources.files.splits import (
     FileSplit,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected
-from airflow_kafka_spark.formats.ddl import parse_ddl
+from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
 from airflow_kafka_spark.sources.files.options import FilesOptions
 from airflow_kafka_spark.sources.files.reading import explain_read_error, read_frame, session_settings

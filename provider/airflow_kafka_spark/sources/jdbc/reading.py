@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.formats.ddl import backticked
+from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceColumn, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.options import JdbcOptions
 from airflow_kafka_spark.sources.jdbc.windows import SplitOrder, column_of, find_relation, selected_columns
