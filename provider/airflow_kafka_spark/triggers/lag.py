@@ -17,7 +17,7 @@ from airflow_kafka_spark.errors import ConsumerUnwell, KafkaSparkError, Problem
 from airflow_kafka_spark.hooks.lag import LagMeter
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.triggers.arguments import Count, Duration, choice_problems, parse_count, parse_seconds
-from airflow_kafka_spark.triggers.base import KafkaTrigger, Observation, Polling, connect, in_thread, raise_problems
+from airflow_kafka_spark.triggers.base import KafkaTrigger, Polling, ProbeResult, connect, in_thread, raise_problems
 from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, worst
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class LagProbe:
     def problems(self) -> list[Problem]:
         return self._problems
 
-    def check(self, hook: KafkaHook) -> Observation:
+    def check(self, hook: KafkaHook) -> ProbeResult:
         """Return whether the lag has reached the threshold.
 
         :raises ConsumerUnwell: it has not, and the consumer's status is one of ``fail_on``.
@@ -112,7 +112,7 @@ class LagProbe:
         line = f"{lag.line}, status {verdict.status.value}{f' ({verdict.reason})' if verdict.reason else ''}"
         if not done and verdict.status.value in self.fail_on:
             raise ConsumerUnwell(lag.of, verdict.status.value, verdict.reason, lag.line)
-        return Observation(done, self._payload(lag, verdict, verdicts), f"{line}; waiting for {self.threshold}")
+        return ProbeResult(done, self._payload(lag, verdict, verdicts), f"{line}; waiting for {self.threshold}")
 
     def _payload(self, lag: Lag, verdict: Verdict, verdicts: Mapping[TopicPartition, Verdict]) -> dict[str, Any]:
         return {

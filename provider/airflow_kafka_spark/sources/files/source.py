@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected
 from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
-from airflow_kafka_spark.sources.files.options import FilesOptions
+from airflow_kafka_spark.sources.files.options import FilesSourceOptions
 from airflow_kafka_spark.sources.files.reading import explain_read_error, read_frame, session_settings
 from airflow_kafka_spark.sources.files.schema import read_footers
 from airflow_kafka_spark.sources.files.store import FileStore, open_store
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FilesSource(FilesOptions, RowSource):
+class FilesSource(FilesSourceOptions, RowSource):
     """Reads the new files of a directory with Spark's file readers. Each window takes the files that arrived since the last one.
 
     Guarantee: every file is in exactly one window, and the window's splits give the same rows at every attempt, *as long as the

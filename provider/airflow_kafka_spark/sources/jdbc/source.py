@@ -11,7 +11,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.connections import kind_of, look_up
 from airflow_kafka_spark.hooks.postgres_names import parse_name
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
-from airflow_kafka_spark.sources.jdbc.options import JdbcOptions
+from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class JdbcSource(JdbcOptions, RowSource):
+class JdbcSource(JdbcSourceOptions, RowSource):
     """Reads windows of a table or query.
 
     Spark's tasks read PostgreSQL by themselves, if that gives the same values (:meth:`reader`). Otherwise, and for MariaDB and
