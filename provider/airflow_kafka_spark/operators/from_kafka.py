@@ -157,9 +157,9 @@ class FromKafkaOperator(WindowOperator):
         """Return what is wrong with the transforms' options, without Spark."""
         if not self.transforms:
             return []
-        from airflow_kafka_spark.transforms import problems
+        from airflow_kafka_spark.transforms import chain_problems
 
-        found = problems(self.transforms, capturing=self.routes_to_sinks)
+        found = chain_problems(self.transforms, capturing=self.routes_to_sinks)
         if self.read_options.read_with == "spark":
             found.append(Problem("read_with", "on the way to transforms tasks read by themselves", "Leave it out"))
         return found

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
     from airflow_kafka_spark.transforms import Transform
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
 
 
@@ -451,7 +451,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     @property
     def _transforms(self) -> tuple[Transform, ...]:
-        from airflow_kafka_spark.transforms.chaining import as_transform
+        from airflow_kafka_spark.transforms.chain import as_transform
 
         return tuple(map(as_transform, self.transforms))
 

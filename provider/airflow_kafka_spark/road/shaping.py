@@ -107,9 +107,9 @@ class Shaping:
         from pyspark.sql import functions as F
 
         from airflow_kafka_spark.road.shaping_worker import ABSENT
-        from airflow_kafka_spark.transforms import chain
+        from airflow_kafka_spark.transforms import apply_chain
 
-        frame = chain(records, self.transforms)
+        frame = apply_chain(records, self.transforms)
         columns = self._columns(frame)
         absent = F.col("value").isNull().alias(ABSENT)
         carried = [spark_column(name) for name in frame.columns if name.startswith("__kafka_")]
