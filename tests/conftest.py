@@ -114,7 +114,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Prepare what every JVM of this run shares; a run without servers needs none of it."""
-    gc.freeze()
     gc.enable()
     if any(item.get_closest_marker("servers") for item in session.items) and not session.config.option.collectonly:
         _prepare_spark(several=bool(os.environ.get("PYTEST_XDIST_WORKER")))

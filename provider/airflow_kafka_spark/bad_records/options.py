@@ -14,7 +14,6 @@ from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, f
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
 
 log = logging.getLogger(__name__)
