@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
 
 _RESERVED = "+-./:=_"
-"""What values without quotes are written with, beside letters and digits."""
+"""Characters of unquoted values besides letters and digits."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Csv(Format):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The schema's columns.
+        """The columns of the schema.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
@@ -85,11 +85,11 @@ class Csv(Format):
 
     @property
     def dialect(self) -> CsvDialect:
-        """How fields stand in a record."""
+        """The delimiter, quotes and null of this format."""
         return CsvDialect(self.delimiter, self.quote, self.escape, self.null_value)
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the schema and the options; an empty list when nothing is."""
+        """Return what is wrong with the schema and the options."""
         problems = self._option_problems(where)
         try:
             columns = self.columns
@@ -125,15 +125,15 @@ class Csv(Format):
         return problems
 
     def arrow_schema(self) -> pa.Schema:
-        """The schema's columns in Arrow; ``NOT NULL`` ones are not nullable, though rows of tombstones and of bad records hold
-        nulls there too.
+        """Return the columns in Arrow. ``NOT NULL`` columns are not nullable, although the rows of tombstones and of bad records
+        hold nulls there too.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
         return arrow_schema(self.columns)
 
     def decoder(self) -> Decoder:
-        """A picklable decoder.
+        """Return a picklable decoder.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
@@ -142,13 +142,14 @@ class Csv(Format):
         return CsvDecoder(self.columns, self.dialect, self.timestamp_format)
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """It takes any columns whose values are no arrays, maps or structs."""
+        """Return what is wrong with the options; all columns are accepted, but arrays, maps and structs fail the job."""
         empty = [] if columns else [Problem(where, "there is no column to write", "Name some")]
         return [*empty, *self._option_problems(where)]
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
-        """One line per row, all columns in order, without a line break at the end: texts in quotes, all else as JSON has it
-        without quotes; ``null_value`` for nulls. A row with an array, a map or a struct makes the job fail."""
+        """Return one line per row with all columns in order, without a line break: texts in quotes, everything else as in JSON
+        without quotes, ``null_value`` for nulls. A row with an array, a map or a struct makes the job fail.
+        """
         from pyspark.sql import functions as F
 
         return F.concat_ws(self.delimiter, *map(self._field, columns)).cast("binary")
@@ -184,7 +185,7 @@ class Csv(Format):
         return F.concat(F.lit(self.quote), inside, F.lit(self.quote))
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """For every kind of column, but for timestamps in a format of their own."""
+        """Return the encoder, for every kind of column; None for timestamps in a format of their own."""
         from airflow_kafka_spark.formats.csv.tasks.encode import CsvEncoder
 
         if not columns or (self.timestamp_format and any(kind == "zoned" for _, kind in columns)):

@@ -76,12 +76,14 @@ class Debezium(Format):
     decimals: Literal["text", "unscaled"] = "text"
 
     def of_topics(self, topics: Sequence[str], part: Part) -> Format:
-        """The same, with the format of the events told."""
+        """Return this format with the format of its events for these topics."""
         return replace(self, value=self.value.of_topics(topics, part))
 
     @property
     def added(self) -> tuple[tuple[str, str, str], ...]:
-        """Fields that become columns: the struct they are in (none: the event itself), their name, and the column's."""
+        """The fields that become columns: the struct that contains them (empty for the event itself), their name, and the
+        column's name.
+        """
         found = []
         for entry in self.add_fields:
             path, _, renamed = entry.partition(":")
@@ -93,13 +95,13 @@ class Debezium(Format):
 
     @property
     def _rewrites(self) -> bool:
-        """Whether delete events become rows, of `before`."""
+        """True if delete events become rows of ``before``."""
         return self.delete_tombstone_handling_mode in REWRITING
 
     # --- validate ---
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options; an empty list when nothing is."""
+        """Return what is wrong with the options."""
         if not isinstance(self.value, Format) or isinstance(self.value, Debezium):
             return [
                 Problem(f"{where}.value", f"found {self.value!r}; expected Json or JsonEnvelope", "Name how events are written")
@@ -154,7 +156,7 @@ class Debezium(Format):
     # --- reading ---
 
     def event_columns(self) -> tuple[Column, ...]:
-        """What is read of an event in JSON, with what carries the values."""
+        """The columns that are read of an event in JSON, with their logical types."""
         assert isinstance(self.value, Json | JsonEnvelope)
         row = [replace(c, type=map_leaf_types(c.type, self._wire_columns)) for c in self.value.columns]
         columns = [Column("op", Text()), Column("after", Struct(tuple(row)))]
@@ -189,7 +191,7 @@ class Debezium(Format):
         return self.value.arrow_schema()
 
     def arrow_schema(self) -> pa.Schema:
-        """The columns of rows, then those of ``add_fields``, then ``__deleted``.
+        """Return the columns of rows, then those of ``add_fields``, then ``__deleted``.
 
         :raises SchemaInvalid: the format's schema cannot be read.
         """
@@ -204,7 +206,7 @@ class Debezium(Format):
         return pa.schema([*fields, *([pa.field(DELETED, pa.string())] if rewrite else [])])
 
     def decoder(self) -> Decoder:
-        """A picklable decoder.
+        """Return a picklable decoder.
 
         :raises SchemaInvalid: the format's schema cannot be read.
         """
@@ -227,7 +229,7 @@ class Debezium(Format):
 
 
 def _kinds(events: pa.Schema, name: str) -> dict[str, pa.DataType] | None:
-    """Names and types of the fields of a struct in events."""
+    """Return names and types of the fields of a struct in events."""
     import pyarrow as pa
 
     kind = events.field(name).type if name in events.names else None
@@ -235,7 +237,7 @@ def _kinds(events: pa.Schema, name: str) -> dict[str, pa.DataType] | None:
 
 
 def _field_of(events: pa.Schema, outer: str, name: str) -> pa.Field | None:
-    """A field of events, or of a struct in them."""
+    """Return a field of events, or of a struct in them."""
     import pyarrow as pa
 
     if not outer:

@@ -1,4 +1,4 @@
-"""Connect's JSON with the schema beside each value: its JSON converter with ``schemas.enable=true``."""
+"""JSON with the schema beside each value: Connect's JSON converter with ``schemas.enable=true``."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class JsonEnvelope(Format):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The schema's columns.
+        """The columns of the schema.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
         return Json(self.schema).columns
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options; an empty list when nothing is."""
+        """Return what is wrong with the options."""
         problems = Json(self.schema).validate(where)
         if self.timestamps not in ("millis", "micros"):
             problems.append(Problem(f"{where}.timestamps", f"found {self.timestamps!r}; expected millis or micros"))
@@ -84,14 +84,14 @@ class JsonEnvelope(Format):
         return problems
 
     def arrow_schema(self) -> pa.Schema:
-        """The schema's columns in Arrow.
+        """Return the columns in Arrow.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
         return Json(self.schema).arrow_schema()
 
     def decoder(self) -> Decoder:
-        """A picklable decoder.
+        """Return a picklable decoder.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
@@ -102,7 +102,7 @@ class JsonEnvelope(Format):
     # --- writing ---
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """The schema has to have the columns: the envelope needs their types."""
+        """Return why columns cannot be written: the envelope needs their types, so the schema must have them."""
         wrong = self.validate(where)
         if wrong:
             return wrong
@@ -122,7 +122,7 @@ class JsonEnvelope(Format):
         return f'{{"schema":{schema},"payload":'
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
-        """One envelope per row: the columns, cast to their declared types, behind the schema that follows from these."""
+        """Return one envelope per row: the columns, cast to their declared types, after the schema derived from these."""
         from pyspark.sql import functions as F
 
         written = self._written(columns)
@@ -137,7 +137,7 @@ class JsonEnvelope(Format):
         return F.concat(F.lit(self._before(written)), payload, F.lit("}")).cast("binary")
 
     def _value(self, column: SparkColumn, data_type: DataType, path: str) -> SparkColumn:
-        """What to_json makes the right JSON of."""
+        """Return the expression from which to_json writes the JSON that the schema describes."""
         from pyspark.sql import functions as F
 
         if isinstance(data_type, Struct):
@@ -160,7 +160,7 @@ class JsonEnvelope(Format):
         return F.when(fine % 1000 != 0, refused.cast("bigint")).otherwise(F.unix_millis(column.cast("timestamp")))
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """Where each column holds what it is declared to be; not for decimals and ``varchar(n)``."""
+        """Return the encoder if each column holds what it is declared to be; None for decimals and ``varchar(n)``."""
         from airflow_kafka_spark.formats.json.tasks.envelope import EnvelopeEncoder
 
         try:
@@ -174,7 +174,7 @@ class JsonEnvelope(Format):
 
 
 def _cast_type(data_type: DataType) -> str:
-    """A type as a cast takes it: without lengths, which Spark would cut at, and without NOT NULL."""
+    """Return a type for a cast: without lengths, at which Spark would cut, and without NOT NULL."""
     if isinstance(data_type, Struct):
         fields = ",".join(f"{backticked(f.name)}:{_cast_type(f.type)}" for f in data_type.fields)
         return f"struct<{fields}>"

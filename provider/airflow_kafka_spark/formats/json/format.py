@@ -74,7 +74,7 @@ class Json(Format):
 
     @classmethod
     def of_json_schema(cls, text: str) -> Json:
-        """The format of the objects that a JSON Schema describes.
+        """Return the format of the objects that a JSON Schema describes.
 
         :param text: the schema's document.
         :raises SchemaInvalid: it is not a JSON object.
@@ -83,14 +83,14 @@ class Json(Format):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The schema's columns.
+        """The columns of the schema.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
         return columns_of_json_schema(self.schema) if isinstance(self.schema, Mapping) else columns_of(self.schema)
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the schema; an empty list when nothing is."""
+        """Return what is wrong with the schema."""
         try:
             columns = self.columns
         except SchemaInvalid as e:
@@ -105,15 +105,15 @@ class Json(Format):
         return [Problem(f"{where}.schema", f"{k}; expected string, as JSON's names are", "Declare map<string,...>") for k in keys]
 
     def arrow_schema(self) -> pa.Schema:
-        """The schema's columns in Arrow; ``NOT NULL`` ones are not nullable, though rows of tombstones and of bad records hold
-        nulls there too.
+        """Return the columns in Arrow. ``NOT NULL`` columns are not nullable, although the rows of tombstones and of bad records
+        hold nulls there too.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
         return arrow_schema(self.columns)
 
     def decoder(self) -> Decoder:
-        """A decoder of this schema; picklable.
+        """Return a picklable decoder of this schema.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
@@ -122,12 +122,13 @@ class Json(Format):
         return JsonDecoder(self.columns)
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """An object takes any columns, each name once."""
+        """Return a problem for each name that several columns have."""
         return duplicate_problems(where, columns)
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
-        """One object per row, all columns in order, nulls written as ``null``: by Spark's ``to_json``, instants with microseconds
-        and ``Z``, binary in base64, NaN and infinities as strings."""
+        """Return one object per row with all columns in order, nulls written as ``null``: by Spark's ``to_json``, timestamps with
+        microseconds and ``Z``, binary in base64, NaN and infinities as strings.
+        """
         from pyspark.sql import functions as F
 
         # Spark's own defaults would cut instants to milliseconds and leave fields that are null out.
@@ -140,14 +141,14 @@ class Json(Format):
         return F.to_json(as_struct(columns), options).cast("binary")
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """For every kind of column."""
+        """Return the encoder, for every kind of column."""
         from airflow_kafka_spark.formats.json.tasks.encode import JsonEncoder
 
         return JsonEncoder(tuple(columns)) if columns else None
 
 
 def _odd_keys(data_type: DataType, path: str) -> list[tuple[str, DataType]]:
-    """The maps whose keys are not strings."""
+    """Return path and key type of each map whose keys are not strings."""
     if isinstance(data_type, Array):
         return _odd_keys(data_type.element, f"{path}[]")
     if isinstance(data_type, Struct):

@@ -1,4 +1,4 @@
-"""JSON with a JSON Schema, in Confluent's wire format with a schema registry or with a schema of one's own."""
+"""JSON with a JSON Schema, in Confluent's wire format with a schema registry, or with a schema of one's own."""
 
 from __future__ import annotations
 
@@ -90,23 +90,23 @@ class JsonSchema(RegistryFormat):
 
     @cached_property
     def _fields(self) -> tuple[Property, ...]:
-        """The reader's columns.
+        """The columns of the reader's schema.
 
-        :raises KafkaSparkError: there is no schema, or it cannot be columns.
+        :raises KafkaSparkError: there is no schema, or it has no columns.
         """
         return _fields_of(self._reader_document)
 
     def arrow_schema(self) -> pa.Schema:
-        """The reader's columns; asked of the registry once.
+        """Return the columns of the reader's schema; the registry is asked for it once.
 
-        :raises KafkaSparkError: there is no such schema, or the registry does not give it.
+        :raises KafkaSparkError: there is no such schema, or the registry does not return it.
         """
         from airflow_kafka_spark.formats.types import arrow_schema
 
         return arrow_schema(sql_columns(self._fields))
 
     def decoder(self) -> Decoder:
-        """A decoder that has all schemas with it; the registry is asked for versions that have come since.
+        """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
 
         :raises KafkaSparkError: as :meth:`arrow_schema`.
         """
@@ -158,7 +158,7 @@ def _fields_of(document: SchemaDocument) -> tuple[Property, ...]:
 
 
 def _as_written(columns: Sequence[Column], document: SchemaDocument) -> tuple[Column, ...]:
-    """Columns, with what carries their values in records of a schema; as they are, where that cannot be columns."""
+    """Return columns with the logical types of a writer's schema; unchanged if that schema has no columns."""
     from airflow_kafka_spark.formats.json.json_schema import bundle_references, readable_fields
 
     try:
@@ -168,5 +168,5 @@ def _as_written(columns: Sequence[Column], document: SchemaDocument) -> tuple[Co
 
 
 def _plain_fields(fields: Sequence[Column]) -> list[Column]:
-    """Columns as :class:`.JsonDecoder` takes them."""
+    """Return properties as plain columns, which :class:`.JsonDecoder` takes."""
     return [Column(f.name, f.type, f.nullable, f.comment) for f in fields]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema
 
 _IS_PROTO = re.compile(r"\{|^\s*(?:syntax|edition)\s*=").search
-"""Tells a .proto from columns as DDL."""
+"""Distinguishes the text of a ``.proto`` file from columns in DDL."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Protobuf(RegistryFormat):
     def _layout(self) -> FieldLayout:
         """The reader's message.
 
-        :raises KafkaSparkError: there is none, or it cannot be columns.
+        :raises KafkaSparkError: there is none, or it has no columns.
         """
         return self._layout_of(self._files, "the reader's message")
 
@@ -114,9 +114,9 @@ class Protobuf(RegistryFormat):
         return MessageLayout(what, self.recursive_fields_max_depth).message(message_in(files, self.message, what))
 
     def arrow_schema(self) -> pa.Schema:
-        """The fields of the reader's message; asked of the registry once.
+        """Return the fields of the reader's message; the registry is asked for it once.
 
-        :raises KafkaSparkError: there is no such schema, or the registry does not give it.
+        :raises KafkaSparkError: there is no such schema, or the registry does not return it.
         """
         from airflow_kafka_spark.formats.types import arrow_schema
 
@@ -124,7 +124,7 @@ class Protobuf(RegistryFormat):
         return arrow_schema(self._layout.type.fields)
 
     def decoder(self) -> Decoder:
-        """A decoder that has all schemas with it; the registry is asked for versions that have come since.
+        """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
 
         :raises KafkaSparkError: as :meth:`arrow_schema`.
         """
@@ -138,7 +138,7 @@ class Protobuf(RegistryFormat):
         return ProtobufDecoder(self._files, self._layout, writers, unusable, self._describe_versions(versions), cut)
 
     def _writers(self, versions: Sequence[RegisteredSchema]) -> tuple[dict[int, Mapping[tuple[int, ...], str]], dict[int, str]]:
-        """What records may hold, by schema id; and why schemas cannot be used."""
+        """Return by schema id which messages can be read, and for other ids why their schema cannot be used."""
         from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, message_in
 
         reader = message_in(self._files, self.message, "the reader's message")
@@ -215,7 +215,9 @@ def _check_packages() -> None:
 
 @lru_cache(maxsize=32)
 def _compiled(document: SchemaDocument) -> bytes:
-    """Kept: a schema is looked at by its fields, by its message and by its indexes, and every time protoc would be started."""
+    """Return the compiled schema. Cached, since fields, message and indexes are read from it separately, and each would start
+    protoc.
+    """
     from airflow_kafka_spark.formats.protobuf.schema import compile_schemas
 
     (files,) = compile_schemas([document])
@@ -225,7 +227,7 @@ def _compiled(document: SchemaDocument) -> bytes:
 
 
 def _readable(files: bytes, reader: Descriptor) -> dict[tuple[int, ...], str]:
-    """By its indexes, why a message of a writer's schema cannot be read; empty where it can."""
+    """Return for each message of a writer's schema, by its indexes, why it cannot be read; empty if it can."""
     from airflow_kafka_spark.formats.protobuf.schema import incompatibility, messages_of
 
     found = {}

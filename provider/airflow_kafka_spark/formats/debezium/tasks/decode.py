@@ -1,4 +1,4 @@
-"""Flattens Debezium's change events inside a Spark task, a batch at a time."""
+"""Debezium's change events flattened to rows, in batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DebeziumDecoder(Decoder):
     truncates: Truncates
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """The events' rows."""
+        """Return the rows of the events."""
         return self._rows(self.events.decode(values), values)
 
     def _rows(self, events: Decoded, values: Sequence[bytes | None]) -> Decoded:
