@@ -54,8 +54,9 @@ def _fill(kafka: Any) -> None:
     """Write what two years leave: a record of each partition in each hour, and the ledger."""
     from confluent_kafka import Producer
 
-    from airflow_kafka_spark.hooks.ledger_topic import CONFIG, murmur2
+    from airflow_kafka_spark.hooks.ledger_topic import CONFIG
     from airflow_kafka_spark.hooks.ledger_topic import PARTITIONS as LEDGER_PARTITIONS
+    from airflow_kafka_spark.hooks.partitioner import partition_of
 
     kafka.create_topic(LEDGER, LEDGER_PARTITIONS, CONFIG)
     for topic in (TOPIC, OLD_TOPIC):
@@ -76,7 +77,7 @@ def _fill(kafka: Any) -> None:
     with KafkaHook() as hook:
         topic_ids = {name: found.topic_id for name, found in hook.describe_topics([TOPIC, OLD_TOPIC]).items()}
     for name, record in _records(topic_ids):
-        producer.produce(LEDGER, record.value, record.key, partition=murmur2(name.encode()) % LEDGER_PARTITIONS)
+        producer.produce(LEDGER, record.value, record.key, partition=partition_of(name.encode(), LEDGER_PARTITIONS))
         producer.poll(0)
     assert producer.flush(120) == 0
 
@@ -165,7 +166,7 @@ def _move(what: str) -> None:
     from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
-    from airflow_kafka_spark.sources.kafka import read_log
+    from airflow_kafka_spark.sources.kafka.topics import read_log
     from airflow_kafka_spark.windows.model import OffsetRange, Window
 
     hook = KafkaHook()

@@ -19,7 +19,7 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.pipeline_rebind import rebind
-from airflow_kafka_spark.operators.tolerance import ErrorOptions
+from airflow_kafka_spark.operators.error_options import ErrorOptions
 from tests.support.dead_letters import BAD, check_sorted_out, is_bad, letters, produce_mixed, told
 from tests.support.lenient import Lenient
 from tests.support.oracle import same_multiset
@@ -99,7 +99,7 @@ def test_sparks_own_source_makes_the_same_dead_letters(files: Pipeline):
 def test_more_bad_records_than_allowed_or_too_many_bytes_of_them_fail_the_window_and_no_letter_is_sent(
     files: Pipeline, monkeypatch
 ):
-    from airflow_kafka_spark.sinks import dead_letters_worker
+    from airflow_kafka_spark.sinks.tasks import dead_letters as dead_letters_worker
 
     dead = f"dead-{files.topic}"
     bad = produce_mixed(files, 100, 10)
