@@ -42,7 +42,7 @@ class String(Format):
         """Return what is wrong with the options."""
         problems = column_name_problems(self.column, where)
         try:
-            # Looking it up is not enough: base64 and rot13 are codecs too, but make no text of bytes.
+            # codecs.lookup is not enough: base64 and rot13 are codecs, too, but do not decode bytes to text.
             b" ".decode(self.encoding)
         except UnicodeDecodeError:
             pass
@@ -109,7 +109,7 @@ class StringDecoder(Decoder):
         try:
             if codecs.lookup(self.format.encoding).name != "utf-8":
                 raise pa.ArrowInvalid
-            # Arrow checks the text, all of it at once.
+            # Arrow checks all texts at once.
             column = pa.array(texts, pa.binary()).cast(pa.string())
         except pa.ArrowInvalid:
             column = pa.array([self._utf8(i, v, bad) for i, v in enumerate(values)], pa.binary()).cast(pa.string())

@@ -23,8 +23,8 @@ _RESERVED = "+-./:=_"
 class Csv(Format):
     """One line of CSV (RFC 4180, UTF-8) per record; its fields become the columns of ``schema``, by position. There is no header.
 
-    The options have the names and meanings of Spark's for CSV, but nothing becomes null, or another value, silently: what does
-    not fit its column makes the record bad, with a reason that names the column.
+    The options have the names and meanings of Spark's for CSV, but no value silently becomes null or another value: a value
+    that does not fit its column makes the record bad, with a reason that names the column.
 
     ==================  ============================================================  ==========================================
     column              what it takes                                                 what makes the record bad
@@ -57,15 +57,15 @@ class Csv(Format):
     some have none.
 
     :param schema: the columns in the order of the fields, as DDL or as a pyspark ``StructType``; no arrays, maps and structs.
-        Needed to read; what is written has the rows' own columns.
-    :param delimiter: what stands between fields, one character.
-    :param quote: what stands around fields, one character.
-    :param escape: what stands before a quote within quotes, one character: the quote itself, which is RFC 4180's way, or for
-        instance a backslash, Spark's.
-    :param null_value: what a null is, unquoted.
-    :param timestamp_format: how ``timestamp`` columns are written: ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm``, ``ss``, ``S`` (up
-        to nine), ``X`` to ``XXX`` (a zone, in UTC ``Z``), texts in single quotes. What a format leaves out is not written. None:
-        ``2026-11-05T07:08:09.123456Z``.
+        Required to read; rows are written with their own columns.
+    :param delimiter: the character between fields; default ``,``.
+    :param quote: the character around fields; default ``"``.
+    :param escape: the character before a quote within quotes: the quote itself (default, as in RFC 4180), or for instance a
+        backslash, as in Spark.
+    :param null_value: the unquoted text of a null; default empty.
+    :param timestamp_format: the pattern of ``timestamp`` columns: ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm``, ``ss``, ``S`` (up to
+        nine), ``X`` to ``XXX`` (a zone, in UTC ``Z``), texts in single quotes. Parts that the pattern leaves out are not
+        written. Default None: ``2026-11-05T07:08:09.123456Z``.
     """
 
     schema: str | SparkSchema = ""
@@ -163,7 +163,7 @@ class Csv(Format):
             "timestampFormat": self.timestamp_format or "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
             "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
         }
-        # {"v":...} without what is around the value, and without the quotes of one that is none of a text.
+        # The value in {"v":...}, without the quotes of a value that is no text.
         json = F.to_json(F.struct(column.alias("v")), options)
         text = F.btrim(F.substring(json, F.lit(6), F.length(json) - 6), F.lit('"'))
         own = F.lit(bool(self.timestamp_format)) & (kind == "timestamp")

@@ -33,7 +33,7 @@ class Debezium(Format):
     ``ExtractNewRecordState`` flattens it; options have its names.
 
     ======  ===================  ===========================================================================================
-    ``op``  the event            what becomes of it
+    ``op``  the event            what it becomes
     ======  ===================  ===========================================================================================
     c, u    insert, update       a row of ``after``
     r       read of a snapshot   a row of ``after``
@@ -44,25 +44,25 @@ class Debezium(Format):
     other   or none              bad: no change event
     ======  ===================  ===========================================================================================
 
-    The tombstone that Debezium sends after a delete event (``tombstones.on.delete``) is, with ``tombstone``, the same delete
-    once more, which changes nothing; alone, where the topic was compacted, it is the delete. ``drop`` and ``rewrite`` drop
-    it. ``rewrite-with-tombstone`` is ``rewrite`` that keeps it, ``delete-to-tombstone`` is ``tombstone`` that drops it. A sink
-    that deletes needs the columns of the key: ``key=Json("id bigint")``, or ``key=JsonEnvelope(...)``.
+    Debezium sends a tombstone after each delete event (``tombstones.on.delete``). With ``tombstone`` it repeats the delete, which
+    changes nothing; in a compacted topic, where the event is gone, it is the delete. ``drop`` and ``rewrite`` drop it;
+    ``rewrite-with-tombstone`` is ``rewrite`` that keeps it, ``delete-to-tombstone`` is ``tombstone`` that drops it. A sink that
+    deletes needs the columns of the key: ``key=Json("id bigint")``, or ``key=JsonEnvelope(...)``.
 
-    :param value: how events are written, with the columns of the rows: ``Json(schema)``, or ``JsonEnvelope(schema)`` where the
-        connector writes schemas (``schemas.enable=true``). Of any other format the columns are those of the events.
-    :param delete_tombstone_handling_mode: what delete events become, see above. With ``rewrite`` and ``rewrite-with-tombstone``
+    :param value: the format of the events, with the columns of the rows: ``Json(schema)``, or ``JsonEnvelope(schema)`` if the
+        connector writes schemas (``schemas.enable=true``). For other formats, the columns of the format are those of the events.
+    :param delete_tombstone_handling_mode: what a delete event becomes, see above; default ``tombstone``. With ``rewrite`` and ``rewrite-with-tombstone``
         all columns are nullable, as ``before`` may have the key alone, and ``__deleted`` is ``"true"`` or ``"false"``.
     :param add_fields: fields of the event that become columns: ``"op"`` as ``__op``, ``"source.ts_ms"`` as ``__source_ts_ms``,
         ``"table"`` (of ``source``) as ``__table``; ``"lsn:position"`` as ``__position``. Times, positions and numbers are
         bigint, everything else is a string.
-    :param add_fields_prefix: what their names begin with.
-    :param truncates: what a truncate event is: ``fail`` (it is bad) or ``ignore``.
-    :param timestamps: of ``Json``, which says nothing of its numbers: what ``date`` and timestamp columns hold. ``text``: ISO
-        8601, and numbers are bad (``time.precision.mode=isostring``, which writes ``Z`` behind what has no zone); ``millis``,
-        ``micros`` or ``nanos``: numbers, too, of days in dates, of milliseconds, microseconds or (whole microseconds in)
-        nanoseconds in timestamps (``connect``, ``adaptive`` or ``microseconds``, ``nanoseconds``).
-    :param decimals: of ``Json``: ``text``, numbers or numeric strings (``decimal.handling.mode=double`` or ``string``);
+    :param add_fields_prefix: the prefix of the names of these columns; default ``__``.
+    :param truncates: what a truncate event becomes: ``fail`` (default) makes it bad, ``ignore`` skips it.
+    :param timestamps: for ``Json``, how ``date`` and timestamp columns are written. ``text`` (default): ISO 8601, and numbers are
+        bad (``time.precision.mode=isostring``, which writes ``Z`` after values without a zone); ``millis``, ``micros`` or
+        ``nanos``: also numbers, of days in dates, of milliseconds, microseconds or nanoseconds (whole microseconds) in
+        timestamps (``connect``, ``adaptive`` or ``microseconds``, ``nanoseconds``).
+    :param decimals: for ``Json``, how decimals are written: ``text`` (default), numbers or numeric strings (``decimal.handling.mode=double`` or ``string``);
         ``unscaled``: numbers, base64 of the unscaled value with the scale of the column, or an object of scale and value
         (``precise``).
     """

@@ -28,8 +28,8 @@ _KINDS: Mapping[str, Kind] = {
 class JsonEnvelope(Format):
     """``{"schema": {...}, "payload": {...}}``: what Connect's JSON converter writes and expects with ``schemas.enable=true``.
 
-    The payload's fields become the columns of ``schema``, by name and as :class:`.Json` takes them, with what the record's own
-    schema says of them:
+    The payload's fields become the columns of ``schema``, by name and as :class:`.Json` reads them. The record's own schema says
+    how they are written:
 
     =======================  ====================================================================================================
     column                   what the record's schema may say
@@ -40,25 +40,24 @@ class JsonEnvelope(Format):
     timestamp_ntz            ``NanoTimestamp`` (whole microseconds); ``string``, as Debezium's ``ZonedTimestamp``
     binary                   ``bytes`` (base64)
     tinyint to bigint        integers, with and without a name: Connect's ``Time`` is milliseconds of a day
-    array, map, struct       the same, of what these columns take; keys of maps are strings
+    array, map, struct       arrays, maps and structs of what these columns take; keys of maps are strings
     others                   what :class:`.Json` takes, but no ``bytes``
     =======================  ====================================================================================================
 
-    - Where the two do not go together (``int64`` without a name for a timestamp), the record is bad.
-    - A field that the record's schema does not have is null. Defaults in it are used if ``replace_null_with_default`` says so.
-    - ``"schema": null`` says nothing: the payload is read as by :class:`.Json`.
-    - ``"payload": null`` is what a record without a value is, a tombstone, as it is to Connect; bad where the schema is not
-      optional.
-    - Anything beside ``schema`` and ``payload`` makes the record bad, as it does in Connect.
+    - If the record's schema contradicts a column (``int64`` without a name for a timestamp), the record is bad.
+    - A field that the record's schema does not have is null. Its defaults are used only with ``replace_null_with_default``.
+    - With ``"schema": null`` the payload is read as by :class:`.Json`.
+    - ``"payload": null`` is a tombstone, like a record without a value, as in Connect; it is bad if the schema is not optional.
+    - Any field beside ``schema`` and ``payload`` makes the record bad, as in Connect.
 
-    What is written has the columns of ``schema``, and is read again as the same values. Decimals are written as numbers, which
-    Connect (2.4 and later) reads wherever its schema says ``Decimal``.
+    Rows are written with the columns of ``schema``, and are read again as the same values. Decimals are written as numbers,
+    which Connect (2.4 and later) reads wherever its schema says ``Decimal``.
 
-    :param schema: the columns, as for :class:`.Json`; also of what is written, which may be fewer.
-    :param timestamps: how timestamps are written: ``millis``, Connect's ``Timestamp`` (a value with microseconds makes the job
-        fail), or ``micros``, Debezium's ``MicroTimestamp``.
-    :param replace_null_with_default: whether a field that is null, or missing, is what the record's schema has as its default;
-        False (default): a null stays one. Connect's option of this name, whose default is true.
+    :param schema: the columns, as for :class:`.Json`; rows to write may have fewer of them.
+    :param timestamps: how timestamps are written: ``millis`` (default), Connect's ``Timestamp`` (a value with microseconds makes
+        the job fail), or ``micros``, Debezium's ``MicroTimestamp``.
+    :param replace_null_with_default: True: a field that is null or missing gets the default of the record's schema. False
+        (default): it stays null. Connect's option of this name has the default true.
     """
 
     schema: str | SparkSchema | Mapping[str, Any] = ""

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Json(Format):
     """One JSON object (RFC 8259, UTF-8) per record; its fields become the columns of ``schema``.
 
-    Follows Spark 4's ``from_json`` in the time zone UTC, with one difference in principle: nothing becomes null, or another
-    value, silently. What does not fit its column makes the record bad, with a reason that names the column, what was found and
-    what was expected.
+    Follows Spark 4's ``from_json`` in the time zone UTC, with one difference in principle: no value silently becomes null or
+    another value. A value that does not fit its column makes the record bad, with a reason that names the column, what was
+    found and what was expected.
 
     ==================  ======================================================  ================================================
     column              what it takes                                           what makes the record bad
@@ -51,23 +51,21 @@ class Json(Format):
     struct<...>         an object, read like the record itself                  anything else
     ==================  ======================================================  ================================================
 
-    - Names are case sensitive. Fields that are not in the schema are passed over, but they must be JSON.
+    - Names are case sensitive. Fields that are not in the schema are skipped, but they must be JSON.
     - A name of the schema found twice in one object is bad (Spark takes the last).
     - Bad as a whole: what is not exactly one JSON object (an array, ``null``, nothing, two objects, anything behind it), a byte
       order mark, invalid UTF-8, comments, single quotes, trailing commas, objects and arrays nested more than 500 deep.
     - A record without a value is a tombstone: a row of nulls, never bad.
 
-    There is one meaning and two ways to it: whole batches are read by Arrow where that means the same, everything else goes
-    record by record through :mod:`~airflow_kafka_spark.formats.json_reference`, which defines the meaning; the tests run both
-    over the same cases and over random ones. Record by record is some 15 times slower. That way go bad records (and a few beside
-    each), every record of a schema that has a map, and records with: values other than strings in string columns; ``"NaN"`` as
-    a string; infinities; a decimal with a negative exponent; more than 6 digits of a second; more digits in a decimal than its
-    precision, as in ``0.1000000000000`` for ``decimal(12,2)``.
+    Whole batches are decoded by Arrow. Decoded row by row, with the same results but some 15 times slower, are bad records (and
+    a few beside each), every record of a schema with a map, and records with: values other than strings in string columns;
+    ``"NaN"`` as a string; infinities; a decimal with a negative exponent; more than 6 digits of a second; more digits in a
+    decimal than its precision, as in ``0.1000000000000`` for ``decimal(12,2)``.
 
     :param schema: the columns, as DDL (``"id bigint NOT NULL, amount decimal(12,2), tags array<string>"``), as a pyspark
         ``StructType``, or as a JSON Schema, a dict (see :func:`.columns_of_json_schema`; its text: :meth:`of_json_schema`). Read
-        when it is first used, so that a mistake in it is reported by :meth:`validate`. Needed to read; what is written has the
-        rows' own columns.
+        when it is first used, so that a mistake in it is reported by :meth:`validate`. Required to read; rows are written
+        with their own columns.
     """
 
     schema: str | SparkSchema | Mapping[str, Any] = ""
@@ -131,7 +129,7 @@ class Json(Format):
         """
         from pyspark.sql import functions as F
 
-        # Spark's own defaults would cut instants to milliseconds and leave fields that are null out.
+        # Spark's defaults would cut timestamps to milliseconds and omit null fields.
         options = {
             "ignoreNullFields": "false",
             "timeZone": "UTC",

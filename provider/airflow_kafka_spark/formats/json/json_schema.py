@@ -110,7 +110,7 @@ class _SchemaReader:
         nullable = schema.get("nullable") is True
         for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
             if keyword in schema:
-                # Words of others say nothing of types here: Connect's `connect.index`, beside each `oneOf` with null.
+                # Other keywords beside it do not describe types, as Connect's `connect.index` beside each `oneOf` with null.
                 beside = sorted(_READ & set(schema) - {keyword, "type" if keyword != "$ref" else ""})
                 if beside:
                     raise _invalid(path, f"`{keyword}` beside `{beside[0]}`", f"`{keyword}` alone")

@@ -31,19 +31,19 @@ class Protobuf(RegistryFormat):
 
     Either with ``schema`` alone: values are messages, without a header. Or with ``registry``: values are in Confluent's wire
     format (a magic byte, the id of the writer's schema, the indexes of the message in it, the message), and schemas come from a
-    schema registry. Records of different versions come out alike, as the reader's schema has them: what a record does not have is
-    the field's default, or null where the field may be absent. All versions of the subjects are fetched and compiled before Spark
-    starts, and tasks never ask the registry. A version of which a field would be taken for something else makes its records bad.
+    schema registry. Records of different versions are all read as the reader's schema defines them: a missing field is its
+    default, or null if the field may be absent. All versions of the subjects are fetched and compiled before Spark starts, and
+    tasks never ask the registry. Records of a version of which a field would be misread are bad.
 
     The page `protobuf.md` of the documentation has the types of columns and all that makes a record bad.
 
-    :param schema: the text of a ``.proto`` file; or a descriptor set, bytes that ``protoc --include_imports
-        --descriptor_set_out`` makes, whose last file counts; or, to write, columns as DDL or a pyspark ``StructType``, of which a
-        schema is made. With ``registry`` it is what is written, and what is read has schemas of the registry.
+    :param schema: the text of a ``.proto`` file; or a descriptor set, bytes written by ``protoc --include_imports
+        --descriptor_set_out``, of which the last file is used; or, to write, columns as DDL or a pyspark ``StructType``, from
+        which a schema is derived. With ``registry`` it is only the schema to write; records are read with the registry's schemas.
     :param message: the name of the message, with or without its package; default the first of the file.
-    :param recursive_fields_max_depth: as Spark has it: None refuses messages that hold themselves, 1 leaves such fields out, 2
-        has them once, and so on.
-    :param nanoseconds: what becomes of digits beyond the microsecond: ``fail`` makes the record bad, ``cut`` leaves them out.
+    :param recursive_fields_max_depth: Spark's option: None (default) refuses messages that contain themselves, 1 leaves such
+        fields out, 2 has them once, and so on.
+    :param nanoseconds: digits beyond the microsecond: ``fail`` (default) makes the record bad, ``cut`` leaves them out.
     """
 
     schema: str | bytes | SparkSchema = ""

@@ -49,17 +49,17 @@ class FieldLayout:
     """A field of a message, or the key, the value or an element of one.
 
     :param name: the field's name.
-    :param how: how one value becomes a column's.
+    :param how: the conversion of one value to the column's.
     :param type: the type of one value.
-    :param nullable: whether the field may be absent; else it has a default, or is required.
-    :param many: a list, a map, or one.
-    :param fields: of a message.
-    :param inner: of a wrapper, its value; of a map, its keys and its values.
-    :param symbols: of an enum, by number.
-    :param numbers: of a message, those of its fields.
-    :param bounds: of an integer, the least and the greatest.
-    :param full_name: of a message, its own.
-    :param choice: the name of the ``oneof`` that it is in with others.
+    :param nullable: True if the field may be absent; False: it has a default, or is required.
+    :param many: ``list``, ``map``, or empty for a single value.
+    :param fields: the fields of a message.
+    :param inner: the value of a wrapper; the keys and values of a map.
+    :param symbols: the symbols of an enum, by number.
+    :param numbers: the field numbers of a message.
+    :param bounds: smallest and greatest value of an integer.
+    :param full_name: the full name of a message.
+    :param choice: the name of the ``oneof`` that contains the field.
     """
 
     name: str

@@ -33,8 +33,8 @@ _COMPILE = """
 import json, os, sys
 from grpc_tools import protoc
 for directory, roots, main in json.load(sys.stdin):
-    with open(directory + "/told", "w") as told:
-        os.dup2(told.fileno(), 2)
+    with open(directory + "/messages", "w") as messages:
+        os.dup2(messages.fileno(), 2)
         os.chdir(directory)
         protoc.main(["protoc", *("-I" + r for r in roots), "--include_imports", "--descriptor_set_out=compiled", main])
 """
@@ -116,13 +116,13 @@ def _by_protoc(documents: tuple[SchemaDocument, ...]) -> tuple[bytes | SchemaUnu
         ran = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, timeout=_TIMEOUT, check=False)
         results: list[bytes | SchemaUnusable] = []
         for at, document in enumerate(documents):
-            done, told = Path(temporary) / str(at) / "compiled", Path(temporary) / str(at) / "told"
+            done, messages = Path(temporary) / str(at) / "compiled", Path(temporary) / str(at) / "messages"
             if at in wrong:
                 results.append(wrong[at])
             elif done.is_file():
                 results.append(done.read_bytes())
             else:
-                detail = told.read_text("utf-8", "replace") if told.is_file() else ran.stderr
+                detail = messages.read_text("utf-8", "replace") if messages.is_file() else ran.stderr
                 results.append(SchemaUnusable(document.name, f"protoc says: {' '.join(_LOGGED.sub('', detail).split())[:1000]}"))
     return tuple(results)
 
@@ -283,7 +283,7 @@ def type_name(field: FieldDescriptor) -> str:
 
 def is_repeated(field: Any) -> bool:
     """Return True if a field is a list or a map."""
-    # Protobuf 7 has no labels any more, earlier releases have nothing else.
+    # Protobuf 7 has no labels, earlier releases have no `is_repeated`.
     return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == 3
 
 
@@ -420,7 +420,7 @@ class _Maker:
             return "confluent.type.Decimal", f" [(confluent.field_meta) = {{ params: [{said}] }}]"
         if isinstance(data_type, Struct):
             message = "".join(part[:1].upper() + part[1:] for part in name.split("_")) or "Inner"
-            # As protoc tells them apart: a nested message has the scope of its field's siblings.
+            # protoc puts a nested message into the scope of its field's siblings.
             inner += self.message(f"{message}Value", data_type.fields, path)
             return f"{message}Value", ""
         if not isinstance(data_type, Primitive) or data_type.name not in _PROTO_TYPES:

@@ -80,7 +80,7 @@ class BatchDecoder(Decoder):
         self._suspect_finders = tuple(suspect_finders)
         self._recently_bad = False
         self.row_wise_count = 0
-        """How many records the reference decoded so far."""
+        """The number of records that were read row by row."""
 
     @abstractmethod
     def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:

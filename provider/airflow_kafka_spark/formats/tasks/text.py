@@ -160,7 +160,7 @@ def _float(scalar: pa.Scalar) -> str:
 
 
 def _moment(scalar: pa.Scalar) -> str:
-    # Python's own dates end with the year 9999, and what lies beyond is a reason why a row does not fit.
+    # Python's dates end with the year 9999, and a later one may be why a row does not fit.
     text = str(np.datetime64(scalar.value, scalar.type.unit))
     return _text(f"{text}Z" if scalar.type.tz else text)
 

@@ -90,7 +90,7 @@ class AvroDecoder(BatchDecoder):
         self, reader: AvroRecord, writers: Mapping[int, AvroRecord | str], framed: bool, known: str = "", few: int = _FEW_VALUES
     ) -> None:
         self._reader, self._writers, self._framed, self._known = reader, dict(writers), framed, known
-        self._references: dict[int, AvroRowReader] = {}
+        self._row_readers: dict[int, AvroRowReader] = {}
         self._plans: dict[bytes, BatchReader | None] = {}
         self._header = HEADER_BYTES if framed else 0
         super().__init__(arrow_schema(columns_of(reader)), self._read_value, few)
@@ -102,10 +102,10 @@ class AvroDecoder(BatchDecoder):
 
     def _read_value(self, value: bytes) -> list[Any]:
         number = schema_id_of(value) if self._framed else 0
-        reference = self._references.get(number)
-        if reference is None:
-            reference = self._references[number] = AvroRowReader(self._writer(number), self._reader)
-        return reference.read(value, self._header)
+        row_reader = self._row_readers.get(number)
+        if row_reader is None:
+            row_reader = self._row_readers[number] = AvroRowReader(self._writer(number), self._reader)
+        return row_reader.read(value, self._header)
 
     def _writer(self, number: int) -> AvroRecord:
         writer = self._writers.get(number)
@@ -116,7 +116,7 @@ class AvroDecoder(BatchDecoder):
     # --- whole batches -----------------------------------------------------------------------------------------------
 
     def _chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
-        # Larger chunks than for texts: a bad value is found without the others being read twice as often.
+        # Larger chunks than for texts: finding a bad value rereads fewer of the others.
         step = math.ceil(len(records) / math.ceil(len(records) / _CHUNK_VALUES)) if records else 1
         for at in range(0, len(records), step):
             yield from self._divide(records[at : at + step], at)
@@ -126,7 +126,7 @@ class AvroDecoder(BatchDecoder):
             return None
         head = records[0][: self._header]
         alike = all(records[at][: self._header] == head for at in (len(records) // 2, -1))
-        # To look at all of them takes as long as half of reading: polars does it on the way.
+        # Comparing all headers here would take half as long as reading; the batch reader compares them.
         if alike and (read := self._try(head, records)) is not None:
             return read
         heads = [r[: self._header] for r in records] if self._framed else []
@@ -298,7 +298,7 @@ class BatchReader:
         return FieldReader(schema, OptionalLayout(step.layout, 2 if first else 0, 0 if first else 2), change)
 
     def _array(self, writer: AvroArray, reader: AvroArray) -> FieldReader:
-        # Items without bytes could be more than memory holds.
+        # Items without bytes may be more than fit into memory.
         if not smallest_size(writer.items):
             raise OnlyRowWise
         item, wanted = self._step(writer.items, reader.items), _type_of(reader)
@@ -356,7 +356,7 @@ class BatchReader:
                 constants[f.name] = pa.array([default_of(f)], _type_of(f.type))
 
         def build(arrays: Sequence[pa.Array], rows: int) -> list[pa.Array]:
-            # What nobody reads is changed too: it has to fit all the same.
+            # Fields without a column are converted, too, since their values have to be valid.
             made = {f.name if f else n: s.change(a) for n, ((s, f), a) in enumerate(zip(steps, arrays, strict=True))}
             none = pa.array(np.zeros(rows, np.int64))
             return [made[f.name] if f.name in made else constants[f.name].take(none) for f in reader.fields]
@@ -401,7 +401,7 @@ def _refuse_duplicate_keys(array: pa.Array, keys: pa.Array) -> None:
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
     """Suppress standard error: polars writes a message for each value that ends too early."""
-    # One thread at a time: another one would take the silence for what it has to restore.
+    # One thread at a time: another one would save the redirected descriptor as the original.
     with _stderr_lock:
         sys.stderr.flush()
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -551,14 +551,14 @@ def _decimals(wanted: AvroLogicalType, scale: int) -> ArrayFunction:
             raise NeedsRowWise
         out = np.zeros((len(array), 16), np.uint8)
         if len(data):
-            # Sign first, then the bytes from the last one on: Arrow's are little-endian.
+            # First the sign, then the bytes from the last one on: Arrow's decimals are little-endian.
             first = data[np.minimum(offsets[:-1], len(data) - 1)]
             out[(first > 127) & (sizes > 0)] = 255
             for place in range(longest):
                 has = sizes > place
                 at = offsets[1:] - 1 - place
                 out[:, place] = np.where(has, data[np.where(has, at, 0)], out[:, place])
-        # The one number that has no opposite in 128 bits: Arrow does not see that it has too many digits.
+        # The smallest number of 128 bits: Arrow does not notice that it has too many digits.
         if longest == 16 and ((out[:, 15] == 128) & ~out[:, :15].any(axis=1)).any():
             raise NeedsRowWise
         validity = array.is_valid() if array.null_count else None

@@ -148,7 +148,7 @@ WriteParts = Callable[[pa.Array], list[BytesPart]]
 
 def join_parts(parts: Sequence[BytesPart], rows: int) -> pa.Array:
     """Return the concatenated parts of each row."""
-    # Constants that follow each other are made one: each part costs a step for every row.
+    # Consecutive constants are merged: each part costs a step for every row.
     fewer: list[BytesPart] = []
     for part in parts:
         if isinstance(part, bytes) and fewer and isinstance(fewer[-1], bytes):
@@ -426,7 +426,7 @@ def _decimal(logical: AvroLogicalType, size: int) -> WriteParts:
         except pa.ArrowInvalid:
             raise NeedsRowWise from None
         held = np.frombuffer(cast.buffers()[1], np.uint8).reshape(-1, 16)[cast.offset : cast.offset + len(cast)]
-        # Arrow's are little-endian, Avro's begin with the sign.
+        # Arrow's decimals are little-endian, Avro's big-endian.
         out = held[:, ::-1]
         if size:
             sign = np.repeat(np.where(out[:, :1] > 127, 255, 0).astype(np.uint8), max(size - 16, 0), axis=1)
@@ -441,7 +441,7 @@ def _needed(numbers: np.ndarray) -> np.ndarray:
     """Return how many of 16 bytes a number needs: without those that only repeat its sign, and at least one."""
     bare = numbers ^ np.where(numbers[:, :1] > 127, 255, 0).astype(np.uint8)
     first = np.where(bare.any(axis=1), (bare != 0).argmax(axis=1), 15)
-    # The first bit that is left has to be the sign.
+    # The first remaining bit has to be the sign.
     signed = (bare[np.arange(len(bare)), first] > 127) & (first > 0)
     return (16 - first + signed).astype(np.int64)
 

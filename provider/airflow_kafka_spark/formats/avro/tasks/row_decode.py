@@ -287,7 +287,7 @@ def _default(schema: AvroSchema, value: Any) -> Any:
 
 
 def _default_of_union(schema: AvroUnion, value: Any) -> Any:
-    # The first branch by the specification up to 1.11, any since.
+    # Up to Avro 1.11 a default is of the first branch, since 1.12 of any.
     for at, branch in enumerate(schema.branches):
         try:
             found = _default(branch, value)
@@ -465,7 +465,7 @@ def scalar_reader(writer: AvroPrimitive | AvroFixed, reader: AvroPrimitive | Avr
     if writer.kind == "bytes" and reader.kind == "string":
         read_raw = read_string
     elif writer.kind == "string" and reader.kind == "bytes":
-        # Checked all the same: what was written is a text.
+        # The writer wrote a text, so it has to be valid UTF-8.
         read_text = read_raw
 
         def read_raw(b: bytes, i: int) -> tuple[bytes, int]:

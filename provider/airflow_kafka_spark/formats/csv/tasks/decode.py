@@ -98,7 +98,7 @@ def _join(records: Sequence[bytes], dialect: CsvDialect, fields: int) -> bytes:
         records = [r[:-2] if r.endswith(b"\r\n") else r.removesuffix(b"\n") for r in records]
         buffer = b"\n".join(records)
     if fields > 1 and b"" in records:
-        # To Arrow an empty line has all fields.
+        # Arrow reads an empty line as a record with all fields.
         raise NeedsRowWise
     if b"\0" in buffer or b"\xef\xbb\xbf" in buffer or (not dialect.doubled and dialect.escape.encode() in buffer):
         raise NeedsRowWise
@@ -130,7 +130,7 @@ def _check_quotes(view: np.ndarray, quotes: np.ndarray, dialect: CsvDialect) -> 
     first, second = quotes[::2], quotes[1::2]
     before, after = view[first - 1], view[second + 1]
     apart = (ord(dialect.delimiter), 10, *((ord(dialect.quote),) if dialect.doubled else ()))
-    # The one at the very beginning has the last byte before it, which is a newline.
+    # Index -1 for a quote at the very beginning is the last byte, a newline.
     if not (np.isin(before, apart).all() and np.isin(after, apart).all()):
         raise NeedsRowWise
 

@@ -43,6 +43,6 @@ class CsvEncoder(Encoder):
             text = pc.replace_substring(text, quote, escape + quote)
             return pc.fill_null(pc.binary_join_element_wise(quote, text, quote, ""), null)
         text = format_unquoted(column, kind)
-        # Bytes may be an empty text.
+        # The text of empty bytes is empty.
         text = pc.if_else(pc.equal(text, null), self.dialect.quoted(null), text)
         return pc.fill_null(text, null)

@@ -32,7 +32,7 @@ class CsvRowReader:
         q, e, d = (re.escape(c) for c in (dialect.quote, dialect.escape, dialect.delimiter))
         inside = f"[^{q}]*(?:{q}{q}[^{q}]*)*" if dialect.doubled else f"[^{q}{e}]*(?:{e}.[^{q}{e}]*)*"
         self._field = re.compile(f"(?:{q}({inside}){q}|([^{q}{d}\r\n]*))({d}|\\Z)", re.S).match
-        # An escape before anything but a quote or another escape is a character like others.
+        # An escape is special only before a quote or another escape.
         self._unescape = re.compile(f"{e}([{q}{e}])").sub
 
     def read(self, value: bytes) -> list[Any]:
@@ -87,7 +87,7 @@ class CsvRowReader:
             what = "a quote in a field without quotes" if stop.group() == quote else "a line break outside of quotes"
             error = BadValue(f"found {what}, at character {stop.start() + 1}")
         else:
-            # Whether the quote is never closed, or something stands behind the closing one.
+            # The quote is never closed, or something follows the closing one.
             error = BadValue(
                 "found quotes that do not end with the field, expected a closing quote before the delimiter or the end"
             )

@@ -89,12 +89,12 @@ class JsonDecoder(BatchDecoder):
     def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, wire_columns: Sequence[Column] | None = None) -> None:
         self._columns = tuple(columns)
         self._wire_columns = self._columns if wire_columns is None else tuple(wire_columns)
-        self._reference = JsonRowReader(self._wire_columns)
+        self._row_reader = JsonRowReader(self._wire_columns)
         self._plans: dict[tuple[bool, ...], _ArrowReader] = {}
         self._has_decimal = any(_contains(Decimal, c.type) for c in self._columns)
         super().__init__(
             arrow_schema(self._columns),
-            self._reference.read,
+            self._row_reader.read,
             few,
             row_wise_only=any(_contains(Map, c.type) for c in self._columns),
             suspect_finders=suspect_finders(self._wire_columns),
@@ -108,13 +108,13 @@ class JsonDecoder(BatchDecoder):
             buffer = _join(records, self._has_decimal)
         except NeedsRowWise:
             return None
-        as_numbers = tuple(self._reference.as_numbers)
+        as_numbers = tuple(self._row_reader.as_numbers)
         batch = self._read(buffer, len(records), as_numbers)
         if batch is None and as_numbers:
-            # Timestamps may come as numbers here: the first record tells.
+            # Timestamps may be numbers in this batch: the first record shows it.
             self.read_row_wise(records[:1], 0)
-            if tuple(self._reference.as_numbers) != as_numbers:
-                batch = self._read(buffer, len(records), tuple(self._reference.as_numbers))
+            if tuple(self._row_reader.as_numbers) != as_numbers:
+                batch = self._read(buffer, len(records), tuple(self._row_reader.as_numbers))
         return batch
 
     def _read(self, buffer: bytes, count: int, as_numbers: tuple[bool, ...]) -> pa.RecordBatch | None:
@@ -146,7 +146,7 @@ def _join(records: Sequence[bytes], decimals: bool) -> bytes:
     buffer = b"\n".join(records)
     ends = _separators(buffer, len(records))
     if ends is None:
-        # Newlines of their own: to JSON a carriage return means the same, also where it is forbidden.
+        # Records contain newlines. JSON treats a carriage return like a newline, also where it is not allowed.
         records = [r.replace(b"\n", b"\r").strip(b" \t\r") for r in records]
         buffer = b"\n".join(records)
         ends = _separators(buffer, len(records))
@@ -171,12 +171,12 @@ def _has_negative_exponent(buffer: bytes) -> bool:
     """Return True if there may be a number like ``1e-400``, also as a string: for a decimal, Arrow then reads foreign memory."""
     if b"\\" in buffer and _escaped_number(buffer):
         return True
-    # Looked for as single bytes: faster than Python finds two in a row.
+    # Searched as single bytes, which is faster than searching two consecutive ones.
     view = np.frombuffer(buffer, np.uint8)
     minus = np.flatnonzero(view == ord("-"))
     for at in minus[(view[minus - 1] | 0x20) == ord("e")].tolist():
         begins, ends = _number_begins(buffer[max(0, at - 64) : at - 1]), _exponent_ends(buffer, at)
-        # Quotes stand on both sides or on none; when there are more digits than looked at, that is not known.
+        # Quotes stand on both sides or on none; with more digits than were searched that is unknown.
         if begins and ends and (len(begins[0]) > 60 or (begins[0][:1] == b'"') == (ends[1] == b'"')):
             return True
     return False
@@ -282,12 +282,12 @@ def _decimal(data_type: Decimal) -> tuple[pa.DataType, ArrayFunction]:
     wanted = arrow_type(data_type)
     if data_type.precision + data_type.scale <= 38:
         return wanted, _check_digits
-    # Arrow rescales what was written without looking whether the product overflows: in 256 bits it does not.
+    # Arrow rescales decimals without checking for overflow; 256 bits cannot overflow.
     return pa.decimal256(data_type.precision, data_type.scale), lambda array: _check_digits(array).cast(wanted)
 
 
 def _check_digits(array: pa.Array) -> pa.Array:
-    # Arrow has counted the digits that were written, not those of the rescaled number.
+    # Arrow has checked the digits as written, not those of the rescaled number.
     array.validate(full=True)
     return array
 
@@ -350,7 +350,7 @@ def _from_seconds(array: pa.Array) -> pa.Array:
 
 
 def _finite(array: pa.Array) -> pa.Array:
-    # To Arrow, too large a number is infinite; which ones were written so it does not tell.
+    # Arrow reads numbers that are too large as infinite, like those that are written so.
     if pc.any(pc.is_inf(array)).as_py():
         raise NeedsRowWise
     return array
@@ -432,7 +432,7 @@ def _find_by_type(columns: Sequence[Column], msgspec: Any) -> SuspectFinder:
         left = iter(records)
         while length_hint(left):
             try:
-                # No line of Python around each record: that would be a fifth of the time.
+                # One call for all records: a line of Python per record would take a fifth of the time.
                 deque(map(look, left), maxlen=0)
             except refused:
                 found.append(len(records) - length_hint(left) - 1)
@@ -466,7 +466,7 @@ def _struct_type(columns: Sequence[Column], msgspec: Any, type_of: Callable[[Dat
     fields = []
     for at, column in enumerate(columns):
         kind = type_of(column.type, msgspec)
-        # Raw takes a null as it is, and takes nothing in a union.
+        # Raw accepts nulls, and is not allowed in unions.
         nullable = kind if kind is msgspec.Raw else kind | None
         fields.append((f"f{at}", nullable, None) if column.nullable else (f"f{at}", kind))
     names = {f"f{at}": column.name for at, column in enumerate(columns)}

@@ -73,7 +73,7 @@ def escape_strings(column: pa.Array) -> pa.Array:
     found = concatenated(column).translate(None, _UNTOUCHED)
     if not found:
         return column
-    # The backslash first: the others bring new ones.
+    # Backslashes first, since the other escapes add some.
     for code in sorted(set(found), key=lambda code: (code != 0x5C, code)):
         column = pc.replace_substring(column, chr(code), _ESCAPES[code])
     return column

@@ -284,7 +284,7 @@ class EnvelopeEncoder(Encoder):
         plain = array.cast(pa.int64())
         if self.precision == "micros":
             return plain
-        # Divided towards the past, as Spark does it; what does not come out even is refused.
+        # Rounded towards the past, as Spark does; a remainder is refused below.
         whole = array.view(pa.timestamp("us")).cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
         if pc.any(pc.not_equal(pc.multiply(whole, 1000), plain)).as_py():
             raise ValueError(f"Column `{name}` holds microseconds, which Connect's Timestamp has not")

@@ -164,7 +164,7 @@ def _integer_reader(name: str, bits: int) -> JsonReader:
         match = match_integer(text, i)
         if match is None:
             raise unexpected(text, i, name)
-        # Longer ones are out of any range; Python refuses to convert thousands of digits.
+        # More digits exceed every range, and Python refuses to convert thousands of them.
         number = int(match.group()) if len(match.group()) <= 20 else None
         if number is None or not low <= number <= high:
             raise BadValue(f"found {short(match.group())}, expected {name}: {low} to {high}")

@@ -183,7 +183,7 @@ class _Columns:
             unknown = UnknownFieldSet(message)
             if len(unknown):
                 self._check(message, unknown)
-            # By its class: a field may have the name of a method.
+            # Called on the class, since a field may have the name of a method.
             if not type(message).IsInitialized(message):
                 raise BadValue(f"found no `{type(message).FindInitializationErrors(message)[0]}`, which is required")
         arrays = []
@@ -243,7 +243,7 @@ def _map(node: FieldLayout, get: Callable[[Any], Any], cut: bool) -> Callable[[S
 
     def maps(messages: Sequence[Any]) -> pa.Array:
         found = list(map(get, messages))
-        # In one order: a retry gives what the first attempt gave.
+        # Sorted, so that a retry returns what the first attempt returned.
         order = [sorted(one) for one in found]
         flat = [one[key] for one, names in zip(found, order, strict=True) for key in names]
         keyed = keys(list(chain.from_iterable(order)))
@@ -286,7 +286,7 @@ def _texts(values: Sequence[Any]) -> pa.Array:
     try:
         return pa.array(values, pa.string())
     except pa.ArrowInvalid:
-        # Texts of proto2 are not looked at by protobuf, and are bytes where they are none.
+        # protobuf does not check the texts of proto2, and returns bytes for those that are not UTF-8.
         odd = next((v for v in values if isinstance(v, bytes)), b"")
         raise BadValue(f"not UTF-8: {odd[:20]!r}") from None
 
@@ -319,7 +319,7 @@ def _duration(value: Any, cut: bool) -> int:
     seconds, nanos = value.seconds, value.nanos
     if abs(seconds) > 315_576_000_000 or abs(nanos) > 999_999_999 or (seconds and nanos and (seconds < 0) != (nanos < 0)):
         raise BadValue(f"found {seconds} s and {nanos} ns, expected a length of time within 10 000 years")
-    # Towards zero, where something is cut off.
+    # Digits are cut off towards zero.
     return _micros(seconds, nanos, cut) if nanos >= 0 else -_micros(-seconds, -nanos, cut)
 
 
