@@ -51,8 +51,9 @@ class Debezium(Format):
 
     :param value: the format of the events, with the columns of the rows: ``Json(schema)``, or ``JsonEnvelope(schema)`` if the
         connector writes schemas (``schemas.enable=true``). For other formats, the columns of the format are those of the events.
-    :param delete_tombstone_handling_mode: what a delete event becomes, see above; default ``tombstone``. With ``rewrite`` and ``rewrite-with-tombstone``
-        all columns are nullable, as ``before`` may have the key alone, and ``__deleted`` is ``"true"`` or ``"false"``.
+    :param delete_tombstone_handling_mode: what a delete event becomes, see above; default ``tombstone``. With ``rewrite`` and
+        ``rewrite-with-tombstone`` all columns are nullable, as ``before`` may have the key alone, and ``__deleted`` is
+        ``"true"`` or ``"false"``.
     :param add_fields: fields of the event that become columns: ``"op"`` as ``__op``, ``"source.ts_ms"`` as ``__source_ts_ms``,
         ``"table"`` (of ``source``) as ``__table``; ``"lsn:position"`` as ``__position``. Times, positions and numbers are
         bigint, everything else is a string.
@@ -62,7 +63,8 @@ class Debezium(Format):
         bad (``time.precision.mode=isostring``, which writes ``Z`` after values without a zone); ``millis``, ``micros`` or
         ``nanos``: also numbers, of days in dates, of milliseconds, microseconds or nanoseconds (whole microseconds) in
         timestamps (``connect``, ``adaptive`` or ``microseconds``, ``nanoseconds``).
-    :param decimals: for ``Json``, how decimals are written: ``text`` (default), numbers or numeric strings (``decimal.handling.mode=double`` or ``string``);
+    :param decimals: for ``Json``, how decimals are written: ``text`` (default), numbers or numeric strings
+        (``decimal.handling.mode=double`` or ``string``);
         ``unscaled``: numbers, base64 of the unscaled value with the scale of the column, or an object of scale and value
         (``precise``).
     """
