@@ -10,7 +10,7 @@ import pytest
 
 from airflow_kafka_spark.errors import RowRejected, RowsRejected, TooManyBadRecords, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
-from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.transforms import (
     Cast,
@@ -227,8 +227,8 @@ MISFITS: list[tuple[dict[str, Any], str, str]] = [
     ({"transforms": [TimestampRouter()]}, "transforms[0] TimestampRouter", "`timestamp` column"),
     ({"transforms": Cast("id:int32")}, "transforms", "in a list"),
     ({"transforms": [Cast("id:int32")], "read_with": "task"}, "read_with", "Spark reads"),
-    ({"transforms": [ExtractField("customer")], "value": avro(SMALL)}, "value", "field `day`"),
-    ({"transforms": [Cast("id:int32")], "value": Raw()}, "value", "holds one column"),
+    ({"transforms": [ExtractField("customer")], "value": avro(SMALL)}, "sink.value", "field `day`"),
+    ({"transforms": [Cast("id:int32")], "value": Raw()}, "sink.value", "holds one column"),
     ({"transforms": [lambda frame: frame.where("false"), Sql({"x": "no_such"})]}, "transforms[1] Sql", "no_such"),
 ]  # fmt: skip
 

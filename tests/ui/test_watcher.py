@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from airflow_kafka_spark.hooks.pipeline_changes import reset
+from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.ui import ledgers
 from airflow_kafka_spark.ui.catalog import Catalog, LedgerName, Task
 from airflow_kafka_spark.ui.details import before, dead_letters, win, windows_of
@@ -17,8 +17,8 @@ from airflow_kafka_spark.ui.shelf import KEEP, Shelf, Shelves
 from airflow_kafka_spark.ui.summary import summarize
 from airflow_kafka_spark.ui.tasks import Tasks
 from airflow_kafka_spark.ui.watcher import Watcher
-from airflow_kafka_spark.windows.interval import Interval, IntervalState, family_of
-from airflow_kafka_spark.windows.lag import Head, Lag, Observation, PartitionState, Status
+from airflow_kafka_spark.windows.interval import Interval, IntervalState, parse_ledger_name
+from airflow_kafka_spark.windows.lag import Head, Lag, Observation, PartitionLag, Status
 from airflow_kafka_spark.windows.memory import (
     Attempt,
     Entry,
@@ -193,7 +193,7 @@ def test_a_clock_that_is_slow_makes_no_pipeline_go_back():
     now = 10_000.0
 
     def seen(at, committed):
-        return Lag("p", {tp: PartitionState(committed, 0, 100, Head(committed, int((at - 5) * 1000)), seconds=5.0)}, at)
+        return Lag("p", {tp: PartitionLag(committed, 0, 100, Head(committed, int((at - 5) * 1000)), seconds=5.0)}, at)
 
     assert pulse.judge(seen(now, 30), {tp: [Observation(now - 60, 30, active=True)]}).status is Status.OK
     # It was moved on from 30 to 40 behind our back; whoever did so has a clock that is two minutes slow, or two fast.
@@ -289,8 +289,8 @@ def test_lanes_are_windows_of_their_pipeline():
     for hour in range(3):
         interval = Interval(datetime(2026, 1, 1, hour, tzinfo=timezone.utc), datetime(2026, 1, 1, hour + 1, tzinfo=timezone.utc))
         state = State.PLANNED if hour == 2 else State.COMPLETE
-        lane, told = interval.lane("a.b"), {"completed_at": "2026-01-01T05:00:00Z"}
-        assert family_of(lane) == ("a.b", interval.name)
+        lane, told = interval.ledger_name("a.b"), {"completed_at": "2026-01-01T05:00:00Z"}
+        assert parse_ledger_name(lane) == ("a.b", interval.name)
         bounds = (interval.start_ms, interval.end_ms)
         moved = entry(lane, 1, state, bounds)
         put(shelves, window_record(replace(moved, report=told if moved.report else None)), 2 * hour)
@@ -312,7 +312,7 @@ def test_lanes_are_windows_of_their_pipeline():
 
 def test_names_that_only_look_like_lanes_are_pipelines():
     for name in ("a.b", "20260101T000000Z-20260101T010000Z", "a.20260101T000000Z", "x.20260101T000000Z-20260101T010000Z.y"):
-        assert family_of(name) == (name, None)
+        assert parse_ledger_name(name) == (name, None)
 
 
 def test_a_shelf_forgets_what_it_has_taken_apart_when_a_record_comes():

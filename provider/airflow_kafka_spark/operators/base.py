@@ -27,11 +27,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.bad_records.options import ErrorOptions
 from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, PlannedMeanwhile, Problem, ValidationError
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
-from airflow_kafka_spark.operators.error_options import ErrorOptions
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions, option
 from airflow_kafka_spark.operators.visibility.metrics import emit
 from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
@@ -41,12 +41,12 @@ from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, firs
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sources.base import RowSource
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
     from airflow_kafka_spark.windows.memory import Entry
 
 
@@ -147,9 +147,9 @@ class WindowOperator(VisibleOperator):
         """Return the topics that transforms send records to, by the argument that names each."""
         if not self.transforms:
             return {}
-        from airflow_kafka_spark.transforms.chaining import routes
+        from airflow_kafka_spark.transforms.chain import chain_routes
 
-        return routes(self.transforms)
+        return chain_routes(self.transforms)
 
     def origin(self) -> Endpoint:
         """Return where rows come from, beside the offsets that a window holds."""
@@ -199,14 +199,14 @@ class WindowOperator(VisibleOperator):
                 with watch.step("fence"):
                     ledger = self.open_ledger(run)
                     ledger.peek()
-                    if not (is_paused := ledger.whole.is_paused):
+                    if not (is_paused := ledger.parent_memory.is_paused):
                         opened.enter_context(ledger)
                 # An attempt that is running while the pipeline is paused is not fenced.
                 if not is_paused:
                     faults.reached("fenced")
                 done = ledger.completed(run.id)
                 if done is not None:
-                    bindings.refuse_other_writer(ledger.family_name, ledger.whole, done, run)
+                    bindings.refuse_other_writer(ledger.parent_pipeline, ledger.parent_memory, done, run)
                 if done is not None and not self._moves_again(ledger, done, run):
                     self.log.info("Window %s of this run is complete already: nothing to do", done.window)
                     if not is_paused:
@@ -253,7 +253,7 @@ class WindowOperator(VisibleOperator):
 
         :raises ValidationError: so it is, and the sink cannot replace rows.
         """
-        asked = ledger.whole.replay_asked(done.window)
+        asked = ledger.parent_memory.replay_asked(done.window)
         if asked is None:
             return self.is_rerun(done, run)
         self.log.info("%s has asked for window %s to be moved once more: %s", asked.who, done.window, asked.why)
@@ -292,14 +292,14 @@ class WindowOperator(VisibleOperator):
         frozen and written to the ledger."""
         unfinished, found = ledger.memory.open_entry, self.binding(run)
         if unfinished is None and done is not None:
-            bindings.refuse_replay_elsewhere(ledger.family_name, ledger.whole, done, found)
+            bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, found)
             self.log.info("Window %s is complete, and its task runs again: moving it once more", done.window)
             entry = ledger.replay(done)
         elif unfinished is None:
             found = self._bind(ledger, found)
             entry = ledger.plan(replace(self.plan(ledger, run), binding=found))
         else:
-            if bindings.refuse_elsewhere(ledger.family_name, ledger.whole, unfinished, found):
+            if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
                 found = self._bind(ledger, found)
                 self.log.warning("Window %s goes from now on %s", unfinished.window, describe_binding(found))
             elif unfinished.window.binding is not None:
@@ -332,7 +332,7 @@ class WindowOperator(VisibleOperator):
         :return: the binding of the window.
         :raises BindingChanged: the pipeline is bound to others.
         """
-        kept = ledger.bind(lambda whole: bindings.bound(ledger.family_name, whole, found, is_free=self._destination_is_free))
+        kept = ledger.bind(lambda whole: bindings.bound(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free))
         return replace(found, writer=replace(found.writer, deployment=kept.writer.deployment), decided=kept.decided)
 
     def _complete(self, ledger: Ledger, entry: Entry, watch: Stopwatch) -> Report:
@@ -401,7 +401,7 @@ class WindowOperator(VisibleOperator):
 
     @cached_property
     def kafka(self) -> KafkaHook:
-        from airflow_kafka_spark.hooks.kafka import KafkaHook
+        from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
         return KafkaHook(self.kafka_conn_id)
 

@@ -21,8 +21,8 @@ from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.tries import Tries
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka_values import CommittedOffset
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
+    from airflow_kafka_spark.ledger.attempt import Ledger
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,9 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
     :param committed: the offsets that the group has committed.
     :raises GroupOwned: the group mirrors another pipeline.
     """
-    from airflow_kafka_spark.hooks.bounds import owner_of
+    from airflow_kafka_spark.ledger.group import owner_of
 
-    pipeline, whole = ledger.family_name, ledger.whole
+    pipeline, whole = ledger.parent_pipeline, ledger.parent_memory
     owner = owner_of(pipeline, committed)
     if owner is None and whole.is_blank and not whole.intervals:
         owner = ledger.group_owner()

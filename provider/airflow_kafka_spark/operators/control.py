@@ -12,12 +12,12 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperat
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, of_pipeline
-from airflow_kafka_spark.windows.bounds import ShiftBy, Written, parse_start, parse_stop, parse_target
+from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_start, parse_stop, parse_target
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.attempt import Ledger
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class PipelineOffsetsOperator(BaseOperator):
         """:raises ValidationError: arguments that cannot be; nothing was asked or changed.
         :raises KafkaSparkError: it was refused, or Kafka did not answer; nothing was changed.
         """
-        from airflow_kafka_spark.hooks.pipeline_offsets import to_json
+        from airflow_kafka_spark.control.pipelines import to_json
 
         if problems := self._problems():
             raise ValidationError(problems)
@@ -155,17 +155,17 @@ class PipelineOffsetsOperator(BaseOperator):
         return to_json(found)
 
     def _show(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_offsets import show
+        from airflow_kafka_spark.control.pipelines import show
 
         return show(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, group_id=self.group_id or None)
 
     def _windows(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_offsets import windows
+        from airflow_kafka_spark.control.pipelines import windows
 
         return windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
 
     def _plan(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_preview import preview
+        from airflow_kafka_spark.control.preview import preview
 
         return preview(
             self.kafka,
@@ -180,7 +180,7 @@ class PipelineOffsetsOperator(BaseOperator):
         )
 
     def _reset(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_changes import reset
+        from airflow_kafka_spark.control.reset import reset
 
         done = reset(self.kafka, self.pipeline, self._target(), only=_several(self.only), **self._change(run))
         for move in done.moves:
@@ -188,40 +188,40 @@ class PipelineOffsetsOperator(BaseOperator):
         return done
 
     def _forget(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_forget import forget
+        from airflow_kafka_spark.control.forget import forget
 
         return forget(self.kafka, self.pipeline, delete_group=self.delete_group, **self._change(run))
 
     def _pause(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_pause import pause
+        from airflow_kafka_spark.control.pause import pause
 
         return self._warned(pause(self.kafka, self.pipeline, **self._asked(run)))
 
     def _resume(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_pause import resume
+        from airflow_kafka_spark.control.pause import resume
 
         return self._warned(resume(self.kafka, self.pipeline, **self._asked(run)))
 
     def _skip(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_skip import skip
+        from airflow_kafka_spark.control.skip import skip
 
         running = False if self.not_running else None
         group = self.group_id or None
         return self._warned(skip(self.kafka, self.pipeline, group_id=group, running=running, **self._asked(run)))
 
     def _rename(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_rename import rename
+        from airflow_kafka_spark.control.rename import rename
 
         return self._warned(rename(self.kafka, self.pipeline, self.new_name, group_id=self.group_id or None, **self._asked(run)))
 
     def _rebind(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_rebind import rebind
+        from airflow_kafka_spark.control.rebind import rebind
 
         running = False if self.not_running else None
         return self._warned(rebind(self.kafka, self.pipeline, running=running, **self._asked(run)))
 
     def _replay(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_replay import replay
+        from airflow_kafka_spark.control.replay import replay
 
         window, name = _whole(self.window), self.interval or None
         return self._warned(replay(self.kafka, self.pipeline, window=window, name=name, **self._asked(run)))
@@ -267,7 +267,7 @@ class PipelineOffsetsOperator(BaseOperator):
 
     @cached_property
     def kafka(self) -> KafkaHook:
-        from airflow_kafka_spark.hooks.kafka import KafkaHook
+        from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
         return KafkaHook(self.kafka_conn_id)
 
@@ -301,15 +301,15 @@ def skip_paused(ledger: Ledger) -> None:
 
     :raises AirflowSkipException: the pipeline is paused, as far as this ledger was read.
     """
-    pause = ledger.whole.pause
+    pause = ledger.parent_memory.pause
     if pause is None:
         return
     left = ledger.memory.open_entry
     raise AirflowSkipException(
-        f"Pipeline `{ledger.family_name}` is paused since {pause.at}, by {pause.who}: {pause.why}. Nothing was moved. "
+        f"Pipeline `{ledger.parent_pipeline}` is paused since {pause.at}, by {pause.who}: {pause.why}. Nothing was moved. "
         + (f"Window {left.window} stays as it was planned. " if left else "")
         + "Resume it, in the UI or with `python -m airflow_kafka_spark resume`, and it goes on with the next run"
-        + ("; clear this task then: no other run moves its interval." if ledger.family_name != ledger.pipeline else ".")
+        + ("; clear this task then: no other run moves its interval." if ledger.parent_pipeline != ledger.pipeline else ".")
     )
 
 

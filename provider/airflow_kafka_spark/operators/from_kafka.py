@@ -3,7 +3,6 @@ group commits."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from abc import abstractmethod
@@ -13,19 +12,18 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import FollowedMismatch, KafkaSparkError, LedgerBehind, Problem, TopicMissing, ValidationError
+from airflow_kafka_spark.bad_records.options import route_problems
+from airflow_kafka_spark.errors import FollowedMismatch, KafkaSparkError, Problem, ResetRefused, TopicMissing, ValidationError
 from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.operators.base import WindowOperator, problem_from
 from airflow_kafka_spark.operators.binding import Run, refuse_other_group
-from airflow_kafka_spark.operators.error_options import route_problems
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of, interval_problem
 from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, RecordOptions, WindowOptions, option
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.road.columns import NullValues
-from airflow_kafka_spark.sources.kafka.topics import Subscription, read_log
+from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written, parse_start, parse_stop
-from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
     TRANSFORMATION,
@@ -36,6 +34,7 @@ from airflow_kafka_spark.windows.model import (
     TopicPartition,
     Window,
 )
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.plan import (
     Log,
     Position,
@@ -48,9 +47,10 @@ from airflow_kafka_spark.windows.plan import (
 from airflow_kafka_spark.windows.report import Report
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.kafka_values import CommittedOffset
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.control.preview import Preview
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.windows.memory import Entry
 
@@ -157,9 +157,9 @@ class FromKafkaOperator(WindowOperator):
         """Return what is wrong with the transforms' options, without Spark."""
         if not self.transforms:
             return []
-        from airflow_kafka_spark.transforms import problems
+        from airflow_kafka_spark.transforms import chain_problems
 
-        found = problems(self.transforms, capturing=self.routes_to_sinks)
+        found = chain_problems(self.transforms, capturing=self.routes_to_sinks)
         if self.read_options.read_with == "spark":
             found.append(Problem("read_with", "on the way to transforms tasks read by themselves", "Leave it out"))
         return found
@@ -214,8 +214,8 @@ class FromKafkaOperator(WindowOperator):
     # --- 2. fence and look ---
 
     def open_ledger(self, run: Run) -> Ledger:
-        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
-        from airflow_kafka_spark.hooks.ledger import Ledger
+        from airflow_kafka_spark.ledger.attempt import Ledger
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         name = self.pipeline_name(run)
         options: dict[str, Any] = {
@@ -240,10 +240,11 @@ class FromKafkaOperator(WindowOperator):
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.bounds import position_of_group, resolve_stop
-        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
-        from airflow_kafka_spark.hooks.ledger import utc_now
-        from airflow_kafka_spark.hooks.log_epochs import compared
+        from airflow_kafka_spark.hooks.kafka.log import compare_epochs
+        from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
+        from airflow_kafka_spark.ledger.attempt import utc_now
+        from airflow_kafka_spark.ledger.beginning import decide_beginning
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if isinstance(ledger, IntervalLedger):
             return self._intervals.window(ledger, run)
@@ -252,22 +253,25 @@ class FromKafkaOperator(WindowOperator):
         of_group = self.kafka.committed(self.group_id, log.partitions)
         refuse_other_group(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
-        position, last_number = ledger.memory.position, ledger.memory.last_number
-        if ledger.memory.is_blank:
-            position, last_number = self.position_of_sink(ledger.pipeline, log)
-        elif position.moved and (known := self.record_of_sink(ledger.pipeline)) is not None:
-            # The ledger, or its end, was lost, and `reset` has set the position: the sink counts from its own last window.
-            last_number = max(last_number, known.number)
-        else:
-            self._refuse_behind(ledger, of_group, log)
-        if ledger.memory.intervals:
-            position = after_intervals(ledger.memory, log, committed, self._first)
-        if not position.offsets:
-            # Offsets that this pipeline has committed itself: to begin elsewhere would double or lose records.
-            position, number = position_of_group(ledger.pipeline, of_group)
-            last_number = max(last_number, number)
+        found = decide_beginning(
+            ledger.memory,
+            log,
+            of_group,
+            group_id=self.group_id,
+            ledger_topic=self.ledger_topic,
+            last_applied=self.record_of_sink,
+            data_loss=self.read_options.data_loss,
+            after_intervals=lambda: after_intervals(ledger.memory, log, committed, self._first),
+        )
+        position = found.position
+        if found.decided_by == "sink":
+            self.log.warning(
+                "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d",
+                ledger.pipeline,
+                found.last_number,
+            )
         beginning = {} if position.offsets else starting_offsets(self.kafka, self.starting_offsets, log, self.group_id, of_group)
-        log = compared(self.kafka, log, position.offsets, position.epochs, position.topic_ids)
+        log = compare_epochs(self.kafka, log, position.offsets, position.epochs, position.topic_ids)
         followed, log = self._follow(log, position, beginning, topics)
         planned = plan_ranges(
             log,
@@ -281,7 +285,7 @@ class FromKafkaOperator(WindowOperator):
         self._compare_group(committed, position)
         window = Window(
             pipeline=ledger.pipeline,
-            number=max(last_number, ledger.memory.last_used) + 1,
+            number=max(found.last_number, ledger.memory.last_used) + 1,
             ranges=planned.ranges,
             run=run.id,
             planned_at=utc_now(),
@@ -298,26 +302,35 @@ class FromKafkaOperator(WindowOperator):
             self.check_followed(window, window.span)
         return window
 
-    def _refuse_behind(self, ledger: Ledger, of_group: Mapping[TopicPartition, CommittedOffset | None], log: Log) -> None:
-        """Make sure that the ledger knows every window that the group's offsets name: both change in one transaction.
+    def preview(self) -> Preview:
+        """Return what the next window of this task would be if it were planned now. The sink is asked; nothing is changed.
 
-        :raises LedgerBehind: the group names a later window.
+        Arguments that are templates have to be rendered.
+
+        :raises ResetRefused: the task moves data intervals.
+        :raises KafkaSparkError: planning would fail, too.
         """
-        from airflow_kafka_spark.hooks.bounds import windows_of
+        from airflow_kafka_spark.control.preview import preview
 
-        newest, known = max(windows_of(ledger.pipeline, of_group).values(), default=0), ledger.memory.last_number
-        if newest <= known or ledger.memory.position.moved:
-            return
-        there = self.record_of_sink(ledger.pipeline)
-        to = f"committed:{self.group_id}"
-        if there is not None and there.number >= newest:
-            # Windows that the sink has taken after the group's are not moved again.
-            refuse_foreign(there, log.cluster_id, log.topic_ids)
-            ends: dict[str, dict[str, int]] = {}
-            for r in there.ranges:
-                ends.setdefault(r.topic, {})[str(r.partition)] = r.end
-            to = json.dumps(ends)
-        raise LedgerBehind(ledger.pipeline, self.group_id, newest, known, self.ledger_topic, to)
+        pipeline = self.pipeline or f"{self.dag_id}.{self.task_id}"
+        if self.window_options.by_interval:
+            raise ResetRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
+        found = preview(
+            self.kafka,
+            pipeline,
+            ledger_topic=self.ledger_topic,
+            topics=self.resolve(),
+            group_id=self.group_id,
+            starting_offsets=self.starting_offsets,
+            ending_offsets=self.ending_offsets,
+            max_records=self.read_options.record_limit,
+            data_loss=self.read_options.data_loss,
+            last_applied=self.record_of_sink,
+        )
+        if not self.follows or found.run:
+            return found
+        follows = f"The run ends with what pipeline `{self.follows}` has published until then"
+        return replace(found, warnings=(*found.warnings, follows))
 
     def _follow(
         self, log: Log, position: Position, starts: dict[TopicPartition, int], topics: Sequence[str]
@@ -325,7 +338,7 @@ class FromKafkaOperator(WindowOperator):
         """Return what a followed pipeline has published, if there is one, and the log up to there."""
         if not self.follows:
             return None, log
-        from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
+        from airflow_kafka_spark.ledger.topic import LedgerTopic
         from airflow_kafka_spark.windows.follow import beginnings, follow, log_up_to, reached_of
 
         ledgers = LedgerTopic(self.kafka, self.ledger_topic)
@@ -361,24 +374,6 @@ class FromKafkaOperator(WindowOperator):
             raise error
         self.log.warning("%s", error)
 
-    def position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
-        """Return where a pipeline goes on that the ledger does not know: after the last window that its sink remembers.
-
-        That window has to be of this cluster and these topics. With ``data_loss="skip"`` a topic that was recreated is accepted,
-        and begins at its first record.
-
-        :return: the position and the number of that window; an empty position and 0 if the sink does not know the pipeline.
-        :raises ForeignOffsets: the sink's record holds offsets of another cluster, or of another topic of the same name.
-        """
-        last = self.record_of_sink(pipeline)
-        if last is None:
-            return Position(), 0
-        refuse_foreign(last, log.cluster_id, {} if self.read_options.data_loss == "skip" else log.topic_ids)
-        self.log.warning(
-            "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d", pipeline, last.number
-        )
-        return Position({r.topic_partition: r.end for r in last.ranges}, last.topic_ids, last.cluster_id), last.number
-
     @abstractmethod
     def record_of_sink(self, pipeline: str) -> Applied | None:
         """Return the last window that the sink remembers of a pipeline; None where it remembers none."""
@@ -402,11 +397,11 @@ class FromKafkaOperator(WindowOperator):
 
     def compared_log(self, window: Window) -> Log:
         """Return the log of a window's topics, compared with the log that the window was planned with."""
-        from airflow_kafka_spark.hooks.log_epochs import compared
+        from airflow_kafka_spark.hooks.kafka.log import compare_epochs
 
         # An empty range only holds the pipeline's position: nothing of it is read.
         ends = {r.topic_partition: r.end for r in window.ranges if r.span}
-        return compared(self.kafka, self.log_of(window), ends, window.epochs, window.topic_ids)
+        return compare_epochs(self.kafka, self.log_of(window), ends, window.epochs, window.topic_ids)
 
     def log_of(self, window: Window) -> Log:
         """Return the log of the window's topics as it is now."""
@@ -423,7 +418,7 @@ class FromKafkaOperator(WindowOperator):
     # --- 6. close ---
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
-        from airflow_kafka_spark.hooks.ledger import utc_now
+        from airflow_kafka_spark.ledger.attempt import utc_now
 
         # A replay moves no group, and the group follows intervals in a transaction of its own.
         offsets = {} if window.replay or window.interval else self.offsets_to_commit(window)
@@ -434,7 +429,7 @@ class FromKafkaOperator(WindowOperator):
         return report
 
     def follow(self, ledger: Ledger) -> None:
-        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if not isinstance(ledger, IntervalLedger):
             return
@@ -539,7 +534,7 @@ def starting_offsets(
     :param committed: the offsets that another client has committed for its group.
     :raises PlanError: one of its subclasses: the log does not hold the wanted offsets.
     """
-    from airflow_kafka_spark.hooks.bounds import resolve_start
+    from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start
 
     start = parse_start(value)
     if isinstance(start, CommittedOffsets):

@@ -10,20 +10,20 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsOpen, Problem
-from airflow_kafka_spark.hooks.log_epochs import compared
+from airflow_kafka_spark.hooks.kafka.log import compare_epochs
 from airflow_kafka_spark.operators.binding import refuse_other_group
-from airflow_kafka_spark.windows.boundaries import Boundary, interval_ranges, known_epochs
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.instants import instant_ms
 from airflow_kafka_spark.windows.interval import Interval, contiguous, taken_up_at
+from airflow_kafka_spark.windows.interval_boundaries import Boundary, interval_ranges, known_epochs
 from airflow_kafka_spark.windows.memory import Memory, known_topic_ids
 from airflow_kafka_spark.windows.model import Applied, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, epochs_of, refuse_recreated
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.boundaries import Boundaries
-    from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.boundaries import Boundaries
+    from airflow_kafka_spark.ledger.interval import IntervalLedger
     from airflow_kafka_spark.operators.binding import Run
 
 log = logging.getLogger(__name__)
@@ -82,13 +82,13 @@ class IntervalPlan:
         :raises TopicRecreated: the pipeline has read another topic of this name, and ``data_loss`` is ``fail``.
         :raises ForeignOffsets: the sink has taken this interval from another cluster, or from another topic of this name.
         """
-        from airflow_kafka_spark.hooks.boundaries import Boundaries
-        from airflow_kafka_spark.hooks.ledger import utc_now
+        from airflow_kafka_spark.ledger.attempt import utc_now
+        from airflow_kafka_spark.ledger.boundaries import Boundaries
 
         interval, bounds = ledger.interval, (ledger.interval.start_ms, ledger.interval.end_ms)
         ledger.refuse_overlaps()
         if interval.end_ms / 1000 > time.time() + max(self.grace, 60):
-            raise IntervalNotOver(ledger.family_name, interval)
+            raise IntervalNotOver(ledger.parent_pipeline, interval)
         # A dead attempt may have left a transaction open over the group: the owner of the group does not depend on it.
         of_group = self.kafka.committed(self.group_id, self._log().partitions, stable=False)
         refuse_other_group(ledger, self.group_id, of_group)
@@ -98,7 +98,7 @@ class IntervalPlan:
         ledger.look()
         ledger.refuse_overlaps()
         current = self._log()
-        refuse_recreated(known_topic_ids(ledger.family), current.topic_ids, self.topics, self.data_loss)
+        refuse_recreated(known_topic_ids(ledger.parent_memory), current.topic_ids, self.topics, self.data_loss)
         there = self.last_applied(ledger.pipeline)
         if there is not None:
             refuse_foreign(there, current.cluster_id, current.topic_ids)
@@ -110,9 +110,9 @@ class IntervalPlan:
             ends = {topic: boundaries[topic][bounds[1]] for topic in self.topics}
             starts = {topic: self._start(ledger, topic, boundaries[topic][bounds[0]], current, deciding) for topic in self.topics}
             # Offsets that progress windows of this pipeline have moved, or are about to move, are left out.
-            moved = ledger.family.claimed_position
+            moved = ledger.parent_memory.claimed_position
             current = self._compared(current, starts, ends)
-            others = [state for state in ledger.family.intervals.spans if state.interval != interval]
+            others = [state for state in ledger.parent_memory.intervals.spans if state.interval != interval]
             planned = interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
         return Window(
             pipeline=ledger.pipeline,
@@ -131,9 +131,9 @@ class IntervalPlan:
     def _start(self, ledger: IntervalLedger, topic: str, usual: Boundary, current: Log, deciding: Boundaries) -> Boundary:
         """Return where the interval begins in a topic: at its start, unless the topic has joined the pipeline later."""
         interval, topic_id = ledger.interval, current.topic_ids.get(topic, "")
-        begin = taken_up_at(topic, topic_id, interval, ledger.family.intervals.spans)
+        begin = taken_up_at(topic, topic_id, interval, ledger.parent_memory.intervals.spans)
         if begin is None:
-            log.info("Topic %s is new to pipeline %s: it begins at its first record", topic, ledger.family_name)
+            log.info("Topic %s is new to pipeline %s: it begins at its first record", topic, ledger.parent_pipeline)
             return Boundary(topic, topic_id, interval.start_ms, current.lows(topic))
         if begin == interval.start:
             return usual
@@ -145,11 +145,11 @@ class IntervalPlan:
         """Return the log with the partitions that were cut off below a boundary since that was decided."""
         for by_topic in boundaries:
             offsets, epochs = known_epochs(by_topic.values())
-            current = compared(self.kafka, current, offsets, epochs, {t: b.topic_id for t, b in by_topic.items()})
+            current = compare_epochs(self.kafka, current, offsets, epochs, {t: b.topic_id for t, b in by_topic.items()})
         return current
 
     def _log(self) -> Log:
-        from airflow_kafka_spark.sources.kafka.topics import read_log
+        from airflow_kafka_spark.hooks.kafka.log import read_log
 
         return read_log(self.kafka, self.topics)
 

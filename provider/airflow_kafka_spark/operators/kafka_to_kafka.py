@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
 from airflow_kafka_spark.errors import LedgerBehind, Problem, ValidationError
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.operators.binding import Run
-from airflow_kafka_spark.operators.error_options import ErrorOptions, target_problems
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
     FollowOptions,
@@ -36,20 +36,20 @@ from airflow_kafka_spark.operators.publishing import (
 )
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
-from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, check_readable, whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_relayed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.relay import Change
     from airflow_kafka_spark.road.relay_shaping import Reshaping
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
 
 MAX_RECORDS = 10_000_000
 """A window's offsets by default: a partition's share of them is one transaction, and has to end within its timeout."""
@@ -107,9 +107,9 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
         that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
         ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
-        :func:`~airflow_kafka_spark.windows.bounds.parse_start`. Templated.
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
     :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
-        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.bounds.parse_stop`.
+        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`.
         Templated.
     :param max_records: offsets per window, default 10 million, shared among the partitions: one partition's share is one
         transaction, which has to end within the sink's ``transaction_timeout``. None is everything there is, and the default with
@@ -360,7 +360,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
         :raises LedgerBehind: the group's offset says that one is published.
         """
-        from airflow_kafka_spark.hooks.bounds import windows_of
+        from airflow_kafka_spark.ledger.group import windows_of
 
         committed = self.kafka.committed(self.group_id, [r.topic_partition for r in left])
         named = windows_of(ledger.pipeline, committed)
@@ -374,14 +374,14 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         from airflow_kafka_spark.road.relay import RelayJob
         from airflow_kafka_spark.road.tolerance import Tolerance
 
-        letters = self.errors.dead_letters(self.kafka, ledger.family_name, self.error_classes())
+        letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.error_classes())
         # Only markers remember dead letters: a split without a marker has sent none.
         tolerance = Tolerance(keep=letters is not None) if self.errors.tolerates else None
         job = RelayJob(
             self.spark,
             window,
             left,
-            replace(self._reshaping, pipeline=ledger.family_name) if self.transforms else self._change,
+            replace(self._reshaping, pipeline=ledger.parent_pipeline) if self.transforms else self._change,
             self._publisher(ledger, self._consumed(window, ledger, left), letters),
             self.kafka.consumer_config(),
             skip_lost=self.read_options.skips_lost,
@@ -403,7 +403,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> Consumed:
         """Return the offset that the group commits with each partition; none where it is further ahead already."""
-        from airflow_kafka_spark.hooks.ledger import offset_metadata
+        from airflow_kafka_spark.ledger.group import offset_metadata
         from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed
 
         ends: dict[TopicPartition, int] = self.offsets_to_commit(window)
@@ -449,7 +449,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         from airflow_kafka_spark.road.relay_shaping import Reshaping
         from airflow_kafka_spark.road.relay_shaping_worker import Routing
         from airflow_kafka_spark.road.shaping import Shaping
-        from airflow_kafka_spark.transforms.chaining import as_transform
+        from airflow_kafka_spark.transforms.chain import as_transform
 
         value, key = self.formats
         originals = (("key", "key"), ("value", "value"))

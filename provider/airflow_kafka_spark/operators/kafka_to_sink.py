@@ -9,11 +9,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import asset_uris
 from airflow_kafka_spark.operators.binding import Run
-from airflow_kafka_spark.operators.error_options import ErrorOptions, refuse_forgotten
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
     FollowOptions,
@@ -39,9 +39,9 @@ from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
 from airflow_kafka_spark.windows.report import Report, sum_up
 
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.job import ReadWith, SinkJob
     from airflow_kafka_spark.road.shaping import Shaping
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
     from airflow_kafka_spark.transforms import Transform
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
 
 
@@ -89,9 +89,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
     :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
         that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
         ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
-        :func:`~airflow_kafka_spark.windows.bounds.parse_start`. Templated.
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
     :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
-        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.bounds.parse_stop`.
+        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`.
         Templated.
     :param max_records: at most so many offsets per window, shared among the partitions; None (default) is everything there is.
         Templated.
@@ -451,7 +451,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     @property
     def _transforms(self) -> tuple[Transform, ...]:
-        from airflow_kafka_spark.transforms.chaining import as_transform
+        from airflow_kafka_spark.transforms.chain import as_transform
 
         return tuple(map(as_transform, self.transforms))
 
@@ -520,12 +520,15 @@ class SinkMove:
         :raises Fenced: a newer attempt has taken over.
         """
         from airflow_kafka_spark.bad_records.dead_letters import known_dead_letters
+        from airflow_kafka_spark.road.tolerance import Tolerance
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
-        letters = operator.dead_letters(ledger.family_name)
+        letters = operator.dead_letters(ledger.parent_pipeline)
         # A cheap check for an attempt that has slept since the plan. The broker and the sink would refuse it anyway.
         ledger.verify()
-        tolerance, known = operator.errors.in_tasks(letters, ledger), known_dead_letters(ledger)
+        known, tolerance = known_dead_letters(ledger), None
+        if operator.errors.tolerates:
+            tolerance = Tolerance(letters is not None, letters.sent(ledger) if letters else {})
         refuse_forgotten(window, known, has_dead_letters=letters is not None, has_routes=bool(operator.routes()))
         refuse_removed_sinks(routed_sinks_of(operator.transforms), known, window)
         return cls(operator, window, ledger, splits, shape, letters, tolerance, known)
@@ -646,7 +649,7 @@ class SinkMove:
         """Send dead letters and routed records in one transaction, in which the ledger remembers which they were."""
         from airflow_kafka_spark.bad_records.dead_letters import SideOutputs
 
-        aside = SideOutputs(self.operator.kafka, self.ledger.family_name, self.letters)
+        aside = SideOutputs(self.operator.kafka, self.ledger.parent_pipeline, self.letters)
         self.sent = aside.send([*self.results, *self.refused], self.ledger, others.decided)
 
     def _report(self, applied: Applied, others: RoutedSinks) -> Report:

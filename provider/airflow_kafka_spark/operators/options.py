@@ -16,8 +16,8 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.road.columns import METADATA, NullValues
 from airflow_kafka_spark.sources.kafka.topics import Subscription
-from airflow_kafka_spark.windows.bounds import CommittedOffsets, Latest, Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.latency import parse_counts
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Latest, Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRejected, ValidationError
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
 from airflow_kafka_spark.transforms.base import Transform
-from airflow_kafka_spark.transforms.chaining import as_transform
+from airflow_kafka_spark.transforms.chain import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
 from airflow_kafka_spark.windows.continuity import without_recreated
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
@@ -24,7 +24,7 @@ from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Gap,
 from airflow_kafka_spark.windows.offset_set import OffsetSet, digest_of
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.road.columns import NullValues
     from airflow_kafka_spark.windows.report import Report
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, route_problems, target_problems
 from airflow_kafka_spark.errors import Problem, RowsRejected, SourceRejected
 from airflow_kafka_spark.operators.base import WindowOperator, asset_uris
 from airflow_kafka_spark.operators.binding import Run
-from airflow_kafka_spark.operators.error_options import SHOWN, ErrorOptions, route_problems, target_problems
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
     accounts_of,
@@ -33,11 +33,11 @@ from airflow_kafka_spark.windows.model import TRANSFORMATION, Applied, SourcePla
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.publish import ReadWith
     from airflow_kafka_spark.road.publish_shaping import RowShaping
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
 
 
 class SourceToKafkaOperator(WindowOperator):
@@ -160,9 +160,9 @@ class SourceToKafkaOperator(WindowOperator):
         """Return what is wrong with the transforms' options, without Spark."""
         if not self.transforms:
             return []
-        from airflow_kafka_spark.transforms import InsertField, TimestampRouter, problems
+        from airflow_kafka_spark.transforms import InsertField, TimestampRouter, chain_problems
 
-        found = problems(self.transforms)
+        found = chain_problems(self.transforms)
         if self.read_with == "task":
             found.append(Problem("read_with", "Spark reads for transforms, not each task by itself", 'Use "auto"'))
         for index, transform in enumerate(() if found else self.transforms):
@@ -183,7 +183,7 @@ class SourceToKafkaOperator(WindowOperator):
     # --- 2. fence and look ---
 
     def open_ledger(self, run: Run) -> Ledger:
-        from airflow_kafka_spark.hooks.ledger import Ledger
+        from airflow_kafka_spark.ledger.attempt import Ledger
 
         pipeline = self.pipeline_name(run)
         # A group of the pipeline's own, without consumers: the metadata of its offset is the short cut into the ledger.
@@ -206,7 +206,7 @@ class SourceToKafkaOperator(WindowOperator):
         return Dataflow(self.sinks, source=self.source, dead_letter_topic=self.errors.topic)
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.ledger import utc_now
+        from airflow_kafka_spark.ledger.attempt import utc_now
 
         self.sink.ensure_topic(self.kafka)
         frozen = self.source.freeze(ledger.memory.position.source)
@@ -279,7 +279,7 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.road.publish import PublishJob
 
         how = self._publisher(window, ledger)
-        shaping = self._shaping and self._shaping.telling(ledger.family_name, self.source.uri, str(window))
+        shaping = self._shaping and self._shaping.telling(ledger.parent_pipeline, self.source.uri, str(window))
         job = PublishJob(self.spark, window, self.source, self.sink, how, left, self.read_with, shaping)
         with self.running(job):
             refuse_too_many(job, self.errors, window, ledger)
@@ -302,7 +302,7 @@ class SourceToKafkaOperator(WindowOperator):
         if not self.errors.tolerates:
             return made
         classes = writer_classes(self.sink) | ({TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {})
-        letters = self.errors.dead_letters(self.kafka, ledger.family_name, classes)
+        letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, classes)
         if letters is not None:
             envelope = RowEnvelope(**vars(letters.envelope), source=self.source.uri, window=str(window))
             letters = replace(letters, envelope=envelope)
@@ -311,7 +311,7 @@ class SourceToKafkaOperator(WindowOperator):
     # --- 6. close ---
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
-        from airflow_kafka_spark.hooks.ledger import utc_now
+        from airflow_kafka_spark.ledger.attempt import utc_now
 
         report = replace(report, completed_at=utc_now(), source=self.source.uri)
         place = ledger.place

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_kafka_spark.errors import ServerFailed, ServerInvalid
+from airflow_kafka_spark.hooks.class_archive import java_options
 from airflow_kafka_spark.hooks.jars import KAFKA_BROKER, find_java, resolve
 from airflow_kafka_spark.testing import _kafka_nodes as nodes
 from airflow_kafka_spark.testing import _processes as processes
@@ -246,16 +247,17 @@ class EmbeddedKafka(Embedded):
         for broker in self._brokers:
             nodes.write_settings(broker, self._brokers, self.security, self._certificates, self._properties)
         fresh = [broker for broker in self._brokers if not broker.formatted]
-        nodes.format_storage(
-            [(broker, self._command(broker)) for broker in fresh], nodes.cluster_id(self._brokers), self.security
-        )
+        # Users and other places of the log are Kafka's own affair.
+        is_plain = self.security is None and not {"log.dirs", "metadata.log.dir"} & self._properties.keys()
+        template = nodes.storage_template(self._java, self._jars) if is_plain else None
+        commands = [(broker, self._command(broker)) for broker in fresh]
+        nodes.format_storage(commands, nodes.cluster_id(self._brokers), self.security, template)
 
     def _command(self, broker: Broker) -> list[str]:
         logging = Path(__file__).with_name("log4j2.properties")
-        archive = nodes.class_archive(self._java, self._jars)
-        shared = [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"] if archive.exists() else []
+        archive = java_options(nodes.class_archive(self._java, self._jars))
         return [
-            *(str(self._java), *shared, *self._jvm_options, f"-Dlog4j2.configurationFile={logging}"),
+            *(str(self._java), *archive, *self._jvm_options, f"-Dlog4j2.configurationFile={logging}"),
             *("-cp", ":".join(map(str, self._jars))),
         ]
 

@@ -21,7 +21,7 @@ from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, TopicMissing, ValidationError
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ _POOL = ThreadPoolExecutor(32, thread_name_prefix="airflow-kafka-spark")
 
 
 @dataclass(frozen=True)
-class Observation:
+class ProbeResult:
     """The result of one check.
 
     :param done: whether the condition holds.
@@ -53,7 +53,7 @@ class Probe(Protocol):
         """Return what is wrong with the arguments, without asking the cluster."""
         ...
 
-    def check(self, hook: KafkaHook) -> Observation:
+    def check(self, hook: KafkaHook) -> ProbeResult:
         """Return whether the condition holds now. Blocks.
 
         :raises KafkaSparkError: the cluster did not answer, or refused.
@@ -232,7 +232,7 @@ async def connect(conn_id: str) -> KafkaHook:
 
 def _hook_of(conn_id: str, connection: Any) -> KafkaHook:
     # In a thread: importing the client takes some time.
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     class Connected(KafkaHook):
         def get_connection(self, conn_id: str) -> Any:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""What may be done with a pipeline from its page. Each action is a function of :mod:`airflow_kafka_spark.hooks`, which records
+"""What may be done with a pipeline from its page. Each action is a function of :mod:`airflow_kafka_spark.control`, which records
 who did it and why, and refuses what must not be done; here it is only understood, called and told."""
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from airflow_kafka_spark.ui.answers import Refused
 from airflow_kafka_spark.ui.tasks import TaskId
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.control.result import Move
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 Name = Literal["reset", "skip", "replay", "pause", "resume"]
 NAMES: tuple[Name, ...] = ("reset", "skip", "replay", "pause", "resume")
@@ -123,7 +124,7 @@ def _common(order: Order) -> dict[str, Any]:
 
 
 def _reset(hook: KafkaHook, order: Order) -> Told:
-    from airflow_kafka_spark.hooks.pipeline_changes import reset
+    from airflow_kafka_spark.control.reset import reset
 
     found = reset(hook, order.pipeline, order.to, only=order.only, group_id=order.group, **_common(order))
     title = f"Pipeline {order.pipeline} " + ("would be moved" if order.dry_run else f"was moved (change {found.change})")
@@ -131,37 +132,38 @@ def _reset(hook: KafkaHook, order: Order) -> Told:
 
 
 def _skip(hook: KafkaHook, order: Order) -> Told:
-    from airflow_kafka_spark.hooks.pipeline_skip import skip
+    from airflow_kafka_spark.control.skip import skip
 
     # With a group that is not its last report's, a dry run and the real thing might differ: it only helps where none is known.
     found = skip(hook, order.pipeline, running=order.running, group_id=order.group, **_common(order))
-    what = f"window {found.window}" if found.window is not None else "what waits"
+    what = f"window {found.given_up[0].number}" if found.given_up else "what waits"
     title = f"{what.capitalize()} of pipeline {order.pipeline} " + ("would be skipped" if order.dry_run else "was skipped")
-    lines = (f"{found.offsets:,} offsets in all: an upper bound of the records", *found.warnings)
+    lines = (f"{found.skipped_offsets:,} offsets in all: an upper bound of the records", *found.warnings)
     return Told(not order.dry_run, title, lines, *_moves(found.moves))
 
 
-def _moves(moves: Sequence[Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _moves(moves: Sequence[Move]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     rows = tuple((f"{m.topic}-{m.partition}", "-" if m.before is None else str(m.before), str(m.after)) for m in moves)
     return ("partition", "from", "to"), rows
 
 
 def _replay(hook: KafkaHook, order: Order) -> Told:
-    from airflow_kafka_spark.hooks.pipeline_replay import replay
+    from airflow_kafka_spark.control.replay import replay
 
     found = replay(hook, order.pipeline, window=order.window if not order.name else None, name=order.name, **_common(order))
-    name = found.name or found.window
-    title = f"Window {name} of pipeline {order.pipeline} " + (
+    window = found.window
+    assert window is not None, "a replay names its window"
+    title = f"Window {window.interval or window.number} of pipeline {order.pipeline} " + (
         "would be moved once more" if order.dry_run else "is moved once more"
     )
-    rows = tuple((f"{r.topic}-{r.partition}", str(r.start), str(r.end)) for r in found.ranges)
-    known = found.dag_id and found.run_id and found.task_id
-    clear = TaskId(str(found.dag_id), str(found.run_id), str(found.task_id), found.map_index) if known else None
+    rows = tuple((f"{r.topic}-{r.partition}", str(r.start), str(r.end)) for r in window.ranges)
+    known = window.dag_id and window.run_id and window.task_id
+    clear = TaskId(str(window.dag_id), str(window.run_id), str(window.task_id), window.map_index) if known else None
     return Told(not order.dry_run, title, found.warnings, ("partition", "start", "end"), rows, clear)
 
 
 def _pause(hook: KafkaHook, order: Order) -> Told:
-    from airflow_kafka_spark.hooks.pipeline_pause import pause, resume
+    from airflow_kafka_spark.control.pause import pause, resume
 
     found = (pause if order.action == "pause" else resume)(hook, order.pipeline, **_common(order))
     verb = "paused" if order.action == "pause" else "resumed"

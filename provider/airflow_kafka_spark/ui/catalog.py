@@ -5,11 +5,14 @@ Beside :mod:`~airflow_kafka_spark.ui.tasks` the only module that knows Airflow's
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, parse_start, parse_stop
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -50,6 +53,9 @@ class Task:
     :param topics: empty where they are decided when it runs.
     :param source: URI of what it reads, empty where that is not known.
     :param dead_letters: its dead letter topic.
+    :param starting_offsets: as the operator takes it; None for its default.
+    :param ending_offsets: as the operator takes it; None for its default.
+    :param unread: arguments whose value only the run knows: templates, and values that are not text.
     """
 
     dag_id: str
@@ -62,6 +68,9 @@ class Task:
     sink: str = ""
     dead_letters: str | None = None
     max_records: int | None = None
+    starting_offsets: str | None = None
+    ending_offsets: str | None = None
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,6 +184,11 @@ def task_from(dag_id: str, task: Mapping[str, Any]) -> Task | None:
         value = said.get(name)
         return value if isinstance(value, str) and value and "{{" not in value and name not in mapped else None
 
+    offsets = {name: _offsets(said.get(name), parse) for name, parse in _OFFSETS.items()}
+    unread = {name for name, (_, is_read) in offsets.items() if not is_read or name in mapped}
+    limit = said.get("max_records")
+    if "max_records" in mapped or not isinstance(limit, (int, type(None))):
+        unread.add("max_records")
     inlets, outlets = _uris(said.get("inlets")), _uris(said.get("outlets"))
     task_id = str(task["task_id"])
     templated = bool(said.get("pipeline")) or bool(expanded) or bool(task.get("_is_mapped"))
@@ -191,8 +205,25 @@ def task_from(dag_id: str, task: Mapping[str, Any]) -> Task | None:
         ", ".join(inlets),
         ", ".join(outlets),
         text("errors_deadletterqueue_topic_name"),
-        said["max_records"] if isinstance(said.get("max_records"), int) else None,
+        limit if isinstance(limit, int) and "max_records" not in mapped else None,
+        starting_offsets=None if "starting_offsets" in mapped else offsets["starting_offsets"][0],
+        ending_offsets=None if "ending_offsets" in mapped else offsets["ending_offsets"][0],
+        unread=tuple(sorted(unread)),
     )
+
+
+_OFFSETS: Mapping[str, Callable[[Any], object]] = {"starting_offsets": parse_start, "ending_offsets": parse_stop}
+
+
+def _offsets(value: Any, parse: Callable[[Any], object]) -> tuple[str | None, bool]:
+    """Return starting or ending offsets as the preview takes them, None for the default; and False if only the run knows them."""
+    if value == repr(CommittedOffsets()):
+        return None, True
+    try:
+        parse(value)
+    except ValueError:
+        return None, False
+    return (json.dumps(value) if isinstance(value, Mapping) else value), True
 
 
 def _topics(value: Any) -> tuple[str, ...]:

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.hooks.lag import Known, LogMoved, Peeked, aged, peek, state_of
-from airflow_kafka_spark.windows.lag import Head, Lag, PartitionState
+from airflow_kafka_spark.ledger.lag import NextRecords, aged, lags_of
+from airflow_kafka_spark.windows.lag import Head, Lag, PartitionLag
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.kafka_values import PartitionOffsets, TopicDescription
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets, TopicDescription
 
 PEEKS = 200
 """Partitions whose next record is read in one round, to know how old it is."""
@@ -75,7 +74,7 @@ class LagRounds:
     records that are looked at, and the groups. Whoever was left out comes first in the next round.
     """
 
-    _known: dict[TopicPartition, Known] = field(default_factory=dict)
+    _next: NextRecords = field(default_factory=NextRecords)
     _group_asked: dict[str, float] = field(default_factory=dict)
     _committed: dict[str, dict[TopicPartition, int | None]] = field(default_factory=dict)
 
@@ -94,7 +93,10 @@ class LagRounds:
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         offsets = hook.offsets(partitions) if partitions else {}
         states = {name: self._states(stands[name], described, offsets) for name in names}
-        heads, now = self._heads(hook, states, described), time.time()
+        ids = {name: topic.topic_id for name, topic in described.items()}
+        # Records that cannot be read, or were deleted meanwhile, have no age; their number is known all the same.
+        every = (item for each in states.values() for item in each.items())
+        heads, now = self._next.find(hook, every, ids, most=PEEKS, tolerate=True), time.time()
         return {name: self._measured(name, stands[name], states[name], heads, offsets, now, described) for name in names}
 
     # --- groups ---
@@ -119,57 +121,18 @@ class LagRounds:
 
     def _states(
         self, stand: Stand, described: Mapping[str, TopicDescription], offsets: Mapping[TopicPartition, PartitionOffsets]
-    ) -> dict[TopicPartition, PartitionState]:
+    ) -> dict[TopicPartition, PartitionLag]:
         reads = {*stand.topics, *(tp.topic for tp in stand.offsets)}
         committed = self._committed.get(stand.group or "", {}) if stand.by_group else stand.offsets
-        states = {}
-        for topic in sorted(reads & described.keys()):
-            known = stand.topic_ids.get(topic, "")
-            # Offsets of a topic that was deleted and created again mean other records.
-            same = not known or not described[topic].topic_id or known == described[topic].topic_id
-            for tp in described[topic].topic_partitions:
-                bounds = offsets[tp]
-                at = committed.get(tp) if same else None
-                states[tp] = state_of(at, bounds)
-        return states
-
-    # --- how old the next record is ---
-
-    def _heads(
-        self,
-        hook: KafkaHook,
-        states: Mapping[str, Mapping[TopicPartition, PartitionState]],
-        described: Mapping[str, TopicDescription],
-    ) -> dict[tuple[TopicPartition, int], Peeked]:
-        """By partition and where a pipeline stands in it: two pipelines may stand at different places of one partition."""
-        found: dict[tuple[TopicPartition, int], Peeked] = {}
-        spans: dict[TopicPartition, tuple[int, int]] = {}
-        for tp, state in (item for each in states.values() for item in each.items()):
-            place, topic_id = (tp, state.start), described[tp.topic].topic_id
-            if state.start >= state.end or place in found:
-                continue
-            known = self._known.get(tp)
-            if known and _holds(known, topic_id, state):
-                found[place] = known.peeked
-            elif tp not in spans and len(spans) < PEEKS:
-                spans[tp] = (state.start, state.end)
-        try:
-            peeked = peek(hook, spans)
-        except (LogMoved, KafkaSparkError):
-            # Records that cannot be read, or were deleted meanwhile: the number of records is known all the same.
-            peeked = {}
-        for tp, head in peeked.items():
-            start = spans[tp][0]
-            self._known[tp] = Known(described[tp.topic].topic_id, start, head, time.monotonic())
-            found[tp, start] = head
-        return found
+        there = {topic: described[topic] for topic in sorted(reads & described.keys())}
+        return lags_of(committed, stand.topic_ids, there, offsets)
 
     def _measured(
         self,
         name: str,
         stand: Stand,
-        states: Mapping[TopicPartition, PartitionState],
-        heads: Mapping[tuple[TopicPartition, int], Peeked],
+        states: Mapping[TopicPartition, PartitionLag],
+        heads: Mapping[tuple[TopicPartition, int], Head | None],
         offsets: Mapping[TopicPartition, PartitionOffsets],
         now: float,
         described: Mapping[str, TopicDescription],
@@ -188,15 +151,9 @@ class LagRounds:
             if state.start >= state.end:
                 found[tp] = state
                 continue
-            peeked = heads.get((tp, state.start))
-            estimated = estimated or peeked is None
-            # A record that nobody has looked at counts, but its age is not known.
-            found[tp] = aged(state, peeked.head if peeked else Head(state.start, None), now)
+            is_known = (tp, state.start) in heads
+            estimated = estimated or not is_known
+            # A record that was not looked at counts, but its age is not known.
+            found[tp] = aged(state, heads[tp, state.start] if is_known else Head(state.start, None), now)
         problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)} any more" if gone else ""
         return Measured(Lag(name, found, now), bounds, now, committed, problem, estimated)
-
-
-def _holds(known: Known, topic_id: str, state: PartitionState) -> bool:
-    """Whether the record that was found before is the next one still."""
-    there = known.peeked.head is not None and state.low <= known.peeked.until < state.end
-    return there and known.covers(topic_id, state.start)

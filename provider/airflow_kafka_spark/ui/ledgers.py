@@ -15,8 +15,8 @@ from threading import Event, RLock, Thread
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.ledger_topic import PROMPT
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.ledger.topic import PROMPT
 from airflow_kafka_spark.ui.catalog import LedgerName
 from airflow_kafka_spark.ui.lags import LagRounds, Measured, Stand
 from airflow_kafka_spark.ui.shelf import Shelves
@@ -26,7 +26,7 @@ from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 log = logging.getLogger(__name__)
 

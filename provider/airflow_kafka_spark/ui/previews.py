@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.ledger_topic import PROMPT
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.ledger.topic import PROMPT
 from airflow_kafka_spark.ui.answers import Refused, cleaned, status_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.pipeline_preview import Preview
+    from airflow_kafka_spark.control.preview import Preview
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 T = TypeVar("T")
 
@@ -54,9 +54,10 @@ def in_time(work: Callable[[], T], doing: str, seconds: float = SECONDS) -> T:
 # --- the next window ----------------------------------------------------------------------------------------------------
 
 
-def next_window(work: Callable[[], Preview]) -> dict[str, Any]:
+def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict[str, Any]:
     """What the next window would be, or why there would be none.
 
+    :param unread: arguments of the task that only its run knows, and that are not taken into account.
     :raises KafkaSparkError: Kafka does not answer.
     """
     try:
@@ -68,6 +69,11 @@ def next_window(work: Callable[[], Preview]) -> dict[str, Any]:
     except ValueError as error:
         return {"refused": cleaned(str(error))}
     facts = {name: getattr(found, name) for name in ("number", "begins", "run", "offsets", "bytes", "age", "held_back")}
+    warnings = list(found.warnings)
+    if unread and found.run is None:
+        names = ", ".join(f"`{name}`" for name in unread)
+        warnings.append(f"Only the run knows {names}: the default counts here")
+    facts["warnings"] = warnings
     return {"next": {**facts, "ranges": [vars(r) for r in found.ranges], "gaps": [vars(g) for g in found.gaps]}}
 
 

@@ -92,7 +92,7 @@ def windows(
 @router.get("/next")
 def next_of(live: LiveDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> Answer:
     """What the next window would be."""
-    from airflow_kafka_spark.hooks.pipeline_preview import Preview, preview
+    from airflow_kafka_spark.control.preview import Preview, preview
 
     item, watch = live.find(ledger, name)
     task = item.tasks[0] if item.tasks else None
@@ -106,11 +106,13 @@ def next_of(live: LiveDep, ledger: str, name: Annotated[str, Query(alias="pipeli
                 ledger_topic=watch.name.topic,
                 topics=task.topics if task else (),
                 group_id=report("group_id") or (task.group if task else None),
+                starting_offsets=task.starting_offsets if task else None,
+                ending_offsets=task.ending_offsets if task else None,
                 max_records=task.max_records if task else None,
             )
 
     live.release()
-    return Answer(next_window(work))
+    return Answer(next_window(work, task.unread if task else ()))
 
 
 @router.get("/dead-letters")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from airflow_kafka_spark.windows.interval import family_of
+from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
     CONTROL,
@@ -255,7 +255,7 @@ class Shelves:
         if not (isinstance(name, str) and rest and _is_key(rest)):
             self._remark(partition, record, "its key is of no kind that is known")
             return None
-        family, lane = family_of(name)
+        family, lane = parse_ledger_name(name)
         shelf = self.pipelines.get(family)
         if shelf is None:
             if record.value is None:

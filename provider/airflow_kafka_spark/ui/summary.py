@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_kafka_spark.hooks.lag import instant
+from airflow_kafka_spark.ledger.lag import instant
 from airflow_kafka_spark.ui.lags import Stand
 from airflow_kafka_spark.ui.shelf import Shelf
 from airflow_kafka_spark.ui.tasks import TaskId, task_of
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.interval import family_of
+from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.lag import Observation, usual_period
 from airflow_kafka_spark.windows.memory import Entry, Memory, NewerVersion
 from airflow_kafka_spark.windows.model import State, TopicPartition
@@ -60,7 +60,7 @@ class Summary:
 
 def window_name(entry: Entry) -> str:
     """What people call a window: its number, or its data interval."""
-    _, interval = family_of(entry.window.pipeline)
+    _, interval = parse_ledger_name(entry.window.pipeline)
     return interval or str(entry.window.number)
 
 

@@ -20,7 +20,7 @@ from airflow_kafka_spark.ui.catalog import (
 from airflow_kafka_spark.ui.ledgers import HOOK_SECONDS, LedgerWatch
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ FIRST_SECONDS = 3.0
 
 def make_hook(conn_id: str) -> KafkaHook:
     """A hook that does not wait long."""
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     return KafkaHook(conn_id, timeout=HOOK_SECONDS)
 

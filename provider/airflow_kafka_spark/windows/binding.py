@@ -73,7 +73,7 @@ class Binding:
     :param writer: the task that planned it.
     :param destination: where its rows go.
     :param origin: where its rows come from, beside the offsets of the window.
-    :param decided: the number of the newest decision (:func:`~airflow_kafka_spark.hooks.pipeline_rebind.rebind`) that the ledger
+    :param decided: the number of the newest decision (:func:`~airflow_kafka_spark.control.rebind.rebind`) that the ledger
         held when the window was planned; 0 without one. A later decision allows another binding.
     """
 

@@ -50,7 +50,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class PartitionState:
+class PartitionLag:
     """The offsets of a consumer and of the log in one partition.
 
     :param committed: the next offset it reads; None when it has none: it never committed, or that has expired.
@@ -111,7 +111,7 @@ class Lag:
     """
 
     of: str
-    partitions: Mapping[TopicPartition, PartitionState]
+    partitions: Mapping[TopicPartition, PartitionLag]
     now: float
     active: bool = False
 

@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import Fenced
-from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
-from airflow_kafka_spark.hooks.ledger_topic import LedgerPlace, read_to
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.topic import LedgerPlace, read_to
 from airflow_kafka_spark.sinks.kafka.tasks import claimed_window as kafka_look_worker
 from airflow_kafka_spark.sinks.kafka.tasks import publish as kafka_worker
 from airflow_kafka_spark.sinks.kafka.tasks.claimed_window import KEPT, ClaimedWindow, look

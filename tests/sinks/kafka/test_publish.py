@@ -12,9 +12,9 @@ from confluent_kafka import Producer
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
 from airflow_kafka_spark.formats.internal_columns import END
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.partitioner import partition_of
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.road.relay_worker import Filtered
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming

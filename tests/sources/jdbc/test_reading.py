@@ -9,7 +9,7 @@ from math import inf, nan
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.hooks.postgres_names import quote
+from airflow_kafka_spark.hooks.postgres import quote
 from airflow_kafka_spark.sources.jdbc.postgres import MICROS, MICROS_BEFORE_14
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from tests.sinks.postgres.kit import Place

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.postgres_names import NAME_BYTES, parse_name
+from airflow_kafka_spark.hooks.postgres import NAME_BYTES, parse_name
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.postgres.server import SinkServer

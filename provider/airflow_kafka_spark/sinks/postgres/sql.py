@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from airflow_kafka_spark.hooks.postgres_names import Name, literal, quote
+from airflow_kafka_spark.hooks.postgres import Name, literal, quote
 
 OFFSET_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
 """Columns for a row's topic, partition and offset, with the names of the JDBC sink's ``pk.mode=kafka``."""

@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SinkRejected
-from airflow_kafka_spark.hooks.postgres import rows, run
-from airflow_kafka_spark.hooks.postgres_names import Name
+from airflow_kafka_spark.hooks.postgres import Name, rows, run
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres import windows_table as record
 from airflow_kafka_spark.sinks.postgres.attempt import WindowAttempt

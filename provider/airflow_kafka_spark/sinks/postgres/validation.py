@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
-from airflow_kafka_spark.hooks.postgres_names import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
+from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.options import PostgresOptions, is_name, quoted
 from airflow_kafka_spark.sinks.postgres.types import StageColumn, UnsupportedType, misfit, stage_column

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
-from airflow_kafka_spark.hooks.postgres import rows, run
-from airflow_kafka_spark.hooks.postgres_names import quote
+from airflow_kafka_spark.hooks.postgres import quote, rows, run
 from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres import windows_table as record

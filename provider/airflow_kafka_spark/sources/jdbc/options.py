@@ -10,13 +10,13 @@ from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.postgres_names import parse_name
+from airflow_kafka_spark.hooks.postgres import parse_name
 
 ReadMode = Literal["bulk", "incrementing", "timestamp", "timestamp+incrementing"]
 
 
 @dataclass(frozen=True)
-class JdbcOptions:
+class JdbcSourceOptions:
     """The arguments of :class:`~airflow_kafka_spark.sources.jdbc.source.JdbcSource`, which documents them."""
 
     conn_id: str

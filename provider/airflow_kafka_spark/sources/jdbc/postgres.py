@@ -20,8 +20,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer, system_identifier
-from airflow_kafka_spark.hooks.postgres_names import literal, quote, resolve, tables_alike
+from airflow_kafka_spark.hooks.postgres import (
+    APPLICATION,
+    PostgresServer,
+    literal,
+    quote,
+    resolve,
+    system_identifier,
+    tables_alike,
+)
 from airflow_kafka_spark.sources.jdbc.database import (
     REFUSED_SQLSTATES,
     SPARK_MAX_PRECISION,

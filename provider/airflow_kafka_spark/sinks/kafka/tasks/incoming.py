@@ -15,7 +15,7 @@ import pyarrow as pa
 from airflow_kafka_spark.errors import RowsCutOff
 from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.formats.tasks.text import rows_as_json
-from airflow_kafka_spark.hooks.handover_worker import whole
+from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.sinks.kafka.tasks.encode import BadRows, KeyValueEncoder, drop_rows
 from airflow_kafka_spark.sinks.kafka.tasks.headers import HEADERS
 from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA, DeadLetterBuffer, Envelope
@@ -54,7 +54,7 @@ class Incoming:
         :raises KafkaSparkError: the error that ended the reading.
         """
         ends_itself = False
-        for batch in whole(self.batches) if self.from_spark else self.batches:
+        for batch in require_end_of_stream(self.batches) if self.from_spark else self.batches:
             if END not in batch.schema.names:
                 yield batch
                 continue

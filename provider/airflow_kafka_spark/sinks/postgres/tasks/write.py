@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
-from airflow_kafka_spark.hooks.postgres_names import Name, quote
+from airflow_kafka_spark.hooks.postgres import Name, quote
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.server import SinkServer, is_refusal, lock_key
