@@ -1,4 +1,4 @@
-"""Bytes to columns, and columns to bytes: the contract every format keeps (Connect calls it a converter)."""
+"""The contract of all formats: bytes to columns, and columns to bytes. Kafka Connect calls a format a converter."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.formats import types
 
 Kind = Literal["integer", "boolean", "text", "binary", "decimal", "fine decimal", "zoned", "local", "date"]
-"""What a column holds that a task reads by itself: integers; booleans; texts; bytes; decimals, as texts in plain notation with
-all digits of their scale, which for fine ones is more than 6; timestamps in microseconds, with zone (UTC) and without; dates."""
+"""What a column holds that tasks read without Spark: integers; booleans; texts; bytes; decimals, as texts in plain notation with
+all digits of their scale ("fine decimal" if the scale is more than 6); timestamps in microseconds, with a zone (UTC) or local;
+dates.
+"""
 
 Part = Literal["key", "value"]
+"""The part of a record that a format is for."""
 
 
 @dataclass(frozen=True)
 class Decoded:
     """A batch of decoded values.
 
-    :param batch: one row per value, in the order given; a row that is bad, or whose value is None, has nulls.
-    :param bad: position and reason of each value that could not be decoded, ascending; empty when all is well.
-    :param deleted: None when no value says so, else a boolean per value: True = it says that its row is gone, and stands for a
-        record without a value.
-    :param left_out: positions of values that are no row and delete none, ascending.
+    :param batch: one row per value, in their order; the row of a value that is bad or None holds nulls.
+    :param bad: position and reason of each value that could not be decoded, ascending.
+    :param deleted: a boolean per value, True if the value says that its row is deleted, like a record without a value; None if
+        no value says so.
+    :param left_out: positions of values that are neither a row nor a delete, ascending.
     """
 
     batch: pa.RecordBatch
@@ -44,8 +47,8 @@ class Decoded:
 class Encoded:
     """A batch of encoded keys or values.
 
-    :param values: one per row, in the order given, in binary; null where a row has none, and where it is bad.
-    :param bad: position and reason of each row that cannot be written, ascending; empty when all is well.
+    :param values: one binary value per row, in their order; null for a row that has no value or is bad.
+    :param bad: position and reason of each row that cannot be written, ascending.
     """
 
     values: pa.Array
@@ -53,77 +56,80 @@ class Encoded:
 
 
 class Decoder(ABC):
-    """Decodes inside a Spark task: picklable, made by :meth:`Format.decoder`."""
+    """Decodes values inside a Spark task. Picklable; created by :meth:`Format.decoder`."""
 
     @abstractmethod
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """Decode many values at once.
+        """Decode a batch of values; never raises because of a value.
 
-        A None (a tombstone) is a row of nulls and never bad. Never raises for what a value holds.
+        :param values: the values; None (a tombstone) becomes a row of nulls and is never bad.
         """
 
 
 class Encoder(ABC):
-    """Encodes inside a Spark task: picklable, made by :meth:`Format.encoder`."""
+    """Encodes rows inside a Spark task. Picklable; created by :meth:`Format.encoder`."""
 
     @abstractmethod
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
-        """Keys or values of rows, in binary: exactly the bytes that :meth:`Format.encode` makes of them in Spark.
+        """Return the keys or values of rows in binary, with exactly the bytes that :meth:`Format.encode` produces in Spark.
 
-        :param rows: the rows' columns.
+        :param rows: the columns of the rows.
         """
 
 
 class StructEncoder(Protocol):
-    """Encodes what Spark hands over: picklable, made by :meth:`Format.struct_encoder`."""
+    """Encodes rows that Spark hands over. Picklable; created by :meth:`Format.struct_encoder`."""
 
     def encode_struct(self, rows: pa.StructArray) -> Encoded:
-        """Keys or values of rows that are one column; of a null, nothing. Never raises for what a row holds."""
+        """Encode the rows of a struct column; a null has no value. Never raises because of a row."""
 
 
 class Format(ABC):
-    """How the bytes of a key or a value become columns. A frozen dataclass of options."""
+    """How the bytes of a key or a value become columns. Subclasses are frozen dataclasses of options."""
 
     decodes_null: bool = False
-    """True when a record without a value is an ordinary row of this format (a null column), not a tombstone."""
+    """True if a record without a value is an ordinary row of this format (a null column) and not a tombstone."""
 
     @property
     def encodes_in_tasks(self) -> bool:
-        """Whether :meth:`encode` gives the rows themselves, and a task makes the bytes, by :meth:`struct_encoder`."""
+        """True if :meth:`encode` returns the rows themselves, and tasks encode them with :meth:`struct_encoder`."""
         return False
 
     def of_topics(self, topics: Sequence[str], part: Part) -> Format:
-        """This format for records of these topics: where a schema registry keeps schemas by topic, it is told which.
+        """Return this format for records of these topics; schema registries keep schemas by topic.
 
         :param topics: the topics that are read, or the one that is written.
-        :param part: which part of a record it is for.
+        :param part: the part of the records that this format is for.
         """
         return self
 
     @abstractmethod
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options; ``where`` names the operator's argument (``value``, ``key``)."""
+        """Return what is wrong with the options.
+
+        :param where: the operator's argument (``value``, ``key``).
+        """
 
     @abstractmethod
     def arrow_schema(self) -> pa.Schema:
-        """The columns this format yields."""
+        """Return the columns of this format."""
 
     @abstractmethod
     def decoder(self) -> Decoder:
-        """What a task uses to decode."""
+        """Return the decoder for tasks."""
 
     # --- writing ---
 
     def to_write(self, topic: str | None, part: Part) -> Format:
-        """This format for records that are written.
+        """Return this format for records that are written.
 
-        :param topic: where they go; None where each row names its own topic.
-        :param part: which part of a record it is for.
+        :param topic: the topic they are written to; None if each row names its own topic.
+        :param part: the part of the records that is written.
         """
         return self.of_topics((topic,) if topic else (), part)
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """What keeps rows from being written in this format.
+        """Return why rows cannot be written in this format.
 
         :param where: the operator's argument (``value``, ``key``).
         :param columns: the names of the columns to write, in order.
@@ -131,17 +137,17 @@ class Format(ABC):
         return [Problem(where, f"{type(self).__name__} does not write", "Use Json, String or Raw")]
 
     def encode(self, columns: Sequence[str]) -> Column:
-        """A Spark expression of type binary that makes one key or value of a row.
+        """Return a Spark expression of type binary: one key or value per row, null if there is nothing to write.
 
-        What it writes, :meth:`decoder` reads again as the same values. A null where nothing is to be written.
+        :meth:`decoder` reads it again as the same values.
 
         :param columns: the names of the columns to write, in order.
         """
         raise NotImplementedError(f"{type(self).__name__} does not write")
 
     def struct_encoder(self, columns: Sequence[types.Column]) -> StructEncoder:
-        """What tasks encode rows of these columns with, where :attr:`encodes_in_tasks`. Called once an attempt, before anything
-        is read; whatever has to be asked or decided for it is so now.
+        """Return the encoder for tasks, if :attr:`encodes_in_tasks`. Called once per attempt before anything is read; a registry
+        is asked, and schemas are registered, during this call.
 
         :param columns: names and types of the columns to write, in order.
         :raises KafkaSparkError: they cannot be written.
@@ -149,7 +155,7 @@ class Format(ABC):
         raise NotImplementedError(f"{type(self).__name__} encodes in Spark")
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """What a task encodes with that reads by itself; None where it would not be sure to make the same bytes.
+        """Return the encoder of tasks that read without Spark; None if it could not guarantee the bytes that Spark writes.
 
         :param columns: names and kinds of the columns to write, in order.
         """
@@ -157,21 +163,21 @@ class Format(ABC):
 
 
 def spark_column(name: str) -> Column:
-    """A column by exactly this name, whatever it holds."""
+    """Return the column of exactly this name, whatever characters it has."""
     from pyspark.sql import functions as F
 
     return F.col(backticked(name))
 
 
 def as_struct(columns: Sequence[str]) -> Column:
-    """Columns as one, under their names."""
+    """Return the columns as one struct column."""
     from pyspark.sql import functions as F
 
     return F.struct(*(spark_column(name).alias(name) for name in columns))
 
 
 def single_column_problems(where: str, columns: Sequence[str], format: Format) -> list[Problem]:
-    """What is wrong with the columns of a format that holds one."""
+    """Return what is wrong with the columns to write, for a format that writes one."""
     if len(columns) == 1:
         return []
     listed = ", ".join(f"`{c}`" for c in columns) or "none"

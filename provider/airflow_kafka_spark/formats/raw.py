@@ -1,4 +1,4 @@
-"""Bytes as they are."""
+"""Bytes without interpretation."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Raw(Format):
-    """The record's bytes as one binary column; no record is ever bad, and one without a value is a null.
+    """The record's bytes as one binary column. No record is ever bad; a record without a value is a null.
 
-    :param column: the column's name.
+    :param column: the column's name; default ``value``.
     """
 
     column: str = "value"
@@ -35,29 +35,29 @@ class Raw(Format):
     decodes_null = True
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options; an empty list when nothing is."""
+        """Return what is wrong with the options."""
         return column_name_problems(self.column, where)
 
     def arrow_schema(self) -> pa.Schema:
-        """One nullable binary column."""
+        """Return one nullable binary column."""
         import pyarrow as pa
 
         return pa.schema([pa.field(self.column, pa.binary())])
 
     def decoder(self) -> Decoder:
-        """A picklable decoder."""
+        """Return a picklable decoder."""
         return RawDecoder(self)
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """It holds one column, of type binary or string."""
+        """Return what is wrong with the columns: it writes one, of type binary or string."""
         return single_column_problems(where, columns, self)
 
     def encode(self, columns: Sequence[str]) -> Column:
-        """The column's bytes."""
+        """Return the column's bytes."""
         return spark_column(columns[0]).cast("binary")
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """Of bytes and texts."""
+        """Return the encoder of bytes and texts; None for other kinds."""
         from airflow_kafka_spark.formats.tasks.text import TextEncoder
 
         ((column, kind),) = columns
@@ -71,7 +71,7 @@ class RawDecoder(Decoder):
     format: Raw
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """The values themselves."""
+        """Return the values themselves."""
         import pyarrow as pa
 
         return Decoded(pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=self.format.arrow_schema()))

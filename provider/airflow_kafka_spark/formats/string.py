@@ -1,4 +1,4 @@
-"""Text in one column."""
+"""Text as one column."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class String(Format):
-    """The record's text as one string column; a record without a value is a null. Bytes that are no text in this encoding are
-    bad, never replaced.
+    """The record's text as one string column; a record without a value is a null. Bytes that are not valid in the encoding make
+    the record bad; they are never replaced.
 
-    :param column: the column's name.
-    :param encoding: a text encoding that Python knows: ``UTF-8``, ``ISO-8859-1``, ``UTF-16``, ...
+    :param column: the column's name; default ``value``.
+    :param encoding: a text encoding known to Python (``UTF-8``, ``ISO-8859-1``, ``UTF-16``, ...); default ``UTF-8``.
     """
 
     column: str = "value"
@@ -39,10 +39,10 @@ class String(Format):
     decodes_null = True
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options; an empty list when nothing is."""
+        """Return what is wrong with the options."""
         problems = column_name_problems(self.column, where)
         try:
-            # Looking it up is not enough: base64 and rot13 are codecs too, but make no text of bytes.
+            # codecs.lookup is not enough: base64 and rot13 are codecs, too, but do not decode bytes to text.
             b" ".decode(self.encoding)
         except UnicodeDecodeError:
             pass
@@ -57,23 +57,23 @@ class String(Format):
         return problems
 
     def arrow_schema(self) -> pa.Schema:
-        """One nullable string column."""
+        """Return one nullable string column."""
         import pyarrow as pa
 
         return pa.schema([pa.field(self.column, pa.string())])
 
     def decoder(self) -> Decoder:
-        """A picklable decoder."""
+        """Return a picklable decoder."""
         return StringDecoder(self)
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """It holds one column, of any type that has a text."""
+        """Return what is wrong with the columns and the encoding: it writes one column of any type that has a text."""
         known = codecs.lookup(self.encoding).name in _WRITTEN
         wrong = [] if known else [Problem(f"{where}.encoding", f"`{self.encoding}` is not written", "Use UTF-8")]
         return [*single_column_problems(where, columns, self), *wrong]
 
     def encode(self, columns: Sequence[str]) -> Column:
-        """The column's text: what Spark's cast to string gives, timestamps in the time zone UTC."""
+        """Return the column's text as Spark's cast to string produces it, with timestamps in UTC."""
         from pyspark.sql import functions as F
 
         text = spark_column(columns[0]).cast("string")
@@ -81,7 +81,7 @@ class String(Format):
         return text.cast("binary") if name == "utf-8" else F.encode(text, _WRITTEN[name])
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """In UTF-8, for what has the same text whatever Spark's settings are."""
+        """Return the encoder for UTF-8, of kinds whose text does not depend on Spark's settings; None for others."""
         from airflow_kafka_spark.formats.tasks.text import TextEncoder
 
         ((column, kind),) = columns
@@ -91,7 +91,7 @@ class String(Format):
 
 
 _WRITTEN = {"utf-8": "UTF-8", "iso8859-1": "ISO-8859-1", "ascii": "US-ASCII", "utf-16": "UTF-16"}
-"""Encodings that Spark writes, by Python's names."""
+"""The encodings that Spark can write, by Python's names."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class StringDecoder(Decoder):
     format: String
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """The values' text."""
+        """Return the texts of the values."""
         import pyarrow as pa
 
         bad: list[tuple[int, str]] = []
@@ -109,14 +109,14 @@ class StringDecoder(Decoder):
         try:
             if codecs.lookup(self.format.encoding).name != "utf-8":
                 raise pa.ArrowInvalid
-            # Arrow checks the text, all of it at once.
+            # Arrow checks all texts at once.
             column = pa.array(texts, pa.binary()).cast(pa.string())
         except pa.ArrowInvalid:
             column = pa.array([self._utf8(i, v, bad) for i, v in enumerate(values)], pa.binary()).cast(pa.string())
         return Decoded(pa.RecordBatch.from_arrays([column], schema=self.format.arrow_schema()), tuple(bad))
 
     def _utf8(self, position: int, value: bytes | None, bad: list[tuple[int, str]]) -> bytes | None:
-        """One value as UTF-8; None, with the reason noted, when it is no text."""
+        """Return one value as UTF-8, or None if it is not valid in the encoding; the reason is added to ``bad``."""
         if value is None:
             return None
         try:

@@ -1,8 +1,4 @@
-"""The grammar of JSON, and what a value means in a column of a type without parts: the ground of :mod:`.json.tasks.row_wise`.
-
-A reader takes the record's text and the index where a value begins. Running over the end is an IndexError, which the caller
-expects.
-"""
+"""Values from their text: numbers, dates, timestamps and bytes, as JSON and CSV share them, with the reasons of bad values."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ NO_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class BadValue(Exception):
-    """A record that does not fit; ``path`` leads to the column, outermost first."""
+    """Raised when a record does not fit; ``path`` leads to the column, outermost step first."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -46,13 +42,13 @@ class BadValue(Exception):
         self.path: list[str] = []
 
     def within(self, step: str) -> BadValue:
-        """The same, one step further out."""
+        """Prepend a step to the path, and return the error."""
         self.path.insert(0, step)
         return self
 
     @property
     def reason(self) -> str:
-        """What to tell the user."""
+        """The reason with the path to the column, for users."""
         path = "".join(self.path).removeprefix(".")
         return f"column `{path}`: {self.what}" if path else self.what
 
@@ -61,7 +57,7 @@ class BadValue(Exception):
 
 
 def short(text: str) -> str:
-    """What a message shows of a value: its beginning, and nothing that would garble a log."""
+    """Return the beginning of a value for a message, without characters that would garble a log."""
     shown = text[:_SHOWN]
     if not shown.isprintable():
         shown = shown.encode("unicode_escape").decode("ascii")
@@ -72,14 +68,17 @@ def short(text: str) -> str:
 
 
 def to_decimal(found: str, data_type: Decimal) -> decimal.Decimal:
-    """The decimal of a numeric text."""
+    """Return the decimal of a numeric text.
+
+    :raises BadValue: it is no number, or the type cannot hold it exactly.
+    """
     if match_decimal(found) is None:
         raise BadValue(f'found "{short(found)}", expected {data_type}')
     return _exact(found, data_type)
 
 
 def _exact(found: str, data_type: Decimal) -> decimal.Decimal:
-    """A number's text as a decimal of this precision and scale, without rounding."""
+    """Return a number's text as a decimal of this precision and scale, without rounding."""
     precision, scale = data_type.precision, data_type.scale
     try:
         sign, digits, exponent = decimal.Decimal(found, _malformed).as_tuple()
@@ -99,7 +98,10 @@ def _exact(found: str, data_type: Decimal) -> decimal.Decimal:
 
 
 def nearest(found: str, name: str, single: bool) -> float:
-    """The floating point number next to a number's text."""
+    """Return the floating point number nearest to a number's text.
+
+    :raises BadValue: it is too large for the type.
+    """
     number = float(found)
     try:
         if single:
@@ -112,8 +114,11 @@ def nearest(found: str, name: str, single: bool) -> float:
 
 
 def _odd(number: float, found: str) -> float:
-    """The double next to a number's text or the one on its other side, whichever ends in a one: rounded again, to fewer bits, it
-    gives what the text itself does, as no such double lies midway between two that have fewer."""
+    """Return the double next to a number's text, on the side where its last bit is one.
+
+    Rounded again to fewer bits, it gives what rounding the text directly gives, since no such double lies midway between two
+    that have fewer bits.
+    """
     if number == 0 or math.isinf(number):
         return number
     exact = decimal.Decimal(found)
@@ -123,7 +128,7 @@ def _odd(number: float, found: str) -> float:
 
 
 def from_base64(found: str) -> bytes:
-    """The bytes of a base64 text: standard alphabet, padded, nothing else in it."""
+    """Return the bytes of a base64 text: standard alphabet, with padding, nothing else in it."""
     try:
         if len(found) % 4 == 0:
             return base64.b64decode(found, validate=True)
@@ -133,7 +138,7 @@ def from_base64(found: str) -> bytes:
 
 
 def day_number(found: str) -> int:
-    """Days since 1970 of an ISO 8601 date."""
+    """Return an ISO 8601 date as days since 1970."""
     match = _date(found)
     try:
         if match:
@@ -144,7 +149,11 @@ def day_number(found: str) -> int:
 
 
 def micros(found: str, name: str, zoned: bool) -> int:
-    """Microseconds since 1970 of an ISO 8601 date and time."""
+    """Return an ISO 8601 date and time as microseconds since 1970.
+
+    :param name: the column's type, for messages.
+    :param zoned: True if a zone is allowed; without one it is UTC.
+    """
     match = _timestamp(found)
     if match is None:
         raise BadValue(f'found "{short(found)}", expected {name}: yyyy-MM-ddTHH:mm:ss[.ffffff]{"[Z|+HH:mm]" if zoned else ""}')

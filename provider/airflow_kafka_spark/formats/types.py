@@ -1,6 +1,6 @@
-"""Spark's DDL for schemas, read without a JVM: ``id bigint NOT NULL, tags array<string>, s struct<a: int>``.
+"""Column types in Spark's DDL, read without a JVM: ``id bigint NOT NULL, tags array<string>, s struct<a: int>``.
 
-:func:`parse_ddl` gives frozen values, :func:`arrow_schema` what they are in Arrow. Both are pure.
+:func:`parse_ddl` returns frozen values; :func:`arrow_schema` returns the Arrow schema of such values.
 """
 
 from __future__ import annotations
@@ -100,14 +100,14 @@ class Column:
 
 
 class SparkSchema(Protocol):
-    """What a pyspark ``StructType`` looks like from here."""
+    """The part of pyspark's ``StructType`` that is used here."""
 
     def jsonValue(self) -> dict[str, Any]:  # noqa: N802 - pyspark's name
-        """The schema as plain dicts, lists and strings."""
+        """Return the schema as plain dicts, lists and strings."""
 
 
 def backticked(name: str) -> str:
-    """A name as Spark's SQL takes it, whatever it holds."""
+    """Return a name in backticks, as Spark's SQL accepts it with any characters."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -178,7 +178,7 @@ def parse_ddl(text: str) -> tuple[Column, ...]:
 
 
 class _DdlParser:
-    """Recursive descent over the tokens."""
+    """Recursive-descent parser over the tokens of a DDL text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -205,7 +205,7 @@ class _DdlParser:
         return self.tokens[self.next]
 
     def word(self) -> str:
-        """The token in lower case when it is a word, else nothing."""
+        """Return the current token in lower case if it is a word, else an empty string."""
         return self.token.text.lower() if self.token.kind == "word" else ""
 
     def fail(self, expected: str, token: _Token | None = None) -> NoReturn:
@@ -343,9 +343,9 @@ class _DdlParser:
 
 
 def columns_of(schema: str | SparkSchema) -> tuple[Column, ...]:
-    """The columns of a schema given as DDL text or as a pyspark ``StructType`` (pyspark itself is not imported).
+    """Return the columns of a schema given as DDL text or as a pyspark ``StructType``, without importing pyspark.
 
-    :raises SchemaInvalid: the text is not DDL, the object is no ``StructType``, or it holds a type that is not known here.
+    :raises SchemaInvalid: the text is not DDL, the object is no ``StructType``, or it holds an unknown type.
     """
     if isinstance(schema, str):
         return parse_ddl(schema)
@@ -359,7 +359,7 @@ def columns_of(schema: str | SparkSchema) -> tuple[Column, ...]:
 
 
 def _from_json_value(value: Any) -> DataType:
-    """A type as pyspark's ``jsonValue`` describes it."""
+    """Return a type from its description by pyspark's ``jsonValue``."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "array":
         return Array(_from_json_value(value["elementType"]), value.get("containsNull", True))
@@ -393,8 +393,9 @@ def _refuse_duplicates(fields: Sequence[Column]) -> None:
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
-    """What a type is in Arrow: ``timestamp`` is ``timestamp[us, UTC]``, ``timestamp_ntz`` is ``timestamp[us]``, NOT NULL fields
-    of a struct are not nullable."""
+    """Return the Arrow type: ``timestamp`` becomes ``timestamp[us, UTC]``, ``timestamp_ntz`` becomes ``timestamp[us]``, NOT NULL
+    fields of a struct are not nullable.
+    """
     import pyarrow as pa
 
     if isinstance(data_type, Primitive):
@@ -438,7 +439,7 @@ def _arrow_field(column: Column) -> pa.Field:
 
 
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
-    """The Arrow schema of these columns, see :func:`arrow_type`; NOT NULL columns are not nullable. Comments are left out."""
+    """Return the Arrow schema of columns, see :func:`arrow_type`; NOT NULL columns are not nullable. Comments are left out."""
     import pyarrow as pa
 
     return pa.schema([_arrow_field(c) for c in columns])

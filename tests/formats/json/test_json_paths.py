@@ -89,7 +89,8 @@ def test_fast_path_equals_reference_where_suspects_are_sifted_out(monkeypatch: p
         assert disagreement(ddl(schema), values) == "", seed
         decoder = JsonDecoder(parse_ddl(ddl(schema)), few=0)
         sifted += (
-            decoder._read_without_suspects([value for value in values if value is not None], 0, decoder._screens) is not None
+            decoder._read_without_suspects([value for value in values if value is not None], 0, decoder._suspect_finders)
+            is not None
         )
     assert sifted > 10
 

@@ -1,4 +1,4 @@
-"""Which type of a reader takes which of a writer, by the rules of Avro's schema resolution. Pure."""
+"""Which Avro types can be read as which, by Avro's schema resolution, and which columns can be written as which types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ _PROMOTED = {
 
 
 def is_readable_as(writer: AvroSchema, reader: AvroSchema) -> bool:
-    """Whether values of one type can be read as another, as far as the types themselves tell. Names are looked at in unions."""
+    """Return True if values of one type can be read as another, as far as the types themselves show. Names matter in unions
+    only.
+    """
     if isinstance(writer, AvroPrimitive):
         return reader.kind in _PROMOTED[writer.kind] and _same_measure(writer, reader) and not _digits_as_text(writer, reader)
     if isinstance(writer, AvroFixed):
@@ -40,13 +42,13 @@ def is_readable_as(writer: AvroSchema, reader: AvroSchema) -> bool:
 
 
 def _same_measure(writer: AvroPrimitive, reader: AvroSchema) -> bool:
-    """Whether not one is a day, say, and the other an instant: both are numbers, but no number is the same as both."""
+    """Return False if, for instance, one type is a date and the other a timestamp: the same number means different things."""
     found = {b.meaning.measures for b in (writer, reader) if isinstance(b, AvroPrimitive) and b.meaning and b.meaning.measures}
     return len(found) < 2
 
 
 def _digits_as_text(writer: AvroPrimitive, reader: AvroSchema) -> bool:
-    """Whether one is a decimal and the other a text: bytes become texts, but those of a number are none."""
+    """Return True if one type is a decimal and the other a string: bytes can be read as text, but not the bytes of a number."""
     return any(a.kind == "string" and b.logical and b.logical.name == "decimal" for a, b in _both_ways(writer, reader))
 
 
@@ -55,8 +57,7 @@ def _both_ways(writer: AvroPrimitive, reader: AvroSchema) -> tuple[tuple[AvroPri
 
 
 def unit_ratio(writer: AvroSchema, reader: AvroSchema) -> tuple[int, int] | None:
-    """By what a number is multiplied and divided that two versions count by different units, where one of these makes no column
-    type of its own; None where there is no such difference."""
+    """Return factor and divisor between the units of two versions if one of them is no column type of its own; else None."""
     if not isinstance(writer, AvroPrimitive) or not isinstance(reader, AvroPrimitive) or not (writer.counts or reader.counts):
         return None
     was, now = (b.meaning.rate if b.meaning else 0 for b in (writer, reader))
@@ -66,8 +67,9 @@ def unit_ratio(writer: AvroSchema, reader: AvroSchema) -> tuple[int, int] | None
 
 
 def branch_to_read(writer: AvroSchema, reader: AvroUnion) -> int | None:
-    """Which branch of a reader's union takes a writer's type: one of the same type and name, then of the same type, then one that
-    it is promoted to."""
+    """Return the branch of a reader's union for a writer's type: of the same type and name, else of the same type, else one to
+    which it is promoted.
+    """
     fits = [at for at, branch in enumerate(reader.branches) if is_readable_as(writer, branch)]
     same = [at for at in fits if reader.branches[at].kind == writer.kind]
     named = [at for at in same if _same_name(writer, reader.branches[at])]
@@ -83,7 +85,9 @@ def _same_name(writer: AvroSchema, reader: AvroSchema) -> bool:
 
 
 def field_for(written: AvroField, writer: AvroRecord, reader: AvroRecord) -> AvroField | None:
-    """The reader's field that takes a writer's: of the same name, or with that name as an alias while the writer has not both."""
+    """Return the reader's field for a writer's: of the same name, or with that name as an alias if the writer has no field for
+    both.
+    """
     by_name = next((f for f in reader.fields if f.name == written.name), None)
     if by_name is not None:
         return by_name
@@ -96,16 +100,11 @@ def _first_alias(field: AvroField, own: set[str]) -> str | None:
 
 
 def read_symbols(writer: AvroEnum, reader: AvroEnum) -> list[str | None]:
-    """What the reader sees of each symbol of the writer; None where it knows no such."""
+    """Return the reader's symbol for each symbol of the writer; None if the reader has none."""
     return [s if s in reader.symbols else reader.default for s in writer.symbols]
 
 
-# --- avro.fit --------------------
-# Which columns can be written as which Avro types, as far as the types tell. Pure.
-#
-# The reverse of what :mod:`.avro.schema` says of reading, and a little more: smaller integers go into larger ones, larger ones into
-# smaller ones as long as each value fits, and a union takes a column of one of its types.
-#
+# --- which columns can be written as which types --------------------------------------------------------------------------
 
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -121,11 +120,11 @@ _TAKES = {
 
 
 def column_mismatches(schema: AvroSchema, column: DataType, path: str) -> Iterator[tuple[str, str]]:
-    """What a type cannot be written as: what was found, and what helps; nothing when it can.
+    """Yield why a column cannot be written as a type: each problem, and what to do about it.
 
-    :param schema: the type in Avro.
-    :param column: the column's.
-    :param path: the column's name.
+    :param schema: the Avro type.
+    :param column: the column's type.
+    :param path: the column's path.
     """
     if isinstance(schema, AvroUnion):
         yield from _union_mismatches(schema, column, path)
@@ -140,7 +139,7 @@ def column_mismatches(schema: AvroSchema, column: DataType, path: str) -> Iterat
 
 
 def record_mismatches(schema: AvroRecord, columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
-    """The same for a record's fields and columns of their names."""
+    """Yield why columns cannot be written as the fields of a record, as :func:`column_mismatches` does."""
     fields = {f.name: f for f in schema.fields}
     for column in columns:
         here = f"{path}.{column.name}" if path else column.name
@@ -164,7 +163,7 @@ def _union_mismatches(schema: AvroUnion, column: DataType, path: str) -> Iterato
 
 
 def is_member_struct(schema: AvroUnion, column: DataType) -> bool:
-    """Whether a column has the form in which a union of several types is read: a struct with a member for each."""
+    """Return True if a column has the form in which a union of several types is read: a struct with one field per type."""
     if not isinstance(column, Struct) or merged_number_type(schema):
         return False
     if [f.name for f in column.fields] != [f"member{n}" for n in range(len(schema.present))]:
@@ -173,7 +172,7 @@ def is_member_struct(schema: AvroUnion, column: DataType) -> bool:
 
 
 def branch_to_write(schema: AvroUnion, column: DataType) -> int | None:
-    """Which type of a union a column is written as: the widest of numbers, else the first that takes it."""
+    """Return the branch of a union as which a column is written: the widest number, else the first type that accepts it."""
     wide = merged_number_type(schema)
     fits = [at for at, b in enumerate(schema.branches) if b.kind != "null" and not any(column_mismatches(b, column, ""))]
     return next(iter([*(at for at in fits if schema.branches[at].kind == wide), *fits]), None)
@@ -199,7 +198,7 @@ def _scalar_fits(schema: AvroSchema, column: DataType) -> bool:
 
 
 def differences(old: AvroSchema, new: AvroSchema, path: str = "") -> list[str]:
-    """What is not the same in two versions of a schema, and may be why they are not compatible."""
+    """Return the differences of two versions of a schema that may make them incompatible."""
     if isinstance(old, AvroRecord) and isinstance(new, AvroRecord):
         return _differences_of_records(old, new, path)
     if isinstance(old, AvroArray) and isinstance(new, AvroArray):

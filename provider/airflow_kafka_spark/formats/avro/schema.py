@@ -1,7 +1,7 @@
-"""Avro schemas: read from their JSON text, and what they are as columns. Pure, cheap to import.
+"""Avro schemas: parsed from JSON, read as columns, and derived from columns.
 
-Names, aliases, defaults and logical types as in the specification of Avro 1.12; a logical type that does not fit the type it
-stands on is passed over, as the specification wants. Records that hold themselves have no columns and are refused.
+Names, aliases, defaults and logical types follow the specification of Avro 1.12; a logical type that does not fit its
+underlying type is ignored, as the specification requires. Records that contain themselves have no columns and are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, 
 
 @dataclass(frozen=True)
 class AvroLogicalType:
-    """A logical type; precision and scale are those of a decimal."""
+    """A logical type; only decimals have precision and scale."""
 
     name: str
     precision: int = 0
@@ -27,22 +27,22 @@ class AvroLogicalType:
 
     @property
     def measures(self) -> str:
-        """``date``, ``time`` or ``timestamp``; of anything else nothing."""
+        """``date``, ``time`` or ``timestamp``; empty for other types."""
         return "date" if self.name == "date" else self.name.removeprefix("local-").partition("-")[0] if self.rate else ""
 
     @property
     def per_day(self) -> int:
-        """Of a time of day: how many units a day has; of anything else 0."""
+        """The units in a day of a time of day; 0 for other types."""
         return {"time-millis": 86_400_000, "time-micros": 86_400_000_000}.get(self.name, 0)
 
     @property
     def per_second(self) -> int:
-        """Of a timestamp: how many units a second has; of anything else 0."""
+        """The units in a second of a timestamp; 0 for other types."""
         return self.rate if self.name.startswith(("timestamp-", "local-timestamp-")) else 0
 
     @property
     def rate(self) -> int:
-        """Of a timestamp or a time of day: how many units a second has; of anything else 0."""
+        """The units in a second of a timestamp or a time of day; 0 for other types."""
         return _PER_SECOND.get(self.name.rpartition("-")[2], 0)
 
 
@@ -50,8 +50,8 @@ class AvroLogicalType:
 class AvroPrimitive:
     """null, boolean, int, long, float, double, bytes or string.
 
-    :param logical: what makes it another type of column.
-    :param counts: what a number counts that stays a number: two versions may count by different units.
+    :param logical: the logical type that gives the column another type.
+    :param counts: the logical type of a number that stays a number as a column; two versions may count in different units.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class AvroPrimitive:
 
     @property
     def meaning(self) -> AvroLogicalType | None:
-        """What is said of its values, whatever the column is."""
+        """The logical type, whether or not it changes the column's type."""
         return self.logical or self.counts
 
 
@@ -124,7 +124,7 @@ class AvroUnion:
 
     @property
     def optional(self) -> bool:
-        """Whether it is a null and one other, the way Avro says that a field may be null."""
+        """True for a union of null and one other type, Avro's notation of a nullable field."""
         return len(self.branches) == 2 and len(self.present) == 1
 
 
@@ -134,7 +134,7 @@ class AvroField:
     type: AvroSchema
     aliases: tuple[str, ...] = ()
     default: tuple[Any, ...] = ()
-    """The default in JSON, alone in a tuple; empty when there is none."""
+    """The default in JSON as a tuple of one; empty without a default."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ _CONNECT_NAMES = {
     f"{_DEBEZIUM}Timestamp": "local-timestamp-millis",
     f"{_DEBEZIUM}MicroTimestamp": "local-timestamp-micros",
 }
-"""What Debezium says by the names of Connect's schemas, which Connect's converter keeps as ``connect.name``."""
+"""Logical types by the names of Debezium's schemas, which Connect's converter keeps as ``connect.name``."""
 _COUNTS_OF = {
     **{name: ("long", name) for name in ("timestamp-nanos", "local-timestamp-nanos")},
     f"{_DEBEZIUM}NanoTimestamp": ("long", "local-timestamp-nanos"),
@@ -172,7 +172,7 @@ _COUNTS_OF = {
     f"{_DEBEZIUM}MicroTime": ("long", "time-micros"),
     f"{_DEBEZIUM}NanoTime": ("long", "time-nanos"),
 }
-"""By logical type or ``connect.name``: on which type it stands, and what its numbers count."""
+"""By logical type or ``connect.name``: the underlying type, and what its numbers count."""
 _PER_SECOND = {"millis": 1000, "micros": 1_000_000, "nanos": 1_000_000_000}
 _MAX_NESTING = 60
 
@@ -187,12 +187,12 @@ def _described(kind: str, logical: AvroLogicalType | None) -> str:
 
 
 def parse(text: str, what: str = "the option `schema`", references: Sequence[str] = ()) -> AvroSchema:
-    """Read a schema.
+    """Return a schema.
 
-    :param text: its JSON; the name of a primitive type may stand without quotes.
-    :param what: which schema it is, for messages.
+    :param text: its JSON; the name of a primitive type may have no quotes.
+    :param what: the schema's description in messages.
     :param references: texts of schemas whose names it uses, each after those that it uses itself.
-    :raises AvroSchemaInvalid: it is no JSON or no Avro schema, or a record holds itself.
+    :raises AvroSchemaInvalid: it is no JSON or no Avro schema, or a record contains itself.
     """
     parser = _AvroParser(what)
     for reference in references:
@@ -328,14 +328,14 @@ WRAPPER_RECORD = "airflow_kafka_spark.Value"
 
 
 def as_record(schema: AvroSchema, column: str) -> AvroRecord:
-    """A schema whose fields are the columns: itself, or a record of one field, which has the same bytes."""
+    """Return a schema whose fields are the columns: the record itself, or a record with one field, which has the same bytes."""
     return schema if isinstance(schema, AvroRecord) else AvroRecord(WRAPPER_RECORD, (AvroField(column, schema),))
 
 
 def columns_of(schema: AvroRecord, what: str = "the option `schema`") -> tuple[types.Column, ...]:
-    """The columns of a record.
+    """Return the columns of a record.
 
-    :raises AvroSchemaInvalid: something in it has no column type.
+    :raises AvroSchemaInvalid: a type in it has no column type.
     """
     return _fields(schema, what, "")
 
@@ -360,7 +360,7 @@ _PLAIN = {"boolean": "boolean", "int": "int", "long": "bigint", "float": "float"
 
 
 def _column_type(schema: AvroSchema, what: str, path: str) -> tuple[types.DataType, bool]:
-    """The type, and whether there may be nulls."""
+    """Return the column type of a schema, and True if it may be null."""
     if isinstance(schema, AvroUnion):
         return _union_type(schema, what, path)
     if isinstance(schema, AvroRecord):
@@ -393,7 +393,9 @@ def _scalar_type(schema: AvroPrimitive | AvroFixed, what: str, path: str) -> typ
 
 
 def merged_number_type(schema: AvroUnion) -> str:
-    """``long`` or ``double`` where a union is of plain int and long, or float and double, which are one column; else nothing."""
+    """Return ``long`` for a union of plain int and long, ``double`` for one of float and double, since these are one column; else
+    an empty string.
+    """
     kinds = {b.kind for b in schema.present if getattr(b, "logical", None) is None}
     if len(schema.present) != 2 or len(kinds) != 2:
         return ""
@@ -412,8 +414,7 @@ def _union_type(schema: AvroUnion, what: str, path: str) -> tuple[types.DataType
     return types.Struct(tuple(types.Column(f"member{i}", m) for i, m in enumerate(members))), nullable
 
 
-# --- avro.derive --------------------
-# An Avro schema made of columns. Pure.
+# --- derived from columns -------------------------------------------------------------------------------------------------
 
 
 NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
@@ -431,26 +432,26 @@ _PRIMITIVE_SCHEMAS: dict[str, Any] = {
 
 
 def full_name(name: str, namespace: str) -> str:
-    """A name with its namespace; one that has dots is full already."""
+    """Return a name with its namespace; a name with dots has one already."""
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
 def is_full_name(name: str) -> bool:
-    """Whether it is one as Avro has them: letters of ASCII, digits and ``_``, in parts between dots."""
+    """Return True if a name is valid in Avro: ASCII letters, digits and ``_``, in parts separated by dots."""
     return all(NAME.fullmatch(part) for part in name.split("."))
 
 
 def namespace_of(topic: str) -> str:
-    """A namespace named after a topic: what Avro does not allow in it becomes ``_``."""
+    """Return the namespace for a topic; characters that Avro does not allow become ``_``."""
     parts = (re.sub("[^A-Za-z0-9_]", "_", part) for part in topic.split("."))
     return ".".join(part if part and not part[0].isdigit() else f"_{part}" for part in parts)
 
 
 def record_from_columns(columns: Sequence[Column], name: str) -> str:
-    """The JSON of a record with a field per column.
+    """Return the JSON of a record with a field per column.
 
-    A column that takes nulls becomes a union with null, whose default is null. Records in it are named after their fields, in the
-    namespace of the record that holds them, so that no two names are the same.
+    A nullable column becomes a union with null whose default is null. Inner records are named after their fields, in the
+    namespace of the record around them, so that all names are different.
 
     :param name: the record's full name.
     """
@@ -458,7 +459,7 @@ def record_from_columns(columns: Sequence[Column], name: str) -> str:
 
 
 def type_from_column(column: Column, name: str) -> str:
-    """The JSON of the bare type of one column, which never holds a null.
+    """Return the JSON of the bare type of one column, which never holds a null.
 
     :param name: the full name of a record in it.
     """
@@ -496,7 +497,7 @@ def _nullable(made: Any, nullable: bool) -> Any:
 
 
 def derivation_problems(columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
-    """What keeps a schema from being made of columns: what was found, and what helps."""
+    """Yield why no schema can be derived from columns: each problem, and what to do about it."""
     for column in columns:
         here = f"{path}.{column.name}" if path else column.name
         if not NAME.fullmatch(column.name):

@@ -1,4 +1,4 @@
-"""What a CSV record means: the reference that the fast path of :mod:`.csv.tasks.decode` has to agree with. No Arrow."""
+"""How fields are written in a CSV record: delimiter, quotes, nulls and the patterns of timestamps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_kafka_spark.formats.text import (
 )
 
 FromField = Callable[[str], Any]
-"""From a field's text to the column's value; raises :class:`.BadValue`."""
+"""Returns the column's value of a field's text; raises :class:`.BadValue`."""
 
 _PARTS = {"yyyy": "[0-9]{4}", "X": "Z|[-+][0-9]{2}(?:[0-9]{2})?", "XX": "Z|[-+][0-9]{4}", "XXX": "Z|[-+][0-9]{2}:[0-9]{2}"}
 _PARTS |= dict.fromkeys(("MM", "dd", "HH", "mm", "ss"), "[0-9]{2}")
@@ -23,10 +23,12 @@ _PATTERN = re.compile(r"'((?:[^']|'')*)'|(([A-Za-z])\3*)|([^A-Za-z'\[\]{}#\"\\])
 
 @dataclass(frozen=True)
 class CsvDialect:
-    """How the fields stand in a record; one character each.
+    """The characters of a CSV record.
 
-    :param escape: what stands before a quote within quotes; the quote itself where quotes are doubled.
-    :param null: an unquoted field of this text is a null.
+    :param delimiter: the character between fields.
+    :param quote: the character around fields.
+    :param escape: the character before a quote within quotes; the quote itself if quotes are doubled.
+    :param null: the unquoted text of a null.
     """
 
     delimiter: str = ","
@@ -36,10 +38,11 @@ class CsvDialect:
 
     @property
     def doubled(self) -> bool:
+        """True if a quote within quotes is doubled."""
         return self.escape == self.quote
 
     def quoted(self, text: str) -> str:
-        """A text in quotes."""
+        """Return a text in quotes."""
         if not self.doubled:
             text = text.replace(self.escape, self.escape * 2)
         return f"{self.quote}{text.replace(self.quote, self.escape + self.quote)}{self.quote}"
@@ -49,7 +52,7 @@ class CsvDialect:
 
 
 def timestamp_reader(pattern: str) -> FromField:
-    """Reads timestamps written by a pattern of Java's: ``yyyy MM dd HH mm ss``, up to nine ``S``, ``X`` to ``XXX``; texts in
+    """Return the reader of timestamps in a Java pattern: ``yyyy MM dd HH mm ss``, up to nine ``S``, ``X`` to ``XXX``, texts in
     single quotes; without a zone it is UTC.
 
     :raises ValueError: the pattern has something else, one part twice, or no day.

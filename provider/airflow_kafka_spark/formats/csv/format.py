@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
 
 _RESERVED = "+-./:=_"
-"""What values without quotes are written with, beside letters and digits."""
+"""Characters of unquoted values besides letters and digits."""
 
 
 @dataclass(frozen=True)
 class Csv(Format):
     """One line of CSV (RFC 4180, UTF-8) per record; its fields become the columns of ``schema``, by position. There is no header.
 
-    The options have the names and meanings of Spark's for CSV, but nothing becomes null, or another value, silently: what does
-    not fit its column makes the record bad, with a reason that names the column.
+    The options have the names and meanings of Spark's for CSV, but no value silently becomes null or another value: a value
+    that does not fit its column makes the record bad, with a reason that names the column.
 
     ==================  ============================================================  ==========================================
     column              what it takes                                                 what makes the record bad
@@ -57,15 +57,15 @@ class Csv(Format):
     some have none.
 
     :param schema: the columns in the order of the fields, as DDL or as a pyspark ``StructType``; no arrays, maps and structs.
-        Needed to read; what is written has the rows' own columns.
-    :param delimiter: what stands between fields, one character.
-    :param quote: what stands around fields, one character.
-    :param escape: what stands before a quote within quotes, one character: the quote itself, which is RFC 4180's way, or for
-        instance a backslash, Spark's.
-    :param null_value: what a null is, unquoted.
-    :param timestamp_format: how ``timestamp`` columns are written: ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm``, ``ss``, ``S`` (up
-        to nine), ``X`` to ``XXX`` (a zone, in UTC ``Z``), texts in single quotes. What a format leaves out is not written. None:
-        ``2026-11-05T07:08:09.123456Z``.
+        Required to read; rows are written with their own columns.
+    :param delimiter: the character between fields; default ``,``.
+    :param quote: the character around fields; default ``"``.
+    :param escape: the character before a quote within quotes: the quote itself (default, as in RFC 4180), or for instance a
+        backslash, as in Spark.
+    :param null_value: the unquoted text of a null; default empty.
+    :param timestamp_format: the pattern of ``timestamp`` columns: ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm``, ``ss``, ``S`` (up to
+        nine), ``X`` to ``XXX`` (a zone, in UTC ``Z``), texts in single quotes. Parts that the pattern leaves out are not
+        written. Default None: ``2026-11-05T07:08:09.123456Z``.
     """
 
     schema: str | SparkSchema = ""
@@ -77,7 +77,7 @@ class Csv(Format):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The schema's columns.
+        """The columns of the schema.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
@@ -85,11 +85,11 @@ class Csv(Format):
 
     @property
     def dialect(self) -> CsvDialect:
-        """How fields stand in a record."""
+        """The delimiter, quotes and null of this format."""
         return CsvDialect(self.delimiter, self.quote, self.escape, self.null_value)
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the schema and the options; an empty list when nothing is."""
+        """Return what is wrong with the schema and the options."""
         problems = self._option_problems(where)
         try:
             columns = self.columns
@@ -125,15 +125,15 @@ class Csv(Format):
         return problems
 
     def arrow_schema(self) -> pa.Schema:
-        """The schema's columns in Arrow; ``NOT NULL`` ones are not nullable, though rows of tombstones and of bad records hold
-        nulls there too.
+        """Return the columns in Arrow. ``NOT NULL`` columns are not nullable, although the rows of tombstones and of bad records
+        hold nulls there too.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
         return arrow_schema(self.columns)
 
     def decoder(self) -> Decoder:
-        """A picklable decoder.
+        """Return a picklable decoder.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
@@ -142,13 +142,14 @@ class Csv(Format):
         return CsvDecoder(self.columns, self.dialect, self.timestamp_format)
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """It takes any columns whose values are no arrays, maps or structs."""
+        """Return what is wrong with the options; all columns are accepted, but arrays, maps and structs fail the job."""
         empty = [] if columns else [Problem(where, "there is no column to write", "Name some")]
         return [*empty, *self._option_problems(where)]
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
-        """One line per row, all columns in order, without a line break at the end: texts in quotes, all else as JSON has it
-        without quotes; ``null_value`` for nulls. A row with an array, a map or a struct makes the job fail."""
+        """Return one line per row with all columns in order, without a line break: texts in quotes, everything else as in JSON
+        without quotes, ``null_value`` for nulls. A row with an array, a map or a struct makes the job fail.
+        """
         from pyspark.sql import functions as F
 
         return F.concat_ws(self.delimiter, *map(self._field, columns)).cast("binary")
@@ -162,7 +163,7 @@ class Csv(Format):
             "timestampFormat": self.timestamp_format or "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
             "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
         }
-        # {"v":...} without what is around the value, and without the quotes of one that is none of a text.
+        # The value in {"v":...}, without the quotes of a value that is no text.
         json = F.to_json(F.struct(column.alias("v")), options)
         text = F.btrim(F.substring(json, F.lit(6), F.length(json) - 6), F.lit('"'))
         own = F.lit(bool(self.timestamp_format)) & (kind == "timestamp")
@@ -184,7 +185,7 @@ class Csv(Format):
         return F.concat(F.lit(self.quote), inside, F.lit(self.quote))
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """For every kind of column, but for timestamps in a format of their own."""
+        """Return the encoder, for every kind of column; None for timestamps in a format of their own."""
         from airflow_kafka_spark.formats.csv.tasks.encode import CsvEncoder
 
         if not columns or (self.timestamp_format and any(kind == "zoned" for _, kind in columns)):

@@ -33,7 +33,7 @@ class Debezium(Format):
     ``ExtractNewRecordState`` flattens it; options have its names.
 
     ======  ===================  ===========================================================================================
-    ``op``  the event            what becomes of it
+    ``op``  the event            what it becomes
     ======  ===================  ===========================================================================================
     c, u    insert, update       a row of ``after``
     r       read of a snapshot   a row of ``after``
@@ -44,25 +44,27 @@ class Debezium(Format):
     other   or none              bad: no change event
     ======  ===================  ===========================================================================================
 
-    The tombstone that Debezium sends after a delete event (``tombstones.on.delete``) is, with ``tombstone``, the same delete
-    once more, which changes nothing; alone, where the topic was compacted, it is the delete. ``drop`` and ``rewrite`` drop
-    it. ``rewrite-with-tombstone`` is ``rewrite`` that keeps it, ``delete-to-tombstone`` is ``tombstone`` that drops it. A sink
-    that deletes needs the columns of the key: ``key=Json("id bigint")``, or ``key=JsonEnvelope(...)``.
+    Debezium sends a tombstone after each delete event (``tombstones.on.delete``). With ``tombstone`` it repeats the delete, which
+    changes nothing; in a compacted topic, where the event is gone, it is the delete. ``drop`` and ``rewrite`` drop it;
+    ``rewrite-with-tombstone`` is ``rewrite`` that keeps it, ``delete-to-tombstone`` is ``tombstone`` that drops it. A sink that
+    deletes needs the columns of the key: ``key=Json("id bigint")``, or ``key=JsonEnvelope(...)``.
 
-    :param value: how events are written, with the columns of the rows: ``Json(schema)``, or ``JsonEnvelope(schema)`` where the
-        connector writes schemas (``schemas.enable=true``). Of any other format the columns are those of the events.
-    :param delete_tombstone_handling_mode: what delete events become, see above. With ``rewrite`` and ``rewrite-with-tombstone``
-        all columns are nullable, as ``before`` may have the key alone, and ``__deleted`` is ``"true"`` or ``"false"``.
+    :param value: the format of the events, with the columns of the rows: ``Json(schema)``, or ``JsonEnvelope(schema)`` if the
+        connector writes schemas (``schemas.enable=true``). For other formats, the columns of the format are those of the events.
+    :param delete_tombstone_handling_mode: what a delete event becomes, see above; default ``tombstone``. With ``rewrite`` and
+        ``rewrite-with-tombstone`` all columns are nullable, as ``before`` may have the key alone, and ``__deleted`` is
+        ``"true"`` or ``"false"``.
     :param add_fields: fields of the event that become columns: ``"op"`` as ``__op``, ``"source.ts_ms"`` as ``__source_ts_ms``,
         ``"table"`` (of ``source``) as ``__table``; ``"lsn:position"`` as ``__position``. Times, positions and numbers are
         bigint, everything else is a string.
-    :param add_fields_prefix: what their names begin with.
-    :param truncates: what a truncate event is: ``fail`` (it is bad) or ``ignore``.
-    :param timestamps: of ``Json``, which says nothing of its numbers: what ``date`` and timestamp columns hold. ``text``: ISO
-        8601, and numbers are bad (``time.precision.mode=isostring``, which writes ``Z`` behind what has no zone); ``millis``,
-        ``micros`` or ``nanos``: numbers, too, of days in dates, of milliseconds, microseconds or (whole microseconds in)
-        nanoseconds in timestamps (``connect``, ``adaptive`` or ``microseconds``, ``nanoseconds``).
-    :param decimals: of ``Json``: ``text``, numbers or numeric strings (``decimal.handling.mode=double`` or ``string``);
+    :param add_fields_prefix: the prefix of the names of these columns; default ``__``.
+    :param truncates: what a truncate event becomes: ``fail`` (default) makes it bad, ``ignore`` skips it.
+    :param timestamps: for ``Json``, how ``date`` and timestamp columns are written. ``text`` (default): ISO 8601, and numbers are
+        bad (``time.precision.mode=isostring``, which writes ``Z`` after values without a zone); ``millis``, ``micros`` or
+        ``nanos``: also numbers, of days in dates, of milliseconds, microseconds or nanoseconds (whole microseconds) in
+        timestamps (``connect``, ``adaptive`` or ``microseconds``, ``nanoseconds``).
+    :param decimals: for ``Json``, how decimals are written: ``text`` (default), numbers or numeric strings
+        (``decimal.handling.mode=double`` or ``string``);
         ``unscaled``: numbers, base64 of the unscaled value with the scale of the column, or an object of scale and value
         (``precise``).
     """
@@ -76,12 +78,14 @@ class Debezium(Format):
     decimals: Literal["text", "unscaled"] = "text"
 
     def of_topics(self, topics: Sequence[str], part: Part) -> Format:
-        """The same, with the format of the events told."""
+        """Return this format with the format of its events for these topics."""
         return replace(self, value=self.value.of_topics(topics, part))
 
     @property
     def added(self) -> tuple[tuple[str, str, str], ...]:
-        """Fields that become columns: the struct they are in (none: the event itself), their name, and the column's."""
+        """The fields that become columns: the struct that contains them (empty for the event itself), their name, and the
+        column's name.
+        """
         found = []
         for entry in self.add_fields:
             path, _, renamed = entry.partition(":")
@@ -93,13 +97,13 @@ class Debezium(Format):
 
     @property
     def _rewrites(self) -> bool:
-        """Whether delete events become rows, of `before`."""
+        """True if delete events become rows of ``before``."""
         return self.delete_tombstone_handling_mode in REWRITING
 
     # --- validate ---
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options; an empty list when nothing is."""
+        """Return what is wrong with the options."""
         if not isinstance(self.value, Format) or isinstance(self.value, Debezium):
             return [
                 Problem(f"{where}.value", f"found {self.value!r}; expected Json or JsonEnvelope", "Name how events are written")
@@ -154,7 +158,7 @@ class Debezium(Format):
     # --- reading ---
 
     def event_columns(self) -> tuple[Column, ...]:
-        """What is read of an event in JSON, with what carries the values."""
+        """The columns that are read of an event in JSON, with their logical types."""
         assert isinstance(self.value, Json | JsonEnvelope)
         row = [replace(c, type=map_leaf_types(c.type, self._wire_columns)) for c in self.value.columns]
         columns = [Column("op", Text()), Column("after", Struct(tuple(row)))]
@@ -189,7 +193,7 @@ class Debezium(Format):
         return self.value.arrow_schema()
 
     def arrow_schema(self) -> pa.Schema:
-        """The columns of rows, then those of ``add_fields``, then ``__deleted``.
+        """Return the columns of rows, then those of ``add_fields``, then ``__deleted``.
 
         :raises SchemaInvalid: the format's schema cannot be read.
         """
@@ -204,7 +208,7 @@ class Debezium(Format):
         return pa.schema([*fields, *([pa.field(DELETED, pa.string())] if rewrite else [])])
 
     def decoder(self) -> Decoder:
-        """A picklable decoder.
+        """Return a picklable decoder.
 
         :raises SchemaInvalid: the format's schema cannot be read.
         """
@@ -227,7 +231,7 @@ class Debezium(Format):
 
 
 def _kinds(events: pa.Schema, name: str) -> dict[str, pa.DataType] | None:
-    """Names and types of the fields of a struct in events."""
+    """Return names and types of the fields of a struct in events."""
     import pyarrow as pa
 
     kind = events.field(name).type if name in events.names else None
@@ -235,7 +239,7 @@ def _kinds(events: pa.Schema, name: str) -> dict[str, pa.DataType] | None:
 
 
 def _field_of(events: pa.Schema, outer: str, name: str) -> pa.Field | None:
-    """A field of events, or of a struct in them."""
+    """Return a field of events, or of a struct in them."""
     import pyarrow as pa
 
     if not outer:

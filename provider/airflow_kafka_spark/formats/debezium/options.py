@@ -1,11 +1,13 @@
-"""What may become of Debezium's events that are no rows."""
+"""Options for Debezium's delete and truncate events."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 DeleteHandling = Literal["tombstone", "drop", "rewrite", "rewrite-with-tombstone", "delete-to-tombstone"]
+"""What a delete event becomes; Debezium's ``delete.tombstone.handling.mode``."""
 Truncates = Literal["fail", "ignore"]
+"""What a truncate event becomes."""
 
 REWRITING = ("rewrite", "rewrite-with-tombstone")
-"""Those that make a row of a deletion."""
+"""The modes in which a delete event becomes a row."""

@@ -1,4 +1,4 @@
-"""Connect's JSON with the schema beside each value: its JSON converter with ``schemas.enable=true``."""
+"""JSON with the schema beside each value: Connect's JSON converter with ``schemas.enable=true``."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _KINDS: Mapping[str, Kind] = {
 class JsonEnvelope(Format):
     """``{"schema": {...}, "payload": {...}}``: what Connect's JSON converter writes and expects with ``schemas.enable=true``.
 
-    The payload's fields become the columns of ``schema``, by name and as :class:`.Json` takes them, with what the record's own
-    schema says of them:
+    The payload's fields become the columns of ``schema``, by name and as :class:`.Json` reads them. The record's own schema says
+    how they are written:
 
     =======================  ====================================================================================================
     column                   what the record's schema may say
@@ -40,25 +40,24 @@ class JsonEnvelope(Format):
     timestamp_ntz            ``NanoTimestamp`` (whole microseconds); ``string``, as Debezium's ``ZonedTimestamp``
     binary                   ``bytes`` (base64)
     tinyint to bigint        integers, with and without a name: Connect's ``Time`` is milliseconds of a day
-    array, map, struct       the same, of what these columns take; keys of maps are strings
+    array, map, struct       arrays, maps and structs of what these columns take; keys of maps are strings
     others                   what :class:`.Json` takes, but no ``bytes``
     =======================  ====================================================================================================
 
-    - Where the two do not go together (``int64`` without a name for a timestamp), the record is bad.
-    - A field that the record's schema does not have is null. Defaults in it are used if ``replace_null_with_default`` says so.
-    - ``"schema": null`` says nothing: the payload is read as by :class:`.Json`.
-    - ``"payload": null`` is what a record without a value is, a tombstone, as it is to Connect; bad where the schema is not
-      optional.
-    - Anything beside ``schema`` and ``payload`` makes the record bad, as it does in Connect.
+    - If the record's schema contradicts a column (``int64`` without a name for a timestamp), the record is bad.
+    - A field that the record's schema does not have is null. Its defaults are used only with ``replace_null_with_default``.
+    - With ``"schema": null`` the payload is read as by :class:`.Json`.
+    - ``"payload": null`` is a tombstone, like a record without a value, as in Connect; it is bad if the schema is not optional.
+    - Any field beside ``schema`` and ``payload`` makes the record bad, as in Connect.
 
-    What is written has the columns of ``schema``, and is read again as the same values. Decimals are written as numbers, which
-    Connect (2.4 and later) reads wherever its schema says ``Decimal``.
+    Rows are written with the columns of ``schema``, and are read again as the same values. Decimals are written as numbers,
+    which Connect (2.4 and later) reads wherever its schema says ``Decimal``.
 
-    :param schema: the columns, as for :class:`.Json`; also of what is written, which may be fewer.
-    :param timestamps: how timestamps are written: ``millis``, Connect's ``Timestamp`` (a value with microseconds makes the job
-        fail), or ``micros``, Debezium's ``MicroTimestamp``.
-    :param replace_null_with_default: whether a field that is null, or missing, is what the record's schema has as its default;
-        False (default): a null stays one. Connect's option of this name, whose default is true.
+    :param schema: the columns, as for :class:`.Json`; rows to write may have fewer of them.
+    :param timestamps: how timestamps are written: ``millis`` (default), Connect's ``Timestamp`` (a value with microseconds makes
+        the job fail), or ``micros``, Debezium's ``MicroTimestamp``.
+    :param replace_null_with_default: True: a field that is null or missing gets the default of the record's schema. False
+        (default): it stays null. Connect's option of this name has the default true.
     """
 
     schema: str | SparkSchema | Mapping[str, Any] = ""
@@ -67,14 +66,14 @@ class JsonEnvelope(Format):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The schema's columns.
+        """The columns of the schema.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
         return Json(self.schema).columns
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options; an empty list when nothing is."""
+        """Return what is wrong with the options."""
         problems = Json(self.schema).validate(where)
         if self.timestamps not in ("millis", "micros"):
             problems.append(Problem(f"{where}.timestamps", f"found {self.timestamps!r}; expected millis or micros"))
@@ -84,14 +83,14 @@ class JsonEnvelope(Format):
         return problems
 
     def arrow_schema(self) -> pa.Schema:
-        """The schema's columns in Arrow.
+        """Return the columns in Arrow.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
         return Json(self.schema).arrow_schema()
 
     def decoder(self) -> Decoder:
-        """A picklable decoder.
+        """Return a picklable decoder.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
@@ -102,7 +101,7 @@ class JsonEnvelope(Format):
     # --- writing ---
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """The schema has to have the columns: the envelope needs their types."""
+        """Return why columns cannot be written: the envelope needs their types, so the schema must have them."""
         wrong = self.validate(where)
         if wrong:
             return wrong
@@ -122,7 +121,7 @@ class JsonEnvelope(Format):
         return f'{{"schema":{schema},"payload":'
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
-        """One envelope per row: the columns, cast to their declared types, behind the schema that follows from these."""
+        """Return one envelope per row: the columns, cast to their declared types, after the schema derived from these."""
         from pyspark.sql import functions as F
 
         written = self._written(columns)
@@ -137,7 +136,7 @@ class JsonEnvelope(Format):
         return F.concat(F.lit(self._before(written)), payload, F.lit("}")).cast("binary")
 
     def _value(self, column: SparkColumn, data_type: DataType, path: str) -> SparkColumn:
-        """What to_json makes the right JSON of."""
+        """Return the expression from which to_json writes the JSON that the schema describes."""
         from pyspark.sql import functions as F
 
         if isinstance(data_type, Struct):
@@ -160,7 +159,7 @@ class JsonEnvelope(Format):
         return F.when(fine % 1000 != 0, refused.cast("bigint")).otherwise(F.unix_millis(column.cast("timestamp")))
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """Where each column holds what it is declared to be; not for decimals and ``varchar(n)``."""
+        """Return the encoder if each column holds what it is declared to be; None for decimals and ``varchar(n)``."""
         from airflow_kafka_spark.formats.json.tasks.envelope import EnvelopeEncoder
 
         try:
@@ -174,7 +173,7 @@ class JsonEnvelope(Format):
 
 
 def _cast_type(data_type: DataType) -> str:
-    """A type as a cast takes it: without lengths, which Spark would cut at, and without NOT NULL."""
+    """Return a type for a cast: without lengths, at which Spark would cut, and without NOT NULL."""
     if isinstance(data_type, Struct):
         fields = ",".join(f"{backticked(f.name)}:{_cast_type(f.type)}" for f in data_type.fields)
         return f"struct<{fields}>"

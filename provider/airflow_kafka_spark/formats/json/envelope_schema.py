@@ -1,7 +1,7 @@
-"""Connect's schemas, as its JSON converter writes them beside each value: what they say of columns, and how one is written.
+"""Connect's schemas, as its JSON converter writes them beside each value: read as columns, and derived from columns.
 
-https://kafka.apache.org/documentation/#connect - the ``schema`` of an envelope names the types of the ``payload``, and by logical
-names what its numbers and texts mean.
+The ``schema`` of an envelope names the types of the ``payload``; names of logical types define the meaning of numbers and
+texts. See https://kafka.apache.org/documentation/#connect.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _WRITTEN = {
 
 
 def columns_as_written(columns: Sequence[Column], schema: Any) -> tuple[Column, ...]:
-    """The columns, each with what carries it by a record's schema.
+    """Return the columns with the logical types by which a record's schema says they are written.
 
-    :param schema: the envelope's ``schema``, read from JSON; None says nothing, and the columns are read as they are.
-    :raises BadValue: a column cannot be what the schema says.
+    :param schema: the envelope's ``schema``, parsed; None leaves the columns as they are.
+    :raises BadValue: the schema contradicts a column.
     """
     if schema is None:
         return tuple(columns)
@@ -48,7 +48,7 @@ def columns_as_written(columns: Sequence[Column], schema: Any) -> tuple[Column, 
 
 
 def is_optional(schema: Any) -> bool:
-    """Whether the payload may be null."""
+    """Return True if the payload may be null."""
     return schema is None or (isinstance(schema, dict) and schema.get("optional") is True)
 
 
@@ -71,7 +71,7 @@ def _fields(columns: Sequence[Column], schema: Mapping[str, Any]) -> tuple[Colum
 
 
 def named_fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The schemas of a struct's fields, by their names."""
+    """Return the schemas of a struct's fields by name."""
     fields = schema.get("fields")
     return {str(f.get("field")): f for f in fields if isinstance(f, dict)} if isinstance(fields, list) else {}
 
@@ -135,7 +135,7 @@ def _mismatch(wanted: DataType, schema: Mapping[str, Any]) -> BadValue:
 
 
 def connect_schema(columns: Sequence[Column], precision: TimestampPrecision) -> dict[str, Any]:
-    """The schema of rows with these columns."""
+    """Return the schema of rows with these columns."""
     return _written(Struct(tuple(columns)), False, precision)
 
 

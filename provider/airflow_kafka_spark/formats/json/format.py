@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Json(Format):
     """One JSON object (RFC 8259, UTF-8) per record; its fields become the columns of ``schema``.
 
-    Follows Spark 4's ``from_json`` in the time zone UTC, with one difference in principle: nothing becomes null, or another
-    value, silently. What does not fit its column makes the record bad, with a reason that names the column, what was found and
-    what was expected.
+    Follows Spark 4's ``from_json`` in the time zone UTC, with one difference in principle: no value silently becomes null or
+    another value. A value that does not fit its column makes the record bad, with a reason that names the column, what was
+    found and what was expected.
 
     ==================  ======================================================  ================================================
     column              what it takes                                           what makes the record bad
@@ -51,30 +51,28 @@ class Json(Format):
     struct<...>         an object, read like the record itself                  anything else
     ==================  ======================================================  ================================================
 
-    - Names are case sensitive. Fields that are not in the schema are passed over, but they must be JSON.
+    - Names are case sensitive. Fields that are not in the schema are skipped, but they must be JSON.
     - A name of the schema found twice in one object is bad (Spark takes the last).
     - Bad as a whole: what is not exactly one JSON object (an array, ``null``, nothing, two objects, anything behind it), a byte
       order mark, invalid UTF-8, comments, single quotes, trailing commas, objects and arrays nested more than 500 deep.
     - A record without a value is a tombstone: a row of nulls, never bad.
 
-    There is one meaning and two ways to it: whole batches are read by Arrow where that means the same, everything else goes
-    record by record through :mod:`~airflow_kafka_spark.formats.json_reference`, which defines the meaning; the tests run both
-    over the same cases and over random ones. Record by record is some 15 times slower. That way go bad records (and a few beside
-    each), every record of a schema that has a map, and records with: values other than strings in string columns; ``"NaN"`` as
-    a string; infinities; a decimal with a negative exponent; more than 6 digits of a second; more digits in a decimal than its
-    precision, as in ``0.1000000000000`` for ``decimal(12,2)``.
+    Whole batches are decoded by Arrow. Decoded row by row, with the same results but some 15 times slower, are bad records (and
+    a few beside each), every record of a schema with a map, and records with: values other than strings in string columns;
+    ``"NaN"`` as a string; infinities; a decimal with a negative exponent; more than 6 digits of a second; more digits in a
+    decimal than its precision, as in ``0.1000000000000`` for ``decimal(12,2)``.
 
     :param schema: the columns, as DDL (``"id bigint NOT NULL, amount decimal(12,2), tags array<string>"``), as a pyspark
         ``StructType``, or as a JSON Schema, a dict (see :func:`.columns_of_json_schema`; its text: :meth:`of_json_schema`). Read
-        when it is first used, so that a mistake in it is reported by :meth:`validate`. Needed to read; what is written has the
-        rows' own columns.
+        when it is first used, so that a mistake in it is reported by :meth:`validate`. Required to read; rows are written
+        with their own columns.
     """
 
     schema: str | SparkSchema | Mapping[str, Any] = ""
 
     @classmethod
     def of_json_schema(cls, text: str) -> Json:
-        """The format of the objects that a JSON Schema describes.
+        """Return the format of the objects that a JSON Schema describes.
 
         :param text: the schema's document.
         :raises SchemaInvalid: it is not a JSON object.
@@ -83,14 +81,14 @@ class Json(Format):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The schema's columns.
+        """The columns of the schema.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
         return columns_of_json_schema(self.schema) if isinstance(self.schema, Mapping) else columns_of(self.schema)
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the schema; an empty list when nothing is."""
+        """Return what is wrong with the schema."""
         try:
             columns = self.columns
         except SchemaInvalid as e:
@@ -105,15 +103,15 @@ class Json(Format):
         return [Problem(f"{where}.schema", f"{k}; expected string, as JSON's names are", "Declare map<string,...>") for k in keys]
 
     def arrow_schema(self) -> pa.Schema:
-        """The schema's columns in Arrow; ``NOT NULL`` ones are not nullable, though rows of tombstones and of bad records hold
-        nulls there too.
+        """Return the columns in Arrow. ``NOT NULL`` columns are not nullable, although the rows of tombstones and of bad records
+        hold nulls there too.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
         return arrow_schema(self.columns)
 
     def decoder(self) -> Decoder:
-        """A decoder of this schema; picklable.
+        """Return a picklable decoder of this schema.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
@@ -122,15 +120,16 @@ class Json(Format):
         return JsonDecoder(self.columns)
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """An object takes any columns, each name once."""
+        """Return a problem for each name that several columns have."""
         return duplicate_problems(where, columns)
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
-        """One object per row, all columns in order, nulls written as ``null``: by Spark's ``to_json``, instants with microseconds
-        and ``Z``, binary in base64, NaN and infinities as strings."""
+        """Return one object per row with all columns in order, nulls written as ``null``: by Spark's ``to_json``, timestamps with
+        microseconds and ``Z``, binary in base64, NaN and infinities as strings.
+        """
         from pyspark.sql import functions as F
 
-        # Spark's own defaults would cut instants to milliseconds and leave fields that are null out.
+        # Spark's defaults would cut timestamps to milliseconds and omit null fields.
         options = {
             "ignoreNullFields": "false",
             "timeZone": "UTC",
@@ -140,14 +139,14 @@ class Json(Format):
         return F.to_json(as_struct(columns), options).cast("binary")
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """For every kind of column."""
+        """Return the encoder, for every kind of column."""
         from airflow_kafka_spark.formats.json.tasks.encode import JsonEncoder
 
         return JsonEncoder(tuple(columns)) if columns else None
 
 
 def _odd_keys(data_type: DataType, path: str) -> list[tuple[str, DataType]]:
-    """The maps whose keys are not strings."""
+    """Return path and key type of each map whose keys are not strings."""
     if isinstance(data_type, Array):
         return _odd_keys(data_type.element, f"{path}[]")
     if isinstance(data_type, Struct):

@@ -1,7 +1,9 @@
-"""JSON Schema (draft-07 and 2020-12) read as columns.
+"""JSON Schema (draft-07 and 2020-12): read as columns, bundled with the schemas it refers to, and derived from columns.
 
-What a schema says about types, names and nulls is kept. What it says about values (``minimum``, ``pattern``, the members of an
-``enum``, ...) is not checked, as a column's type does not; what would make the type of a column depend on the record is refused.
+Types, names and nulls are kept. Rules about values (``minimum``, ``pattern``, the members of an ``enum``, ...) are not checked
+here; a schema in which the type of a column depends on the record is refused. :func:`fields_of` and
+:func:`json_schema_from_columns` also use Connect's keywords (``connect.type`` and the titles of its logical types), so that
+columns keep the types they were written from.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _PLAIN: Mapping[str, DataType] = {"integer": Primitive("bigint"), "number": Prim
 
 
 def parse_json_schema(text: str) -> Mapping[str, Any]:
-    """A JSON Schema's document.
+    """Return the document of a JSON Schema.
 
     :raises SchemaInvalid: the text is not a JSON object.
     """
@@ -88,16 +90,16 @@ def _invalid(path: str, found: str, expected: str) -> SchemaInvalid:
 
 
 class _SchemaReader:
-    """Goes through a document."""
+    """Reads the types of a document."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
 
     def read(self, schema: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
-        """The type a schema describes, and whether null is one of its values.
+        """Return the type that a schema describes, and True if null is one of its values.
 
-        :param path: where it stands.
-        :param within: the references it was reached by.
+        :param path: the path of the schema in the document.
+        :param within: the references through which it was reached.
         """
         if not isinstance(schema, Mapping):
             what = "a schema that allows anything" if schema is True else f"{schema!r}"
@@ -108,7 +110,7 @@ class _SchemaReader:
         nullable = schema.get("nullable") is True
         for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
             if keyword in schema:
-                # Words of others say nothing of types here: Connect's `connect.index`, beside each `oneOf` with null.
+                # Other keywords beside it do not describe types, as Connect's `connect.index` beside each `oneOf` with null.
                 beside = sorted(_READ & set(schema) - {keyword, "type" if keyword != "$ref" else ""})
                 if beside:
                     raise _invalid(path, f"`{keyword}` beside `{beside[0]}`", f"`{keyword}` alone")
@@ -203,7 +205,7 @@ def _check_keywords(schema: Mapping[str, Any], path: str) -> None:
 
 
 def _type_of(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
-    """Its one type beside null, and whether null is there, too."""
+    """Return the one type of a schema besides null, and True if null is allowed, too."""
     given = schema.get("type")
     kinds = [given] if isinstance(given, str) else list(given) if isinstance(given, Sequence) else []
     members = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else None
@@ -228,12 +230,7 @@ def _type_of(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
     return rest[0], nullable
 
 
-# --- json.registered_schema --------------------
-# JSON Schemas of a registry: put together with what they refer to, read as columns, and made of columns. Pure.
-#
-# Beside what :mod:`.json.json_schema` reads, Connect's own words are read and written (``connect.type`` and the titles of its
-# logical types), so that columns have the types they were written from.
-#
+# --- schemas of a registry ------------------------------------------------------------------------------------------------
 
 
 LOCAL = "local-date-time"
@@ -246,7 +243,7 @@ _LOGICAL_TYPES: Mapping[str, LogicalType] = {
     f"{_DEBEZIUM}MicroTimestamp": logical_type(Primitive("timestamp_ntz"), "micros"),
     f"{_DEBEZIUM}NanoTimestamp": logical_type(Primitive("timestamp_ntz"), "nanos"),
 }
-"""What integers are, by their titles."""
+"""The meaning of integers, by title."""
 _NUMBERS = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "float32": "float", "float64": "double"}
 _CONNECT_TYPES = {name: connect for connect, name in _NUMBERS.items()}
 _MAX_PRECISION, _LARGEST_SCALE = 38, 1000
@@ -255,10 +252,10 @@ _UNREADABLE = Primitive("void")
 
 @dataclass(frozen=True)
 class Property(Column):
-    """A property.
+    """A property of an object.
 
-    :param null: whether null is one of its values.
-    :param absent: whether it may be left out.
+    :param null: True if null is one of its values.
+    :param absent: True if it may be missing.
     """
 
     null: bool = True
@@ -269,7 +266,7 @@ class Property(Column):
 
 
 def bundle_references(document: SchemaDocument) -> dict[str, Any]:
-    """A schema that stands alone: what it refers to is among its ``definitions``.
+    """Return a schema that stands alone, with the schemas it refers to among its ``definitions``.
 
     :raises SchemaUnusable: it is no JSON Schema.
     """
@@ -298,7 +295,7 @@ def _place(name: str) -> str:
 
 
 def _relocate(value: Any, base: str, place: str, names: Sequence[str]) -> Any:
-    """A schema with its references changed to where their targets are now."""
+    """Return a schema whose references point to the new places of their targets."""
     if isinstance(value, list):
         return [_relocate(one, base, place, names) for one in value]
     if not isinstance(value, dict):
@@ -320,10 +317,10 @@ def _relocate(value: Any, base: str, place: str, names: Sequence[str]) -> Any:
 
 
 def fields_of(schema: Mapping[str, Any], what: str) -> tuple[Property, ...]:
-    """The columns of the objects that a schema describes; their types may be :class:`.LogicalType`.
+    """Return the columns of the objects that a schema describes; their types may be :class:`.LogicalType`.
 
-    :param what: the schema, as it stands in a sentence.
-    :raises SchemaUnusable: naming the place in the schema, what was found there and what was expected.
+    :param what: the schema's description in messages.
+    :raises SchemaUnusable: with the place in the schema, what was found there and what was expected.
     """
     try:
         found, _ = _ConnectSchemaReader(schema).read(schema, "#", ())
@@ -335,7 +332,7 @@ def fields_of(schema: Mapping[str, Any], what: str) -> tuple[Property, ...]:
 
 
 class _ConnectSchemaReader(_SchemaReader):
-    """Knows Connect's words, and which properties may be null and which may be missing."""
+    """Reads Connect's keywords, too, and which properties may be null and which may be missing."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         super().__init__(document)
@@ -382,7 +379,7 @@ class _ConnectSchemaReader(_SchemaReader):
 
 
 class _LenientReader(_ConnectSchemaReader):
-    """Passes over what cannot be columns."""
+    """Skips types that are no columns."""
 
     def read(self, schema: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
         try:
@@ -397,13 +394,13 @@ class _LenientReader(_ConnectSchemaReader):
 
 
 def readable_fields(schema: Mapping[str, Any]) -> tuple[Column, ...]:
-    """The columns of a schema of which not all can be columns: the others, and what is within them, are of no known type."""
+    """Return the columns of a schema in which not every type is a column; the types of the others are unknown."""
     found, _ = _LenientReader(schema).read(schema, "#", ())
     return found.fields if isinstance(found, Struct) else ()
 
 
 def _scale(schema: Mapping[str, Any]) -> int | None:
-    """The scale that a Decimal's bytes are of; None where it is not said."""
+    """Return the scale of a Decimal in bytes; None if the schema does not state it."""
     params = schema.get("connect.parameters")
     try:
         scale = int(params["scale"]) if isinstance(params, Mapping) else None
@@ -426,9 +423,9 @@ def _decimal(schema: Mapping[str, Any], scale: int) -> Decimal:
 
 
 def json_schema_from_columns(columns: Sequence[Column], title: str) -> str:
-    """A JSON Schema (draft-07) of objects with these columns, and with no others, so that later versions may have more.
+    """Return a JSON Schema (draft-07) of objects with these columns, and with no others, so that later versions may add some.
 
-    Nullable columns may be null and may be missing. What JSON does not tell apart is told in Connect's words.
+    Nullable columns may be null and may be missing. Types that JSON cannot distinguish are described by Connect's keywords.
 
     :raises SchemaUnusable: a column has no counterpart.
     """

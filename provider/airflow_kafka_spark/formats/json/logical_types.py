@@ -1,7 +1,7 @@
-"""Values that other types carry: Connect's and Debezium's logical types, as numbers and base64 in JSON.
+"""Logical types of Connect and Debezium: dates, timestamps and decimals that are written as numbers or base64.
 
-``Carried`` stands in the place of a column's type where decoders are built; the columns themselves keep their types
-(:func:`sql_type`).
+A :class:`LogicalType` takes the place of a column's type when a decoder is built. :func:`sql_type` and :func:`sql_columns`
+return the column's own type.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Literal
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct
 
 Representation = Literal["days", "millis", "micros", "nanos", "unscaled", "variable", "text", "iso"]
-"""What a number counts, from 1970 on; ``unscaled`` is a decimal's unscaled value in base64, ``variable`` the same beside its
-scale; ``text``: numbers are refused, ``iso``: so are they, and what has no zone may end in ``Z``."""
+"""How a value is written: ``days`` to ``nanos`` since 1970; ``unscaled``, a decimal's unscaled value in base64; ``variable``, the
+same beside its scale; ``text``, only ISO texts; ``iso``, only ISO texts, and those without a zone may end in ``Z``.
+"""
 
 VARIABLE_SCALE_DECIMAL = (Column("scale", Primitive("int"), nullable=False), Column("value", Primitive("binary"), nullable=False))
-"""Debezium's VariableScaleDecimal: of a column without a scale."""
+"""The fields of Debezium's VariableScaleDecimal, for a column without a scale."""
 
 _PER_MICRO = {"millis": (1000, 1), "micros": (1, 1), "nanos": (1, 1000)}
 
 
 @dataclass(frozen=True)
 class LogicalType(Primitive):
-    """A date, a timestamp, a wall clock or a decimal that comes as another type.
+    """A date, timestamp or decimal that is written as another type.
 
-    Dates and timestamps are taken as ISO texts, too; decimals as plain numbers.
+    Dates and timestamps are also read from ISO texts, decimals from plain numbers.
 
-    :param of: what the column is.
-    :param unit: what the number means.
-    :param scale: of an unscaled decimal, as its sender has it.
+    :param of: the column's type.
+    :param unit: how the value is written.
+    :param scale: the scale of an unscaled decimal, as it is written.
     """
 
     of: DataType = Primitive("bigint")
@@ -39,17 +40,17 @@ class LogicalType(Primitive):
 
     @property
     def factor(self) -> tuple[int, int]:
-        """A number in microseconds: by what to multiply, and by what to divide."""
+        """Factor and divisor from a number to microseconds."""
         return _PER_MICRO[self.unit]
 
 
 def logical_type(of: DataType, unit: Representation, scale: int = 0) -> LogicalType:
-    """A type that is carried."""
+    """Return the logical type of a column's type."""
     return LogicalType(str(of), of, unit, scale)
 
 
 def sql_type(data_type: DataType) -> DataType:
-    """The column's own type."""
+    """Return the column's own type, without logical types."""
     if isinstance(data_type, LogicalType):
         return data_type.of
     if isinstance(data_type, Array):
@@ -62,12 +63,16 @@ def sql_type(data_type: DataType) -> DataType:
 
 
 def sql_columns(columns: Sequence[Column]) -> list[Column]:
-    """The same columns, each of its own type."""
+    """Return the columns with their own types, without logical types."""
     return [replace(c, type=sql_type(c.type)) for c in columns]
 
 
 def with_writer_types(wanted: Sequence[Column], sent: Sequence[Column]) -> tuple[Column, ...]:
-    """Columns, with what their values are carried by in another schema: the same number may mean something else there."""
+    """Return columns with the logical types of another schema, in which the same number may have another meaning.
+
+    :param wanted: the columns.
+    :param sent: the columns of the writer's schema.
+    """
     known = {c.name: c.type for c in sent}
     return tuple(replace(c, type=_with_writer_type(c.type, known[c.name])) if c.name in known else c for c in wanted)
 
@@ -91,7 +96,7 @@ def _kind(data_type: DataType) -> str:
 
 
 def map_leaf_types(data_type: DataType, change: Callable[[DataType], DataType]) -> DataType:
-    """A type with its innermost parts changed."""
+    """Return a type whose innermost types are replaced by the results of a function."""
     if isinstance(data_type, Array):
         return replace(data_type, element=map_leaf_types(data_type.element, change))
     if isinstance(data_type, Map):

@@ -1,4 +1,4 @@
-"""JSON with a JSON Schema, in Confluent's wire format with a schema registry or with a schema of one's own."""
+"""JSON with a JSON Schema, in Confluent's wire format with a schema registry, or with a schema of one's own."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class JsonSchema(RegistryFormat):
     """One JSON object per record, described by a JSON Schema (draft-07 or 2020-12); its properties become the columns.
 
     With ``registry``: values are in Confluent's wire format (a magic byte, the id of the writer's schema, the object), and
-    schemas come from a schema registry; so write Confluent's serializers and Connect's ``JsonSchemaConverter``. Records of
-    different versions come out alike, as the reader's schema has them. All versions of the subjects are fetched before Spark
+    schemas come from a schema registry, as Confluent's serializers and Connect's ``JsonSchemaConverter`` write them. Records of
+    different versions are all read as the reader's schema defines them. All versions of the subjects are fetched before Spark
     starts, and tasks never ask the registry. Without ``registry``: values are objects without a header, as :class:`.Json` reads
     them.
 
-    The columns are those of :func:`.columns_of_json_schema`, and the types that Connect's words say (``connect.type``, the titles
-    of its Decimal, Date and Timestamp). What an object holds is taken as :class:`.Json` takes it.
+    The columns are those of :func:`.columns_of_json_schema`, with the types of Connect's keywords (``connect.type``, the titles
+    of its Decimal, Date and Timestamp). Values are read as :class:`.Json` reads them.
 
-    :param schema: a JSON Schema, as a dict or as its text; or, to write, columns as DDL or a pyspark ``StructType``, of which one
-        is made. With ``registry`` it is what is written, and what is read has schemas of the registry.
-    :param title: the name of the records, which all strategies but the topic's go by; default the title of the schema. A schema
-        that is made of columns has it; default ``Value`` or ``Key``.
-    :param check_values: whether values are also checked for what a schema says beyond types (``minimum``, ``pattern``, the
-        members of an ``enum``, ...), each by the schema it was written with; one that is refused is bad. Some 100 times slower;
-        needs the package ``jsonschema`` on the executors.
+    :param schema: a JSON Schema, as a dict or as its text; or, to write, columns as DDL or a pyspark ``StructType``, from which
+        one is derived. With ``registry`` it is only the schema to write; records are read with the registry's schemas.
+    :param title: the name of the records, which all strategies but the topic's use; default the title of the schema. It is also
+        the title of a schema derived from columns; default there ``Value`` or ``Key``.
+    :param check_values: True: values are also checked for the rules of the schema they were written with (``minimum``,
+        ``pattern``, the members of an ``enum``, ...); a record that violates one is bad. Some 100 times slower; needs the
+        package ``jsonschema`` on the executors. Default False.
     """
 
     schema: str | Mapping[str, Any] | SparkSchema = ""
@@ -90,23 +90,23 @@ class JsonSchema(RegistryFormat):
 
     @cached_property
     def _fields(self) -> tuple[Property, ...]:
-        """The reader's columns.
+        """The columns of the reader's schema.
 
-        :raises KafkaSparkError: there is no schema, or it cannot be columns.
+        :raises KafkaSparkError: there is no schema, or it has no columns.
         """
         return _fields_of(self._reader_document)
 
     def arrow_schema(self) -> pa.Schema:
-        """The reader's columns; asked of the registry once.
+        """Return the columns of the reader's schema; the registry is asked for it once.
 
-        :raises KafkaSparkError: there is no such schema, or the registry does not give it.
+        :raises KafkaSparkError: there is no such schema, or the registry does not return it.
         """
         from airflow_kafka_spark.formats.types import arrow_schema
 
         return arrow_schema(sql_columns(self._fields))
 
     def decoder(self) -> Decoder:
-        """A decoder that has all schemas with it; the registry is asked for versions that have come since.
+        """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
 
         :raises KafkaSparkError: as :meth:`arrow_schema`.
         """
@@ -158,7 +158,7 @@ def _fields_of(document: SchemaDocument) -> tuple[Property, ...]:
 
 
 def _as_written(columns: Sequence[Column], document: SchemaDocument) -> tuple[Column, ...]:
-    """Columns, with what carries their values in records of a schema; as they are, where that cannot be columns."""
+    """Return columns with the logical types of a writer's schema; unchanged if that schema has no columns."""
     from airflow_kafka_spark.formats.json.json_schema import bundle_references, readable_fields
 
     try:
@@ -168,5 +168,5 @@ def _as_written(columns: Sequence[Column], document: SchemaDocument) -> tuple[Co
 
 
 def _plain_fields(fields: Sequence[Column]) -> list[Column]:
-    """Columns as :class:`.JsonDecoder` takes them."""
+    """Return properties as plain columns, which :class:`.JsonDecoder` takes."""
     return [Column(f.name, f.type, f.nullable, f.comment) for f in fields]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema
 
 _IS_PROTO = re.compile(r"\{|^\s*(?:syntax|edition)\s*=").search
-"""Tells a .proto from columns as DDL."""
+"""Distinguishes the text of a ``.proto`` file from columns in DDL."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,19 @@ class Protobuf(RegistryFormat):
 
     Either with ``schema`` alone: values are messages, without a header. Or with ``registry``: values are in Confluent's wire
     format (a magic byte, the id of the writer's schema, the indexes of the message in it, the message), and schemas come from a
-    schema registry. Records of different versions come out alike, as the reader's schema has them: what a record does not have is
-    the field's default, or null where the field may be absent. All versions of the subjects are fetched and compiled before Spark
-    starts, and tasks never ask the registry. A version of which a field would be taken for something else makes its records bad.
+    schema registry. Records of different versions are all read as the reader's schema defines them: a missing field is its
+    default, or null if the field may be absent. All versions of the subjects are fetched and compiled before Spark starts, and
+    tasks never ask the registry. Records of a version of which a field would be misread are bad.
 
     The page `protobuf.md` of the documentation has the types of columns and all that makes a record bad.
 
-    :param schema: the text of a ``.proto`` file; or a descriptor set, bytes that ``protoc --include_imports
-        --descriptor_set_out`` makes, whose last file counts; or, to write, columns as DDL or a pyspark ``StructType``, of which a
-        schema is made. With ``registry`` it is what is written, and what is read has schemas of the registry.
+    :param schema: the text of a ``.proto`` file; or a descriptor set, bytes written by ``protoc --include_imports
+        --descriptor_set_out``, of which the last file is used; or, to write, columns as DDL or a pyspark ``StructType``, from
+        which a schema is derived. With ``registry`` it is only the schema to write; records are read with the registry's schemas.
     :param message: the name of the message, with or without its package; default the first of the file.
-    :param recursive_fields_max_depth: as Spark has it: None refuses messages that hold themselves, 1 leaves such fields out, 2
-        has them once, and so on.
-    :param nanoseconds: what becomes of digits beyond the microsecond: ``fail`` makes the record bad, ``cut`` leaves them out.
+    :param recursive_fields_max_depth: Spark's option: None (default) refuses messages that contain themselves, 1 leaves such
+        fields out, 2 has them once, and so on.
+    :param nanoseconds: digits beyond the microsecond: ``fail`` (default) makes the record bad, ``cut`` leaves them out.
     """
 
     schema: str | bytes | SparkSchema = ""
@@ -103,7 +103,7 @@ class Protobuf(RegistryFormat):
     def _layout(self) -> FieldLayout:
         """The reader's message.
 
-        :raises KafkaSparkError: there is none, or it cannot be columns.
+        :raises KafkaSparkError: there is none, or it has no columns.
         """
         return self._layout_of(self._files, "the reader's message")
 
@@ -114,9 +114,9 @@ class Protobuf(RegistryFormat):
         return MessageLayout(what, self.recursive_fields_max_depth).message(message_in(files, self.message, what))
 
     def arrow_schema(self) -> pa.Schema:
-        """The fields of the reader's message; asked of the registry once.
+        """Return the fields of the reader's message; the registry is asked for it once.
 
-        :raises KafkaSparkError: there is no such schema, or the registry does not give it.
+        :raises KafkaSparkError: there is no such schema, or the registry does not return it.
         """
         from airflow_kafka_spark.formats.types import arrow_schema
 
@@ -124,7 +124,7 @@ class Protobuf(RegistryFormat):
         return arrow_schema(self._layout.type.fields)
 
     def decoder(self) -> Decoder:
-        """A decoder that has all schemas with it; the registry is asked for versions that have come since.
+        """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
 
         :raises KafkaSparkError: as :meth:`arrow_schema`.
         """
@@ -138,7 +138,7 @@ class Protobuf(RegistryFormat):
         return ProtobufDecoder(self._files, self._layout, writers, unusable, self._describe_versions(versions), cut)
 
     def _writers(self, versions: Sequence[RegisteredSchema]) -> tuple[dict[int, Mapping[tuple[int, ...], str]], dict[int, str]]:
-        """What records may hold, by schema id; and why schemas cannot be used."""
+        """Return by schema id which messages can be read, and for other ids why their schema cannot be used."""
         from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, message_in
 
         reader = message_in(self._files, self.message, "the reader's message")
@@ -215,7 +215,9 @@ def _check_packages() -> None:
 
 @lru_cache(maxsize=32)
 def _compiled(document: SchemaDocument) -> bytes:
-    """Kept: a schema is looked at by its fields, by its message and by its indexes, and every time protoc would be started."""
+    """Return the compiled schema. Cached, since fields, message and indexes are read from it separately, and each would start
+    protoc.
+    """
     from airflow_kafka_spark.formats.protobuf.schema import compile_schemas
 
     (files,) = compile_schemas([document])
@@ -225,7 +227,7 @@ def _compiled(document: SchemaDocument) -> bytes:
 
 
 def _readable(files: bytes, reader: Descriptor) -> dict[tuple[int, ...], str]:
-    """By its indexes, why a message of a writer's schema cannot be read; empty where it can."""
+    """Return for each message of a writer's schema, by its indexes, why it cannot be read; empty if it can."""
     from airflow_kafka_spark.formats.protobuf.schema import incompatibility, messages_of
 
     found = {}

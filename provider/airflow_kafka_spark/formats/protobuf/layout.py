@@ -1,4 +1,4 @@
-"""What columns a message has: its descriptor read once, as values that travel to tasks."""
+"""The columns of a message: its descriptor read once, as values that are sent to tasks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 Conversion = Literal["plain", "unsigned", "enum", "message", "timestamp", "duration", "date", "decimal", "wrapper", "json"]
-"""How a value of one field becomes a column's: as it is; a uint64; by its symbol; by its fields; seconds and nanoseconds; a
-length of time; year, month and day; Confluent's Decimal; the one field of a wrapper; the JSON of a Struct or a Value."""
+"""How the value of one field becomes a column's: as it is; from a uint64; from an enum's number; from a message's fields; from a
+Timestamp; from a Duration; from a Date; from Confluent's Decimal; from a wrapper's field; from a Struct or Value, as JSON.
+"""
 
 _MAX_NESTING = 50
 _PLAIN: Mapping[str, DataType] = {
@@ -48,17 +49,17 @@ class FieldLayout:
     """A field of a message, or the key, the value or an element of one.
 
     :param name: the field's name.
-    :param how: how one value becomes a column's.
+    :param how: the conversion of one value to the column's.
     :param type: the type of one value.
-    :param nullable: whether the field may be absent; else it has a default, or is required.
-    :param many: a list, a map, or one.
-    :param fields: of a message.
-    :param inner: of a wrapper, its value; of a map, its keys and its values.
-    :param symbols: of an enum, by number.
-    :param numbers: of a message, those of its fields.
-    :param bounds: of an integer, the least and the greatest.
-    :param full_name: of a message, its own.
-    :param choice: the name of the ``oneof`` that it is in with others.
+    :param nullable: True if the field may be absent; False: it has a default, or is required.
+    :param many: ``list``, ``map``, or empty for a single value.
+    :param fields: the fields of a message.
+    :param inner: the value of a wrapper; the keys and values of a map.
+    :param symbols: the symbols of an enum, by number.
+    :param numbers: the field numbers of a message.
+    :param bounds: smallest and greatest value of an integer.
+    :param full_name: the full name of a message.
+    :param choice: the name of the ``oneof`` that contains the field.
     """
 
     name: str
@@ -87,20 +88,20 @@ class FieldLayout:
 
 @dataclass(frozen=True)
 class MessageLayout:
-    """Reads descriptors.
+    """Reads the columns of descriptors.
 
-    :param what: the schema, as it stands in a sentence.
-    :param recursive_fields_max_depth: how often a message may stand within itself, as Spark counts: 1 leaves such fields out, 2
-        has them once; None refuses them.
+    :param what: the schema's description in messages.
+    :param recursive_fields_max_depth: how often a message may occur within itself, as Spark counts: 1 leaves such fields out,
+        2 has them once; None refuses them.
     """
 
     what: str
     recursive_fields_max_depth: int | None = None
 
     def message(self, message: Descriptor) -> FieldLayout:
-        """A whole message.
+        """Return the layout of a message.
 
-        :raises SchemaUnusable: it cannot be columns.
+        :raises SchemaUnusable: it has no columns.
         """
         node = self._message(message, (), message.name)
         if node is None:
@@ -111,7 +112,7 @@ class MessageLayout:
         return SchemaUnusable(self.what, detail, action)
 
     def _message(self, message: Descriptor, within: tuple[str, ...], name: str) -> FieldLayout | None:
-        """None where there is nothing in it that may be a column."""
+        """Return the layout of a message, or None if none of its fields is a column."""
         if len(within) >= _MAX_NESTING:
             raise self._wrong(f"messages are nested more than {_MAX_NESTING} deep")
         here = (*within, message.full_name)
@@ -179,7 +180,9 @@ class MessageLayout:
 
 
 def _decimal(field: FieldDescriptor) -> Decimal | None:
-    """Digits of a Decimal, where Connect's way of saying so is there: parameters of the field's ``confluent.field_meta``."""
+    """Return precision and scale of a Decimal, if the field's ``confluent.field_meta`` has these parameters, as Connect writes
+    them.
+    """
     from google.protobuf.message_factory import GetMessageClass
 
     pool = field.file.pool

@@ -1,6 +1,6 @@
-"""Schemas of Protobuf: ``.proto`` texts compiled by protoc, messages by their indexes, and whether old ones can be read as new.
+"""Schemas of Protobuf: compiled by protoc, searched for messages, compared with older versions, and derived from columns.
 
-protoc runs in a process of its own, once for many texts, on the driver only; tasks are given descriptors.
+protoc runs in a process of its own, once for many texts, on the driver only; tasks get descriptors.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _COMPILE = """
 import json, os, sys
 from grpc_tools import protoc
 for directory, roots, main in json.load(sys.stdin):
-    with open(directory + "/told", "w") as told:
-        os.dup2(told.fileno(), 2)
+    with open(directory + "/messages", "w") as messages:
+        os.dup2(messages.fileno(), 2)
         os.chdir(directory)
         protoc.main(["protoc", *("-I" + r for r in roots), "--include_imports", "--descriptor_set_out=compiled", main])
 """
 
 
 def compile_schemas(documents: Sequence[SchemaDocument]) -> list[bytes | SchemaUnusable]:
-    """The descriptor sets of texts, with all they import; the last file of each is the text's own.
+    """Return the descriptor sets of schemas with all their imports; the last file of each set is the schema itself.
 
-    :raises ProtobufNotInstalled: protoc is not there.
+    :raises ProtobufNotInstalled: protoc is missing.
     """
     found: list[bytes | SchemaUnusable | None] = [_serialized(document) for document in documents]
     left = [at for at, one in enumerate(found) if one is None]
@@ -53,7 +53,9 @@ def compile_schemas(documents: Sequence[SchemaDocument]) -> list[bytes | SchemaU
 
 
 def _serialized(document: SchemaDocument) -> bytes | None:
-    """Confluent's clients for Python register descriptors in base64; those become a set without protoc."""
+    """Return the descriptor set of a descriptor in base64, which Confluent's clients for Python register; None for other
+    texts.
+    """
     text = document.text.strip()
     if not text or any(mark in text for mark in '{};" '):
         return None
@@ -71,7 +73,7 @@ def _serialized(document: SchemaDocument) -> bytes | None:
 
 
 def _add_imports(files: Any, of: Any, given: dict[str, str]) -> None:
-    """Files before those that import them."""
+    """Add the imports of a file to a set, each before the files that import it."""
     from google.protobuf import descriptor_pb2
 
     for name in of.dependency:
@@ -114,13 +116,13 @@ def _by_protoc(documents: tuple[SchemaDocument, ...]) -> tuple[bytes | SchemaUnu
         ran = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, timeout=_TIMEOUT, check=False)
         results: list[bytes | SchemaUnusable] = []
         for at, document in enumerate(documents):
-            done, told = Path(temporary) / str(at) / "compiled", Path(temporary) / str(at) / "told"
+            done, messages = Path(temporary) / str(at) / "compiled", Path(temporary) / str(at) / "messages"
             if at in wrong:
                 results.append(wrong[at])
             elif done.is_file():
                 results.append(done.read_bytes())
             else:
-                detail = told.read_text("utf-8", "replace") if told.is_file() else ran.stderr
+                detail = messages.read_text("utf-8", "replace") if messages.is_file() else ran.stderr
                 results.append(SchemaUnusable(document.name, f"protoc says: {' '.join(_LOGGED.sub('', detail).split())[:1000]}"))
     return tuple(results)
 
@@ -132,7 +134,7 @@ def _is_plain(name: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _include() -> tuple[str, ...]:
-    """Where the files are that anybody may import."""
+    """Return the directories of the files that every schema may import."""
     spec = find_spec("grpc_tools")
     if spec is None or not spec.submodule_search_locations:
         raise ProtobufNotInstalled("grpcio-tools")
@@ -150,10 +152,10 @@ def _include() -> tuple[str, ...]:
 
 
 def message_in(files: bytes, name: str, what: str) -> Descriptor:
-    """A message of the last file of a set.
+    """Return a message of the last file of a set.
 
-    :param name: its full name, or without the package; empty is the first.
-    :param what: the schema, as it stands in a sentence.
+    :param name: its name, with or without the package; empty for the first one.
+    :param what: the schema's description in messages.
     :raises SchemaUnusable: there is none.
     """
     found = dict(messages_of(files))
@@ -170,7 +172,7 @@ def _short(message: Descriptor) -> str:
 
 
 def messages_of(files: bytes) -> Iterator[tuple[tuple[int, ...], Descriptor]]:
-    """All messages of the last file of a set with their indexes, as they stand in Confluent's wire format."""
+    """Yield all messages of the last file of a set with their indexes in Confluent's wire format."""
     pool, last = pool_of(files)
     file = pool.FindFileByName(last)
     proto = _last_file(files)
@@ -193,9 +195,9 @@ def _last_file(files: bytes) -> Any:
 
 @lru_cache(maxsize=256)
 def pool_of(files: bytes) -> tuple[Any, str]:
-    """The descriptors of a set, and the name of its last file.
+    """Return the descriptors of a set, and the name of its last file.
 
-    :raises SchemaUnusable: they do not go together.
+    :raises SchemaUnusable: the files do not fit together.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool
     from google.protobuf.message import DecodeError
@@ -226,7 +228,7 @@ _WIDER: dict[str, tuple[str, ...]] = {
 
 
 def incompatibility(writer: Descriptor, reader: Descriptor) -> str:
-    """What of a writer's message the reader's would take for something else; empty when nothing."""
+    """Return which field of a writer's message would be misread as the reader's; empty if none would."""
     return _incompatibility(writer, reader, set())
 
 
@@ -260,7 +262,7 @@ def _field_incompatibility(old: FieldDescriptor, new: FieldDescriptor, seen: set
 
 
 def _renumbered(old: FieldDescriptor, new: FieldDescriptor) -> str:
-    """A symbol under another number, so that one is taken for another. One that is renamed keeps its number."""
+    """Return which symbol of an enum has the number of another one now. A renamed symbol keeps its number."""
     was, now = ({value.name: value.number for value in field.enum_type.values} for field in (old, new))
     for name, number in now.items():
         if was.get(name, number) != number and (number in was.values() or was[name] in now.values()):
@@ -275,28 +277,27 @@ _TYPE_NAMES = dict(enumerate(_TYPES.split(), 1))
 
 
 def type_name(field: FieldDescriptor) -> str:
-    """``INT32``, ``MESSAGE``, ..."""
+    """Return the type of a field: ``INT32``, ``MESSAGE``, ..."""
     return _TYPE_NAMES[field.type]
 
 
 def is_repeated(field: Any) -> bool:
-    """Whether a field is a list or a map."""
-    # Protobuf 7 has no labels any more, earlier releases have nothing else.
+    """Return True if a field is a list or a map."""
+    # Protobuf 7 has no labels, earlier releases have no `is_repeated`.
     return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == 3
 
 
 def is_required(field: Any) -> bool:
-    """Whether a message without this field is none."""
+    """Return True if a message must have this field."""
     return bool(field.is_required) if hasattr(field, "is_required") else field.label == 2
 
 
 def is_map(field: FieldDescriptor) -> bool:
-    """Whether a field is a map."""
+    """Return True if a field is a map."""
     return type_name(field) == "MESSAGE" and bool(field.message_type.GetOptions().map_entry)
 
 
-# --- protobuf.known --------------------
-# Files that any ``.proto`` may import without a reference, beside those that protoc brings along.
+# --- files that every schema may import -----------------------------------------------------------------------------------
 
 
 _META = """syntax = "proto3";
@@ -334,10 +335,10 @@ WELL_KNOWN_FILES: Mapping[str, str] = {
     "confluent/type/decimal.proto": _DECIMAL,
     "google/type/date.proto": _DATE,
 }
+"""Files that every ``.proto`` may import without a reference, besides those of protoc."""
 
 
-# --- protobuf.made --------------------
-# A ``.proto`` made of columns. Pure.
+# --- schemas derived from columns -----------------------------------------------------------------------------------------
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -360,9 +361,9 @@ _IMPORTS = {
 
 
 def proto_from_columns(columns: Sequence[Column], message: str) -> str:
-    """A proto3 file with one message whose fields are these columns, numbered from 1 in their order.
+    """Return a proto3 file with one message whose fields are these columns, numbered from 1 in their order.
 
-    Nullable columns are ``optional``; lists and maps, which Protobuf has no null of, are not.
+    Nullable columns are ``optional``; lists and maps are not, since Protobuf has no null for them.
 
     :param message: the message's full name.
     :raises SchemaUnusable: a column has no counterpart.
@@ -376,7 +377,7 @@ def proto_from_columns(columns: Sequence[Column], message: str) -> str:
 
 
 class _Maker:
-    """Goes through columns."""
+    """Writes messages of columns, and collects the types they use."""
 
     def __init__(self) -> None:
         self.used: set[str] = set()
@@ -419,7 +420,7 @@ class _Maker:
             return "confluent.type.Decimal", f" [(confluent.field_meta) = {{ params: [{said}] }}]"
         if isinstance(data_type, Struct):
             message = "".join(part[:1].upper() + part[1:] for part in name.split("_")) or "Inner"
-            # As protoc tells them apart: a nested message has the scope of its field's siblings.
+            # protoc puts a nested message into the scope of its field's siblings.
             inner += self.message(f"{message}Value", data_type.fields, path)
             return f"{message}Value", ""
         if not isinstance(data_type, Primitive) or data_type.name not in _PROTO_TYPES:

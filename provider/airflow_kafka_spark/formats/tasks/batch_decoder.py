@@ -1,6 +1,8 @@
-"""Two ways to one meaning: whole batches by Arrow, and on doubt in ever smaller parts, until the reference decides.
+"""Decoding of whole batches, with a row-wise decoder for everything that the batch reader does not read identically.
 
-Runs in Spark's tasks; the ground of the decoders of JSON and of CSV.
+A subclass reads a batch with Arrow, polars or protobuf. If that raises :class:`NeedsRowWise`, the batch is divided until the
+records in question are nearly alone, and those are read row by row. The row-wise reader defines what a record means; both ways
+give the same results.
 """
 
 from __future__ import annotations
@@ -23,25 +25,25 @@ MAX_BLOCK_BYTES = (1 << 31) - 16
 FEW_RECORDS, FEW_BYTES = 8, 64 << 10
 DIVISIONS = 8
 FINDER_MIN_RECORDS = 64
-"""From so many on it is worth a look which records of a doubtful batch are bad."""
+"""The smallest part in which suspect finders look for bad records."""
 
 DecodedPart = tuple[pa.RecordBatch, list[tuple[int, str]]]
-"""The rows of the good records, and where the bad ones are, with the reason."""
+"""The rows of the good records; position and reason of each bad one."""
 
 
 class NeedsRowWise(Exception):
-    """The fast path cannot answer for these records."""
+    """Raised when a batch reader cannot guarantee the result of the row-wise reader for these records."""
 
 
 SuspectFinder = Callable[[Sequence[bytes]], Sequence[int]]
-"""Where bad records are likely to be, ascending; a guess, which costs time when it is wrong, and nothing else."""
+"""Returns the positions of records that are probably bad, ascending. A wrong guess costs time and changes no result."""
 
 ArrayFunction = Callable[[pa.Array], pa.Array]
-"""What becomes of a column."""
+"""Converts or checks a column; raises :class:`NeedsRowWise` if the result might differ from the row-wise reader's."""
 
 
 def refuse_nulls(change: ArrayFunction) -> ArrayFunction:
-    """A change of a column in which a null is a matter of doubt."""
+    """Return a conversion that raises :class:`NeedsRowWise` for a column with nulls."""
 
     def checked(array: pa.Array) -> pa.Array:
         if array.null_count:
@@ -52,14 +54,15 @@ def refuse_nulls(change: ArrayFunction) -> ArrayFunction:
 
 
 class BatchDecoder(Decoder):
-    """Decodes records of one schema.
+    """Base of the decoders that read whole batches.
 
     :param schema: the columns.
-    :param read: the reference: one value per column of one record, in the form that ``pyarrow.array(values, type)`` takes;
-        raises :class:`.BadValue`.
-    :param few: up to this many records (and 64 KiB) the reference is faster than starting Arrow's reader.
-    :param only_reference: Arrow cannot read this schema.
-    :param screens: what looks for bad records in a doubtful batch; the one that has found them last is asked first.
+    :param read: the row-wise reader: returns one value per column of one record, in the form that ``pyarrow.array(values,
+        type)`` takes; raises :class:`.BadValue`.
+    :param few: up to this many records (and 64 KiB) are read row by row, which is faster than starting the batch reader.
+    :param row_wise_only: True if the batch reader cannot read this schema.
+    :param suspect_finders: look for bad records in a part that the batch reader refused; the one that found some last is asked
+        first.
     """
 
     def __init__(
@@ -68,45 +71,45 @@ class BatchDecoder(Decoder):
         read: Callable[[bytes], list[Any]],
         few: int = FEW_RECORDS,
         row_wise_only: bool = False,
-        screens: Sequence[SuspectFinder] = (),
+        suspect_finders: Sequence[SuspectFinder] = (),
     ) -> None:
         self._few = few
         self._schema = schema
         self._read_one = read
-        self._only_reference = row_wise_only
-        self._screens = tuple(screens)
+        self._row_wise_only = row_wise_only
+        self._suspect_finders = tuple(suspect_finders)
         self._recently_bad = False
         self.row_wise_count = 0
-        """How many records the reference decoded so far."""
+        """The number of records that were read row by row."""
 
     @abstractmethod
     def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
-        """One row per record, or None when there is any doubt."""
+        """Return one row per record, or None if the result might differ from the row-wise reader's."""
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """Decode many values at once; see the format for what they mean.
+        """Decode a batch of values; the format defines their meaning.
 
-        :param values: less than 2 GiB of text per string column, which is what an Arrow column holds.
+        :param values: the values, with less than 2 GiB of text per string column, the limit of an Arrow column.
         """
         records = [v for v in values if v is not None]
-        pieces: list[pa.RecordBatch] = []
+        parts: list[pa.RecordBatch] = []
         bad: list[tuple[int, str]] = []
-        for piece, wrong in self._chunks(records):
-            pieces.append(piece)
+        for part, wrong in self._chunks(records):
+            parts.append(part)
             bad.extend(wrong)
-        return self._assemble(pieces, values, bad)
+        return self._assemble(parts, values, bad)
 
     def decode_row_wise(self, values: Sequence[bytes | None]) -> Decoded:
-        """The same by the reference alone: what :meth:`decode` has to equal."""
-        piece, bad = self.read_row_wise([v for v in values if v is not None], 0)
-        return self._assemble([piece], values, bad)
+        """Decode the values row by row only; :meth:`decode` returns the same."""
+        part, bad = self.read_row_wise([v for v in values if v is not None], 0)
+        return self._assemble([part], values, bad)
 
-    def _assemble(self, pieces: list[pa.RecordBatch], values: Sequence[bytes | None], bad: list[tuple[int, str]]) -> Decoded:
-        """One row per value again: the pieces hold the good records only."""
-        if len(pieces) == 1:
-            good = pieces[0]
+    def _assemble(self, parts: list[pa.RecordBatch], values: Sequence[bytes | None], bad: list[tuple[int, str]]) -> Decoded:
+        """Return one row per value; the parts hold the good records only."""
+        if len(parts) == 1:
+            good = parts[0]
         else:
-            columns = [pa.concat_arrays([p.column(i) for p in pieces]) for i in range(len(self._schema))] if pieces else []
+            columns = [pa.concat_arrays([p.column(i) for p in parts]) for i in range(len(self._schema))] if parts else []
             good = pa.RecordBatch.from_arrays(columns or [pa.array([], f.type) for f in self._schema], schema=self._schema)
         if good.num_rows == len(values):
             return Decoded(good)
@@ -123,15 +126,17 @@ class BatchDecoder(Decoder):
         )
 
     def _chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
-        # In even chunks: small enough that a bad record spoils little, large enough that starting Arrow's reader costs little.
+        # Equal chunks: small, so that a bad record affects few others; large enough that starting the reader costs little.
         step = math.ceil(len(records) / math.ceil(len(records) / CHUNK_RECORDS)) if records else 1
         for at in range(0, len(records), step):
             yield from self._divide(records[at : at + step], at)
 
     def _divide(self, records: Sequence[bytes], start: int) -> Iterator[DecodedPart]:
-        """The records by Arrow; on doubt in eight parts, so that a bad record costs little more than its chunk a second time."""
+        """Yield the records read as a batch; if that fails, in eight parts, so that a bad record costs little more than reading
+        its chunk twice.
+        """
         count, size = len(records), sum(map(len, records))
-        if self._only_reference or (count <= self._few and size <= FEW_BYTES) or (count == 1 and size > MAX_BLOCK_BYTES):
+        if self._row_wise_only or (count <= self._few and size <= FEW_BYTES) or (count == 1 and size > MAX_BLOCK_BYTES):
             yield self.read_row_wise(records, start)
             return
         if size <= CHUNK_BYTES or count == 1:
@@ -147,32 +152,36 @@ class BatchDecoder(Decoder):
             yield from self._divide(records[at : at + step], start + at)
 
     def _read_part(self, records: Sequence[bytes], start: int) -> DecodedPart | None:
-        """All of them by Arrow but for bad ones that a screen finds; None when there is any doubt."""
-        screens = self._screens if len(records) >= FINDER_MIN_RECORDS else ()
-        # Where bad records were there are likely to be more, and Arrow need not be asked in vain.
-        first = screens[:1] if self._recently_bad else ()
+        """Return all records read as a batch, without the bad ones that a suspect finder has found; None if they must be
+        divided.
+        """
+        finders = self._suspect_finders if len(records) >= FINDER_MIN_RECORDS else ()
+        # After a part with bad records the next one probably has some, too: look for them before reading the batch.
+        first = finders[:1] if self._recently_bad else ()
         found = self._read_without_suspects(records, start, first)
         if found is None:
             batch = self._read_batch(records)
             if batch is not None:
                 self._recently_bad = False
                 return batch, []
-            found = self._read_without_suspects(records, start, screens[len(first) :])
+            found = self._read_without_suspects(records, start, finders[len(first) :])
         return found
 
     def _read_without_suspects(
-        self, records: Sequence[bytes], start: int, screens: Sequence[SuspectFinder]
+        self, records: Sequence[bytes], start: int, suspect_finders: Sequence[SuspectFinder]
     ) -> DecodedPart | None:
-        for screen in screens:
-            found = self._separate_suspects(records, screen(records), start)
+        for finder in suspect_finders:
+            found = self._separate_suspects(records, finder(records), start)
             if found is not None:
                 self._recently_bad = True
-                self._screens = (screen, *(other for other in self._screens if other is not screen))
+                self._suspect_finders = (finder, *(other for other in self._suspect_finders if other is not finder))
                 return found
         return None
 
     def _separate_suspects(self, records: Sequence[bytes], suspects: Sequence[int], start: int) -> DecodedPart | None:
-        """The suspects by the reference and the others by Arrow; None where a suspect is good, or Arrow still in doubt."""
+        """Return the suspects read row by row and the others as a batch; None if a suspect is good or the others cannot be
+        read.
+        """
         if not suspects or 2 * len(suspects) > len(records):
             return None
         wrong: list[tuple[int, str]] = []
@@ -191,7 +200,10 @@ class BatchDecoder(Decoder):
         return None if batch is None else (batch, wrong)
 
     def read_row_wise(self, records: Sequence[bytes], start: int) -> DecodedPart:
-        """Record by record; positions are counted from ``start``."""
+        """Read records row by row.
+
+        :param start: the position of the first record in the whole batch.
+        """
         rows: list[list[Any]] = []
         bad: list[tuple[int, str]] = []
         self.row_wise_count += len(records)
@@ -206,7 +218,10 @@ class BatchDecoder(Decoder):
 
 
 def check_within(array: pa.Array, low: int, high: int) -> None:
-    """Raises unless all values, as their integers, lie in the range."""
+    """Check that all values, taken as integers, lie in a range.
+
+    :raises NeedsRowWise: one does not.
+    """
     kind = {32: pa.int32(), 64: pa.int64()}[array.type.bit_width]
     ends = pc.min_max(array.view(kind))
     smallest, largest = ends["min"].as_py(), ends["max"].as_py()
@@ -215,6 +230,8 @@ def check_within(array: pa.Array, low: int, high: int) -> None:
 
 
 def check_length(length: int) -> ArrayFunction:
+    """Return a check that texts have at most this many characters."""
+
     def checked(array: pa.Array) -> pa.Array:
         longest = pc.max(pc.utf8_length(array)).as_py()
         if longest is not None and longest > length:
@@ -225,15 +242,18 @@ def check_length(length: int) -> ArrayFunction:
 
 
 def check_years(array: pa.Array) -> pa.Array:
+    """Check that timestamps lie in the years 0001 to 9999."""
     check_within(array, MIN_MICRO, MAX_MICRO)
     return array
 
 
 def timestamps_from_text(array: pa.Array) -> pa.Array:
+    """Return texts as timestamps without zone."""
     return check_years(array.cast(pa.timestamp("us")))
 
 
 def dates_from_text(array: pa.Array) -> pa.Array:
+    """Return texts as dates."""
     dates = array.cast(pa.date32())
     check_within(dates, MIN_DATE, 1 << 30)
     return dates

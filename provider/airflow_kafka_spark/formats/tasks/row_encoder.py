@@ -1,4 +1,4 @@
-"""Rows to bytes one by one, in Spark's tasks: what encoders in plain Python share."""
+"""Base of the encoders that write row by row, in plain Python."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from airflow_kafka_spark.formats.base import Encoded, Encoder
 from airflow_kafka_spark.formats.types import Decimal
 
 UNFIT_ACTION = "Correct the row, or the schema: what does not fit is never written as something else"
+"""What to do about a row that does not fit."""
 
 
 class ValueDoesNotFit(Exception):
-    """A value for which a schema has no place."""
+    """Raised when a schema has no place for a value."""
 
     @staticmethod
     def of(path: str, found: object) -> ValueDoesNotFit:
-        """With the column it is of."""
+        """Return the error with the column's path."""
         return ValueDoesNotFit(f"column `{path}`: {found}")
 
 
 class RowEncoder(Encoder):
     """Encodes row by row.
 
-    Values are given as Python has them, but for instants and wall clocks, which are microseconds, and dates, which are days since
-    1970; structs are dicts, maps are dicts or pairs.
+    Values are Python objects, but timestamps are microseconds, and dates are days, since 1970; structs are dicts, maps are
+    dicts or lists of pairs.
 
     :param columns: the names of the rows' columns, in order.
     """
@@ -39,13 +40,13 @@ class RowEncoder(Encoder):
 
     @abstractmethod
     def write(self, row: Mapping[str, Any]) -> bytes:
-        """One row; the same row gives the same bytes.
+        """Return the bytes of one row; equal rows give equal bytes.
 
-        :raises Unfit: the schema has no place for it.
+        :raises ValueDoesNotFit: the schema has no place for a value.
         """
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
-        """The rows' bytes.
+        """Return the rows' bytes.
 
         :raises RowRejected: a row does not fit the schema.
         """
@@ -54,7 +55,7 @@ class RowEncoder(Encoder):
         return values_or_raise(made)
 
     def encode_struct(self, rows: pa.StructArray) -> Encoded:
-        """The same of rows that are one column, with fields in the order of the columns; a null is no value."""
+        """Encode the rows of a struct column whose fields are in the order of the columns; a null has no value."""
         try:
             columns = [python_values(rows.field(at)) for at in range(len(self._columns))]
         except UnicodeDecodeError as e:
@@ -82,9 +83,9 @@ class RowEncoder(Encoder):
 
 
 def values_or_raise(found: Encoded) -> pa.Array:
-    """The values of rows that all have to fit.
+    """Return the encoded values if all rows fit.
 
-    :raises RowRejected: one does not.
+    :raises RowRejected: a row does not.
     """
     for at, reason in found.bad:
         raise RowRejected(f"row {at + 1}", reason, UNFIT_ACTION)
@@ -92,19 +93,19 @@ def values_or_raise(found: Encoded) -> pa.Array:
 
 
 def invalid_utf8(error: UnicodeDecodeError) -> str:
-    """Why a text cannot be written."""
+    """Return the reason why a text cannot be written."""
     return f"a text is not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}"
 
 
 def map_items(found: Mapping[Any, Any] | Sequence[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
-    """Keys and values of a map."""
+    """Return the keys and values of a map."""
     return found.items() if isinstance(found, Mapping) else found
 
 
 def unscaled_integer(value: decimal.Decimal, wanted: Decimal) -> int:
-    """A decimal as an integer, in units of the last digit of its type.
+    """Return a decimal as an integer in units of the last digit of its type.
 
-    :raises ValueError: it is none of the type.
+    :raises ValueError: the type cannot hold it exactly.
     """
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
@@ -117,12 +118,12 @@ def unscaled_integer(value: decimal.Decimal, wanted: Decimal) -> int:
 
 
 def to_java_big_integer(number: int) -> bytes:
-    """An integer as Java's BigInteger writes it: the fewest bytes that have a place for the sign."""
+    """Return an integer as the bytes of Java's BigInteger: big-endian two's complement, as short as possible."""
     return number.to_bytes((number if number >= 0 else ~number).bit_length() // 8 + 1, "big", signed=True)
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """A column's values, see :class:`RowEncoder`."""
+    """Return a column's values, as :class:`RowEncoder` describes them."""
     wanted = _python_type(column.type)
     return list((column if wanted.equals(column.type) else column.cast(wanted)).to_pylist())
 

@@ -1,4 +1,4 @@
-"""Values to text, a batch at a time, in Arrow: byte for byte what Spark writes. Runs in Spark's tasks."""
+"""Arrow columns to text: as Spark writes it, byte for byte, and as JSON for people."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from airflow_kafka_spark.formats.base import Encoder, Kind
 
 _DAY = 86_400_000_000
 _FIRST, _LAST = -719_162, 2_932_896
-"""The days of the years 1 to 9999, counted from 1970-01-01: those that Arrow writes as everybody does."""
+"""First and last day, since 1970, of the years 1 to 9999. Arrow writes these as Spark does."""
 
 
 def map_values(column: pa.Array, convert: Callable[[Any], str]) -> pa.Array:
-    """One by one, where Arrow has nothing."""
+    """Return the texts of a column's values, converted one by one in Python."""
     return pa.array([None if value is None else convert(value) for value in column.to_pylist()], pa.string())
 
 
 def concatenated(column: pa.Array) -> bytes:
-    """All texts of a column, one behind the other."""
+    """Return all texts of a column, concatenated."""
     offsets, data = column.buffers()[1:]
     if data is None or not len(column):
         return b""
@@ -36,7 +36,7 @@ def concatenated(column: pa.Array) -> bytes:
 
 
 def format_dates(column: pa.Array) -> pa.Array:
-    """Dates, as ``yyyy-MM-dd``."""
+    """Return dates as ``yyyy-MM-dd``."""
     plain = column.cast(pa.int32())
     if _within(plain, _FIRST, _LAST):
         return column.cast(pa.string())
@@ -44,9 +44,9 @@ def format_dates(column: pa.Array) -> pa.Array:
 
 
 def format_timestamps(column: pa.Array, between: str) -> pa.Array:
-    """Timestamps to the microsecond, in UTC where they have a zone.
+    """Return timestamps to the microsecond, in UTC if they have a zone.
 
-    :param between: what stands between date and time of day.
+    :param between: the separator of date and time of day.
     """
     plain = column.cast(pa.int64())
     if not _within(plain, _FIRST * _DAY, (_LAST + 1) * _DAY - 1):
@@ -61,14 +61,16 @@ def _within(column: pa.Array, first: int, last: int) -> bool:
 
 
 def _format_far(column: pa.Array, unit: str) -> pa.Array:
-    """Years with another number of digits, or before our time: Java puts a sign before those of five digits."""
+    """Return dates or timestamps outside of the years 1 to 9999. Java puts a sign before years of five digits."""
     texts = np.datetime_as_string(np.asarray(column.fill_null(0)).view(f"datetime64[{unit}]")).tolist()
     signed = [text if text[0] == "-" or text.index("-") == 4 else f"+{text}" for text in texts]
     return pa.array(signed, pa.string(), mask=np.asarray(column.is_null()))
 
 
 def format_decimals(column: pa.Array) -> pa.Array:
-    """Decimals with more than 6 digits behind the point: Java writes the smallest of them with an exponent, as Python does."""
+    """Return decimals with more than 6 digits after the point. Java writes the smallest of them with an exponent, as Python
+    does.
+    """
     if not pc.any(pc.match_substring(column, "0.000000")).as_py():
         return column
     return map_values(column, lambda text: str(Decimal(text)))
@@ -76,22 +78,22 @@ def format_decimals(column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class TextEncoder(Encoder):
-    """One column's text, as :meth:`~airflow_kafka_spark.formats.String.encode` has it in UTF-8; or its bytes.
+    """Encodes one column as its text, as :meth:`~airflow_kafka_spark.formats.String.encode` writes it in UTF-8, or as its bytes.
 
     :param column: the column's name.
-    :param kind: what it holds.
+    :param kind: what the column holds.
     """
 
     column: str
     kind: Kind
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
-        """The rows' texts; null where the column is."""
+        """Return the rows' texts; null where the column is null."""
         return _FORMATS[self.kind](rows[self.column]).cast(pa.binary())
 
 
 def _format_trimmed_timestamps(column: pa.Array) -> pa.Array:
-    """Timestamps as SQL casts them to text: without zeros at the end of a second."""
+    """Return timestamps as SQL casts them to text: without trailing zeros of the second."""
     return pc.replace_substring_regex(format_timestamps(column, " "), r"\.?0+$", "")
 
 
@@ -111,22 +113,17 @@ _FORMATS: Mapping[Kind, Callable[[pa.Array], pa.Array]] = {
 }
 
 
-# --- tasks.readable --------------------
-# Rows as JSON for people to read: also those that no format takes. Runs in Spark's tasks.
-#
-# Nothing is refused and nothing raises: a text that is not UTF-8 has replacement characters where it is broken, and a number that
-# JSON has not is its name, as text.
-#
+# --- JSON for people ------------------------------------------------------------------------------------------------------
 
 
 _Is = Callable[[pa.DataType], bool]
 
 
 def rows_as_json(columns: Sequence[tuple[str, pa.Array]]) -> list[bytes]:
-    """One JSON object per row.
+    """Return one JSON object per row, for people. Never raises, also for rows that no format can write.
 
-    Decimals are numbers with all their digits, instants and wall clocks are ISO 8601, bytes are base64, structs and maps are
-    objects.
+    Decimals are numbers with all their digits, timestamps are ISO 8601, bytes are base64, structs and maps are objects. A text
+    that is not UTF-8 gets replacement characters; NaN and infinities are texts.
 
     :param columns: names and values, all of one length.
     """
@@ -163,7 +160,7 @@ def _float(scalar: pa.Scalar) -> str:
 
 
 def _moment(scalar: pa.Scalar) -> str:
-    # Python's own dates end with the year 9999, and what lies beyond is a reason why a row does not fit.
+    # Python's dates end with the year 9999, and a later one may be why a row does not fit.
     text = str(np.datetime64(scalar.value, scalar.type.unit))
     return _text(f"{text}Z" if scalar.type.tz else text)
 

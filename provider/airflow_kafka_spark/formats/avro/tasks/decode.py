@@ -1,6 +1,18 @@
-"""Decodes Avro inside a Spark task: whole batches by polars, what does not fit there value by value.
+"""Avro decoded in tasks: whole batches with polars, everything else row by row.
 
-There is one way per schema that a writer may have used; which are taken the fast way is decided when the schema is first met.
+The values of a batch become the one block of an Avro file that is built around them in memory. The file's schema has the
+writer's types by their encoding: enums and ints are longs, booleans are single bytes, decimals and timestamps are bytes and
+longs, maps are arrays of key and value. Arrow and NumPy convert them to columns by the rules of :mod:`.avro.tasks.row_decode`;
+whatever might have another result there raises :class:`.NeedsRowWise`.
+
+Why row n holds exactly value n: after every value stands a nonce of 8 random bytes, created after the values, and the file's
+schema ends in a field for it. Every row has to end in the nonce. There are as many rows as nonces, and rows follow each other
+without a gap, so each row ends exactly where its value does.
+
+polars does not check the branch numbers of unions: it takes anything but 0 for the second branch. If a schema has optional
+fields, the positions of these numbers are computed from the sizes of the values before them, and the numbers are compared.
+Sizes are those of the ordinary encoding: integers as short as possible, arrays and maps in one block. Values in another
+encoding have other sizes, and are read row by row.
 """
 
 from __future__ import annotations
@@ -64,20 +76,21 @@ _FEW_VALUES, _CHUNK_VALUES = 32, 20_480
 
 
 class AvroDecoder(BatchDecoder):
-    """See :class:`airflow_kafka_spark.formats.avro.format.Avro`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.avro.format.Avro`. For each schema of a writer it decides once whether
+    batches can be read.
 
     :param reader: the schema of the columns.
-    :param writers: the schemas of writers by their ids, each a record or what is wrong with it; without the wire format one, 0.
-    :param framed: whether values begin with a schema's id.
-    :param known: where the schemas are from, as it stands in a sentence.
-    :param few: up to this many values the reference is faster.
+    :param writers: by id, the schema of a writer, or why it cannot be used; without the wire format only id 0.
+    :param framed: True if values begin with a header.
+    :param known: ids, subjects and versions of the schemas, for messages.
+    :param few: up to this many values are read row by row, which is faster.
     """
 
     def __init__(
         self, reader: AvroRecord, writers: Mapping[int, AvroRecord | str], framed: bool, known: str = "", few: int = _FEW_VALUES
     ) -> None:
         self._reader, self._writers, self._framed, self._known = reader, dict(writers), framed, known
-        self._references: dict[int, AvroRowReader] = {}
+        self._row_readers: dict[int, AvroRowReader] = {}
         self._plans: dict[bytes, BatchReader | None] = {}
         self._header = HEADER_BYTES if framed else 0
         super().__init__(arrow_schema(columns_of(reader)), self._read_value, few)
@@ -89,10 +102,10 @@ class AvroDecoder(BatchDecoder):
 
     def _read_value(self, value: bytes) -> list[Any]:
         number = schema_id_of(value) if self._framed else 0
-        reference = self._references.get(number)
-        if reference is None:
-            reference = self._references[number] = AvroRowReader(self._writer(number), self._reader)
-        return reference.read(value, self._header)
+        row_reader = self._row_readers.get(number)
+        if row_reader is None:
+            row_reader = self._row_readers[number] = AvroRowReader(self._writer(number), self._reader)
+        return row_reader.read(value, self._header)
 
     def _writer(self, number: int) -> AvroRecord:
         writer = self._writers.get(number)
@@ -103,7 +116,7 @@ class AvroDecoder(BatchDecoder):
     # --- whole batches -----------------------------------------------------------------------------------------------
 
     def _chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
-        # Larger chunks than for texts: a bad value is found without the others being read twice as often.
+        # Larger chunks than for texts: finding a bad value rereads fewer of the others.
         step = math.ceil(len(records) / math.ceil(len(records) / _CHUNK_VALUES)) if records else 1
         for at in range(0, len(records), step):
             yield from self._divide(records[at : at + step], at)
@@ -113,7 +126,7 @@ class AvroDecoder(BatchDecoder):
             return None
         head = records[0][: self._header]
         alike = all(records[at][: self._header] == head for at in (len(records) // 2, -1))
-        # To look at all of them takes as long as half of reading: polars does it on the way.
+        # Comparing all headers here would take half as long as reading; the batch reader compares them.
         if alike and (read := self._try(head, records)) is not None:
             return read
         heads = [r[: self._header] for r in records] if self._framed else []
@@ -153,21 +166,7 @@ class AvroDecoder(BatchDecoder):
             return None
 
 
-# --- avro.tasks.plan --------------------
-# How whole batches of Avro values are read: by polars, from an Avro file that is made up around them in memory.
-#
-# A value in Kafka is a row of an Avro file without its file. So the values of a batch become the one block of a file, whose
-# schema has the writer's types by what they are on the wire: enums and ints are longs, booleans are single bytes, decimals and
-# timestamps are bytes and longs, maps are arrays of key and value. What these mean is decided here, with Arrow and NumPy, by the
-# rules of :mod:`.avro.tasks.row_decode`; anything that might mean something else raises :class:`.NeedsRowWise`.
-#
-# Why row n holds value n and nothing else. After every value stands a nonce of 8 random bytes, made after the values were, and the
-# file's schema ends in a field for it. Every row that is read has to end in the nonce. As there are as many rows as nonces, and
-# rows follow each other without a gap, each row ends exactly where its value does.
-#
-# What polars does not look at is which branch of a union a number names: anything but 0 is the second. Where a schema has
-# optional fields, the places of these numbers are computed from the sizes of the values before them, and compared.
-#
+# --- whole batches --------------------------------------------------------------------------------------------------------
 
 
 NONCE_BYTES = 8
@@ -180,8 +179,8 @@ class FieldReader:
     """How values of one type are read.
 
     :param schema: the type in the file, as JSON.
-    :param layout: where its values stand.
-    :param change: from what polars gave to the column.
+    :param layout: the positions of values in their bytes.
+    :param change: the conversion from polars' array to the column.
     """
 
     schema: Any
@@ -194,8 +193,8 @@ class BatchReader:
 
     :param writer: the schema they were written with.
     :param reader: the schema of the columns.
-    :param header: how many bytes stand before each value.
-    :raises NoFastPath: there is something in the schemas that only the reference reads.
+    :param header: the number of bytes before each value.
+    :raises OnlyRowWise: the schemas contain something that only the row-wise reader reads.
     """
 
     def __init__(self, writer: AvroRecord, reader: AvroRecord, header: int) -> None:
@@ -213,10 +212,10 @@ class BatchReader:
         self._layout = RecordLayout([step.layout for step, _ in self._steps])
 
     def read(self, values: Sequence[bytes], head: bytes) -> pa.RecordBatch:
-        """One row per value.
+        """Return one row per value.
 
-        :param head: what every value has to begin with; looked at.
-        :raises Doubt: one of them is bad, or may be.
+        :param head: the header that every value must have.
+        :raises NeedsRowWise: one of them may be bad.
         """
         nonce = os.urandom(NONCE_BYTES)
         body = nonce.join(values) + nonce
@@ -256,7 +255,7 @@ class BatchReader:
         return f"N{self._names}"
 
     def _step(self, writer: AvroSchema, reader: AvroSchema) -> FieldReader:
-        """How the writer's type is read as the reader's."""
+        """Return how the writer's type is read as the reader's."""
         if isinstance(writer, AvroUnion):
             return self._optional(writer, reader)
         if isinstance(reader, AvroUnion):
@@ -299,7 +298,7 @@ class BatchReader:
         return FieldReader(schema, OptionalLayout(step.layout, 2 if first else 0, 0 if first else 2), change)
 
     def _array(self, writer: AvroArray, reader: AvroArray) -> FieldReader:
-        # Items without bytes could be more than memory holds.
+        # Items without bytes may be more than fit into memory.
         if not smallest_size(writer.items):
             raise OnlyRowWise
         item, wanted = self._step(writer.items, reader.items), _type_of(reader)
@@ -342,7 +341,7 @@ class BatchReader:
     def _fields(
         self, writer: AvroRecord, reader: AvroRecord
     ) -> tuple[list[tuple[FieldReader, AvroField | None]], Callable[[Sequence[pa.Array], int], list[pa.Array]]]:
-        """The steps of a writer's fields, and what makes the reader's columns of what they read."""
+        """Return how the writer's fields are read, and the function that builds the reader's columns from them."""
         steps: list[tuple[FieldReader, AvroField | None]] = []
         for written in writer.fields:
             field = field_for(written, writer, reader)
@@ -357,7 +356,7 @@ class BatchReader:
                 constants[f.name] = pa.array([default_of(f)], _type_of(f.type))
 
         def build(arrays: Sequence[pa.Array], rows: int) -> list[pa.Array]:
-            # What nobody reads is changed too: it has to fit all the same.
+            # Fields without a column are converted, too, since their values have to be valid.
             made = {f.name if f else n: s.change(a) for n, ((s, f), a) in enumerate(zip(steps, arrays, strict=True))}
             none = pa.array(np.zeros(rows, np.int64))
             return [made[f.name] if f.name in made else constants[f.name].take(none) for f in reader.fields]
@@ -375,7 +374,7 @@ def _arrow(series: pl.Series) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> pa.Array:
-    """Where each list begins among all items, null where the list is."""
+    """Return the offsets of lists among all items, null where a list is null."""
     counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
     ends = np.zeros(len(array) + 1, np.int64)
     np.cumsum(counts, out=ends[1:])
@@ -386,7 +385,10 @@ def _offsets(array: pa.Array) -> pa.Array:
 
 
 def _refuse_duplicate_keys(array: pa.Array, keys: pa.Array) -> None:
-    """Of a key that a map has twice, the reference takes the last."""
+    """Refuse maps with a key that occurs twice, of which the row-wise reader takes the last value.
+
+    :raises NeedsRowWise: there are some.
+    """
     if not len(keys):
         return
     counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
@@ -398,8 +400,8 @@ def _refuse_duplicate_keys(array: pa.Array, keys: pa.Array) -> None:
 
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
-    """Without a message on standard error: polars writes one for each value that ends too early."""
-    # One thread at a time: another one would take the silence for what it has to restore.
+    """Suppress standard error: polars writes a message for each value that ends too early."""
+    # One thread at a time: another one would save the redirected descriptor as the original.
     with _stderr_lock:
         sys.stderr.flush()
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -412,18 +414,17 @@ def _no_stderr() -> Iterator[None]:
             os.close(nowhere)
 
 
-# --- avro.tasks.convert --------------------
-# Scalars of whole batches: from what stands on the wire to what the column holds.
+# --- scalars of whole batches ---------------------------------------------------------------------------------------------
 
 
 class OnlyRowWise(Exception):
-    """Only the reference reads this."""
+    """Raised when only the row-wise reader reads a schema."""
 
 
 def scalar_conversion(
     writer: AvroPrimitive | AvroFixed | AvroEnum, reader: AvroPrimitive | AvroFixed | AvroEnum
 ) -> ArrayFunction:
-    """From what polars gave of a scalar to the reader's column."""
+    """Return the conversion of a scalar from polars' array to the reader's column."""
     if isinstance(writer, AvroEnum):
         assert isinstance(reader, AvroEnum)
         return _symbols(read_symbols(writer, reader))
@@ -530,7 +531,7 @@ def _booleans(array: pa.Array) -> pa.Array:
 
 
 def offsets_and_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets and bytes of binary values, from the first one on."""
+    """Return offsets and bytes of binary values, from the first value on."""
     if not len(array):
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
     _, ends, data = array.buffers()
@@ -550,14 +551,14 @@ def _decimals(wanted: AvroLogicalType, scale: int) -> ArrayFunction:
             raise NeedsRowWise
         out = np.zeros((len(array), 16), np.uint8)
         if len(data):
-            # Sign first, then the bytes from the last one on: Arrow's are little-endian.
+            # First the sign, then the bytes from the last one on: Arrow's decimals are little-endian.
             first = data[np.minimum(offsets[:-1], len(data) - 1)]
             out[(first > 127) & (sizes > 0)] = 255
             for place in range(longest):
                 has = sizes > place
                 at = offsets[1:] - 1 - place
                 out[:, place] = np.where(has, data[np.where(has, at, 0)], out[:, place])
-        # The one number that has no opposite in 128 bits: Arrow does not see that it has too many digits.
+        # The smallest number of 128 bits: Arrow does not notice that it has too many digits.
         if longest == 16 and ((out[:, 15] == 128) & ~out[:, :15].any(axis=1)).any():
             raise NeedsRowWise
         validity = array.is_valid() if array.null_count else None
@@ -572,29 +573,24 @@ def _decimals(wanted: AvroLogicalType, scale: int) -> ArrayFunction:
     return change
 
 
-# --- avro.tasks.layout --------------------
-# Where values stand in their bytes: sizes of what was read, and whether the numbers of union branches are what they have to be.
-#
-# Sizes are those of the ordinary encoding: integers as short as they can be, arrays and maps in one block. Values that are encoded
-# in another way have other sizes than their bytes, and go the way of the reference.
-#
+# --- positions of values in their bytes -----------------------------------------------------------------------------------
 
 
 class WireLayout(ABC):
-    """How values of a type stand in their bytes."""
+    """The positions of a type's values in their bytes."""
 
     has_branches: bool = False
-    """Whether there is something to check."""
+    """True if there are branch numbers to check."""
 
     @abstractmethod
     def sizes(self, array: pa.Array) -> np.ndarray:
-        """The bytes of each value; anything for nulls."""
+        """Return the number of bytes of each value; any number for nulls."""
 
     def check(self, array: pa.Array, starts: np.ndarray, body: np.ndarray) -> None:
-        """Look at the numbers of branches.
+        """Check the branch numbers.
 
-        :param starts: where in ``body`` each value begins.
-        :raises Doubt: one of them is another one.
+        :param starts: the position in ``body`` at which each value begins.
+        :raises NeedsRowWise: one of them is another number.
         """
         return None
 
@@ -620,9 +616,9 @@ class BinaryLayout(WireLayout):
 
 
 class OptionalLayout(WireLayout):
-    """A union of null and one other.
+    """A union of null and one other type.
 
-    :param present: the byte that says that there is a value; ``absent``: that it is null.
+    :param present: the byte before a value; ``absent``: the byte of a null.
     """
 
     has_branches = True
@@ -663,11 +659,11 @@ class RecordLayout(WireLayout):
         return [array.field(n) for n in range(len(self._parts))]
 
     def sizes_of(self, arrays: Sequence[pa.Array]) -> list[np.ndarray]:
-        """The sizes of each part."""
+        """Return the sizes of each field."""
         return [p.sizes(a) for p, a in zip(self._parts, arrays, strict=True)]
 
     def check_of(self, arrays: Sequence[pa.Array], sizes: Sequence[np.ndarray], starts: np.ndarray, body: np.ndarray) -> None:
-        """The same where the parts are no struct yet, and their sizes are known."""
+        """Check fields that are separate arrays, and whose sizes are known."""
         for part, array, size in zip(self._parts, arrays, sizes, strict=True):
             if part.has_branches:
                 part.check(array, starts, body)
@@ -696,6 +692,6 @@ class ArrayLayout(WireLayout):
         self._item.check(items, ahead + np.repeat(starts + before - first, counts), body)
 
     def _counts(self, array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """How many items each has, and the bytes of that number."""
+        """Return the number of items of each array, and the size of that number."""
         counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int64)
         return counts, varint_sizes((counts << 1).astype(np.uint64))

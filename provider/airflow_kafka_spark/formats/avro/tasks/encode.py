@@ -1,4 +1,11 @@
-"""Encodes Avro inside a Spark task: whole batches with Arrow and NumPy; what does not fit is told by the reference."""
+"""Avro encoded in tasks: whole batches with Arrow and NumPy; rows that do not fit are found by :mod:`.avro.tasks.row_encode`.
+
+Every part of a value is a column of bytes (an integer, a length, the bytes of a text); the concatenated parts of a row are its
+value. So only the last step, the concatenation, touches every row, and Arrow does it. The items of arrays are contiguous
+already: the bytes of an array are found by its offsets among them.
+
+Values that might not fit raise :class:`.NeedsRowWise`.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +38,14 @@ from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct
 
 DIVIDED_ROWS = 512
-"""So many rows are looked at together once more where a batch is in doubt: with fewer the looking costs more than it spares."""
+"""The size of the parts in which a batch is tried again. Smaller parts cost more than they save."""
 
 
 class AvroEncoder(Encoder):
-    """See :class:`airflow_kafka_spark.formats.avro.format.Avro`.
+    """The encoder of :class:`~airflow_kafka_spark.formats.avro.format.Avro`.
 
-    :param schema: what values are written with: a record, whose fields are columns; or another type, which one column is.
-    :param columns: the columns and their types, all of which the schema takes.
+    :param schema: the schema to write: a record whose fields are the columns, or another type for one column.
+    :param columns: the columns and their types, which the schema accepts.
     :param header: the bytes before each value; empty without Confluent's wire format.
     """
 
@@ -56,7 +63,7 @@ class AvroEncoder(Encoder):
         return type(self), (self.schema, self.columns, self._header)
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
-        """The rows' values. Of a schema that is no record, a null is no value.
+        """Return the rows' values. If the schema is no record, a null has no value.
 
         :raises RowRejected: a row does not fit the schema.
         """
@@ -64,13 +71,16 @@ class AvroEncoder(Encoder):
         return values_or_raise(self._encode(columns, np.ones(len(columns[self.columns[0].name]), bool)))
 
     def encode_struct(self, rows: pa.StructArray) -> Encoded:
-        """The same of rows that are one column, with fields in the order of the columns; a null is no value."""
+        """Encode the rows of a struct column whose fields are in the order of the columns; a null has no value."""
         present = rows.drop_null()
         columns = {c.name: present.field(n) for n, c in enumerate(self.columns)}
         return self._encode(columns, rows.is_valid().to_numpy(zero_copy_only=False))
 
     def _encode(self, columns: Mapping[str, pa.Array], there: np.ndarray) -> Encoded:
-        """:param there: which of the rows the columns hold."""
+        """Encode columns that hold only some of the rows.
+
+        :param there: True for each row that the columns hold.
+        """
         if not isinstance(self.schema, AvroRecord):
             ((name, column),) = columns.items()
             there = there.copy()
@@ -86,7 +96,9 @@ class AvroEncoder(Encoder):
         return Encoded(scatter(values, there, nulls=True), found.bad)
 
     def _divided(self, columns: Mapping[str, pa.Array], places: np.ndarray) -> Iterator[Encoded]:
-        """All of them at once; on doubt in parts, so that a row that does not fit slows down only a few others."""
+        """Yield all rows encoded as a batch; if that fails, in parts, so that a row that does not fit affects only a few
+        others.
+        """
         try:
             yield Encoded(join_parts([self._header, *self._pieces(columns)], len(places)))
         except NeedsRowWise:
@@ -99,9 +111,9 @@ class AvroEncoder(Encoder):
                 )
 
     def encode_row_wise(self, columns: Mapping[str, pa.Array], places: Sequence[int]) -> Encoded:
-        """The same one by one; tells which rows do not fit, and why.
+        """Encode rows one by one, with the reasons of those that do not fit.
 
-        :param places: where each is among all rows.
+        :param places: the position of each row among all rows.
         """
         made: list[bytes | None] = []
         bad: list[tuple[int, str]] = []
@@ -125,26 +137,18 @@ def _concatenate(parts: Sequence[Encoded]) -> Encoded:
     return Encoded(pa.concat_arrays([part.values for part in parts]), tuple(bad for part in parts for bad in part.bad))
 
 
-# --- avro.tasks.pieces --------------------
-# Whole columns as the bytes that Avro has for them, with Arrow and NumPy, by the rules of :mod:`.avro.tasks.row_encode`.
-#
-# Every part of a value is a column of bytes (an integer's, a length, what a text holds); the parts of a row, one behind the other,
-# are its value. So only the last step, which joins them, touches every row, and that is Arrow's. Items of arrays lie one behind the
-# other already: an array's bytes are found by its ends among them.
-#
-# Anything that might not fit raises :class:`.NeedsRowWise`; the reference then tells what it is.
-#
+# --- whole batches --------------------------------------------------------------------------------------------------------
 
 
 BytesPart: TypeAlias = "bytes | pa.Array"
-"""The same bytes for every row, or a column of them, without nulls."""
+"""The same bytes for every row, or a column of bytes without nulls."""
 WriteParts = Callable[[pa.Array], list[BytesPart]]
-"""The parts of a column's values; it holds nulls only if the type is a union."""
+"""Returns the parts of a column's values; the column holds nulls only if the type is a union."""
 
 
 def join_parts(parts: Sequence[BytesPart], rows: int) -> pa.Array:
-    """The parts of each row, one behind the other."""
-    # Constants that follow each other are made one: each part costs a step for every row.
+    """Return the concatenated parts of each row."""
+    # Consecutive constants are merged: each part costs a step for every row.
     fewer: list[BytesPart] = []
     for part in parts:
         if isinstance(part, bytes) and fewer and isinstance(fewer[-1], bytes):
@@ -157,7 +161,7 @@ def join_parts(parts: Sequence[BytesPart], rows: int) -> pa.Array:
 
 
 def value_parts(schema: AvroSchema, column: DataType) -> WriteParts:
-    """How values of a column are written as a type that takes it, see :func:`.avro.compatibility.column_mismatches`."""
+    """Return the function that writes a column as a type that accepts it, see :func:`.avro.compatibility.column_mismatches`."""
     if isinstance(schema, AvroUnion):
         return _union(schema, column)
     if isinstance(schema, AvroRecord):
@@ -175,7 +179,7 @@ def value_parts(schema: AvroSchema, column: DataType) -> WriteParts:
 
 
 def record_parts(schema: AvroRecord, columns: Sequence[Column]) -> Callable[[Mapping[str, pa.Array]], list[BytesPart]]:
-    """How a record's fields are written, of columns by name."""
+    """Return the function that writes columns, given by name, as the fields of a record."""
     types = {c.name: c.type for c in columns}
     steps = [(f.name, value_parts(f.type, types[f.name]) if f.name in types else default_bytes(f)) for f in schema.fields]
 
@@ -198,11 +202,11 @@ def _refuse_nulls(write_values: WriteParts) -> WriteParts:
 
 
 def binary_array(sizes: np.ndarray, data: np.ndarray | pa.Buffer | None, there: np.ndarray | None = None) -> pa.Array:
-    """Bytes that lie one behind the other, as a column.
+    """Return contiguous bytes as a binary column.
 
-    :param sizes: those of each value.
-    :param data: all of them.
-    :param there: False where there is no value but a null; None for values everywhere.
+    :param sizes: the size of each value.
+    :param data: the bytes.
+    :param there: False for nulls; None if there are none.
     """
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
@@ -218,7 +222,8 @@ def _slice_at(ends: np.ndarray, data: np.ndarray | pa.Buffer | None, there: np.n
 
 
 def scatter(dense: pa.Array, there: np.ndarray, nulls: bool = False) -> pa.Array:
-    """A column with a value where ``there`` says so, and nothing (or a null) in between. Copies no values.
+    """Return a column with the values at the positions where ``there`` is True, and empty values (or nulls) elsewhere. Copies no
+    values.
 
     :param dense: the values.
     """
@@ -308,9 +313,9 @@ def _map(write_values: WriteParts) -> WriteParts:
 
 
 def _blocks(ends: np.ndarray, items: pa.Array) -> list[BytesPart]:
-    """One block for each, and the end of blocks.
+    """Return arrays as one block each, and the end of blocks.
 
-    :param ends: where each ends among the items; the first begins at 0.
+    :param ends: the offsets of the arrays among the items, beginning with 0.
     """
     counts = np.diff(ends)
     there = counts > 0
@@ -335,7 +340,7 @@ def _scalar(schema: AvroPrimitive | AvroFixed | AvroEnum) -> WriteParts:
 
 
 def _long(numbers: np.ndarray) -> pa.Array:
-    """Integers as Avro writes them."""
+    """Return integers in Avro's encoding."""
     signed = numbers.astype(np.int64)
     left = ((signed << 1) ^ (signed >> 63)).view(np.uint64)
     sizes = varint_sizes(left)
@@ -421,7 +426,7 @@ def _decimal(logical: AvroLogicalType, size: int) -> WriteParts:
         except pa.ArrowInvalid:
             raise NeedsRowWise from None
         held = np.frombuffer(cast.buffers()[1], np.uint8).reshape(-1, 16)[cast.offset : cast.offset + len(cast)]
-        # Arrow's are little-endian, Avro's begin with the sign.
+        # Arrow's decimals are little-endian, Avro's big-endian.
         out = held[:, ::-1]
         if size:
             sign = np.repeat(np.where(out[:, :1] > 127, 255, 0).astype(np.uint8), max(size - 16, 0), axis=1)
@@ -433,10 +438,10 @@ def _decimal(logical: AvroLogicalType, size: int) -> WriteParts:
 
 
 def _needed(numbers: np.ndarray) -> np.ndarray:
-    """How many of 16 bytes a number needs: without those that only repeat its sign, and one at least."""
+    """Return how many of 16 bytes a number needs: without those that only repeat its sign, and at least one."""
     bare = numbers ^ np.where(numbers[:, :1] > 127, 255, 0).astype(np.uint8)
     first = np.where(bare.any(axis=1), (bare != 0).argmax(axis=1), 15)
-    # The first bit that is left has to be the sign.
+    # The first remaining bit has to be the sign.
     signed = (bare[np.arange(len(bare)), first] > 127) & (first > 0)
     return (16 - first + signed).astype(np.int64)
 
@@ -470,7 +475,7 @@ def _enum(schema: AvroEnum) -> WriteParts:
 
 
 def varint_sizes(numbers: np.ndarray) -> np.ndarray:
-    """The bytes of integers, which are not negative."""
+    """Return the encoded sizes of unsigned integers."""
     sizes = np.ones(len(numbers), np.int64)
     largest = int(numbers.max(initial=0))
     for bits in range(7, 64, 7):

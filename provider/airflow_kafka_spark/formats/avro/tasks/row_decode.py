@@ -1,9 +1,12 @@
-"""What an Avro value means, read with the schema of its writer and shown with the one of its reader: the reference that the fast
-path of :mod:`.avro.tasks.decode` has to agree with.
+"""Avro decoded row by row: this module defines what an Avro value means; :mod:`.avro.tasks.decode` has to agree with it.
 
-Plain Python, no Arrow. A pair of schemas is compiled into functions that read at a position and give the value, in the form that
-``pyarrow.array(values, type)`` takes, and the next position. The rules are those of Avro's schema resolution, with one
-difference in principle: a number or a text never becomes another value silently, see :class:`.Avro`.
+Plain Python, without Arrow. A pair of schemas is compiled into functions that read at a position and return the value, in the
+form that ``pyarrow.array(values, type)`` takes, and the next position. The rules are those of Avro's schema resolution, but a
+number or a text never becomes another value silently, see :class:`.Avro`.
+
+fastavro is no replacement, though the tests write with it: it accepts bytes left over, booleans other than 0 and 1, and ints
+beyond 32 bits; it neither converts the units of two versions nor reads the times of Debezium; and its errors name neither the
+column nor the value.
 """
 
 from __future__ import annotations
@@ -49,9 +52,9 @@ class AvroRowReader:
         self._names = [f.name for f in reader.fields]
 
     def read(self, value: bytes, start: int = 0) -> list[Any]:
-        """One value per field of the reader.
+        """Return one value per field of the reader.
 
-        :param start: where in ``value`` it begins.
+        :param start: the position in ``value`` at which it begins.
         :raises BadValue: it does not fit the writer's schema, or not the reader's.
         """
         try:
@@ -67,7 +70,9 @@ class AvroRowReader:
 
 
 def value_reader(writer: AvroSchema, reader: AvroSchema) -> ReadValue:
-    """Reads values of the writer's type as the reader's; where the two do not go together, it says so of every value."""
+    """Return the function that reads values of the writer's type as the reader's; if the types are incompatible, it raises for
+    every value.
+    """
     if isinstance(writer, AvroUnion):
         return _of_union([value_reader(branch, reader) for branch in writer.branches])
     if isinstance(reader, AvroUnion):
@@ -110,7 +115,7 @@ def _of_union(reads: list[ReadValue]) -> ReadValue:
 
 
 def _member(read_value: ReadValue, union: AvroUnion, at: int) -> ReadValue:
-    """A value of one branch, as the reader's union shows it."""
+    """Return the reader of one branch's values in the form of the reader's union."""
     if union.branches[at].kind == "null" or len(union.present) == 1:
         return read_value
     if kind := merged_number_type(union):
@@ -160,7 +165,7 @@ def _record(writer: AvroRecord, reader: AvroRecord) -> ReadValue:
 
 
 def _blocks(b: bytes, i: int, smallest: int) -> tuple[int, int]:
-    """The number of items of the next block, and where they begin."""
+    """Return the number of items of the next block, and the position after it."""
     count, i = read_long(b, i)
     if count < 0:
         count = -count
@@ -211,7 +216,7 @@ def _map(writer: AvroMap, reader: AvroMap) -> ReadValue:
 
 
 def without_logical_types(schema: AvroSchema) -> AvroSchema:
-    """The bare type: what a field that nobody reads has to fit."""
+    """Return the underlying type, which a field without a column has to fit."""
     if isinstance(schema, AvroRecord):
         return replace(schema, fields=tuple(replace(f, type=without_logical_types(f.type)) for f in schema.fields))
     if isinstance(schema, AvroArray):
@@ -242,7 +247,7 @@ def _enum(writer: AvroEnum, reader: AvroEnum) -> ReadValue:
 
 
 class BadDefault(Exception):
-    """A default does not fit its field.
+    """Raised when a default does not fit its field.
 
     :param name: the field.
     """
@@ -253,9 +258,9 @@ class BadDefault(Exception):
 
 
 def default_of(field: AvroField) -> Any:
-    """The value of a field that the writer does not have.
+    """Return the value of a field that the writer does not have.
 
-    :raises BadDefault: the default is none of the field's type.
+    :raises BadDefault: the default is not of the field's type.
     """
     try:
         return _default(field.type, field.default[0])
@@ -282,7 +287,7 @@ def _default(schema: AvroSchema, value: Any) -> Any:
 
 
 def _default_of_union(schema: AvroUnion, value: Any) -> Any:
-    # The first branch by the specification up to 1.11, any since.
+    # Up to Avro 1.11 a default is of the first branch, since 1.12 of any.
     for at, branch in enumerate(schema.branches):
         try:
             found = _default(branch, value)
@@ -331,7 +336,7 @@ def _default_scalar(schema: AvroPrimitive | AvroFixed, json_value: Any) -> Any:
 
 
 def bad_defaults(schema: AvroSchema, path: str = "") -> list[str]:
-    """The fields, with their paths, whose defaults do not fit them."""
+    """Return the paths of the fields whose defaults do not fit them."""
     if isinstance(schema, AvroUnion):
         return [bad for b in schema.branches for bad in bad_defaults(b, path)]
     if isinstance(schema, (AvroArray, AvroMap)):
@@ -349,7 +354,7 @@ def bad_defaults(schema: AvroSchema, path: str = "") -> list[str]:
 
 
 def smallest_size(schema: AvroSchema) -> int:
-    """The fewest bytes a value can have."""
+    """Return the smallest number of bytes of a value."""
     if isinstance(schema, AvroRecord):
         return sum(smallest_size(f.type) for f in schema.fields)
     if isinstance(schema, AvroFixed):
@@ -357,15 +362,14 @@ def smallest_size(schema: AvroSchema) -> int:
     return {"null": 0, "float": 4, "double": 8}.get(schema.kind, 1)
 
 
-# --- avro.tasks.values --------------------
-# Scalars of Avro: how they stand in the bytes, and what columns hold of them. Plain Python.
+# --- scalars --------------------------------------------------------------------------------------------------------------
 
 
 ReadValue = Callable[[bytes, int], tuple[Any, int]]
-"""Reads at a position; gives the value and the next position."""
+"""Reads at a position; returns the value and the next position."""
 
 UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-"""A pattern, of what the specification of Avro wants: RFC 4122."""
+"""The notation of UUIDs in RFC 4122, which the specification of Avro requires."""
 _MASK = (1 << 64) - 1
 
 
@@ -461,7 +465,7 @@ def scalar_reader(writer: AvroPrimitive | AvroFixed, reader: AvroPrimitive | Avr
     if writer.kind == "bytes" and reader.kind == "string":
         read_raw = read_string
     elif writer.kind == "string" and reader.kind == "bytes":
-        # Checked all the same: what was written is a text.
+        # The writer wrote a text, so it has to be valid UTF-8.
         read_text = read_raw
 
         def read_raw(b: bytes, i: int) -> tuple[bytes, int]:
@@ -498,7 +502,7 @@ def promote(read_raw: ReadValue, writer: str, reader: str) -> ReadValue:
 
 
 def _convert_unit(read_raw: ReadValue, more: int, less: int) -> ReadValue:
-    """The same times by other units."""
+    """Return the reader of times in another unit."""
 
     def read(b: bytes, i: int) -> tuple[int, int]:
         raw, i = read_raw(b, i)
@@ -513,7 +517,7 @@ def _convert_unit(read_raw: ReadValue, more: int, less: int) -> ReadValue:
 def logical_conversion(
     writer: AvroLogicalType | None, reader: AvroLogicalType | None, fixed: bool
 ) -> Callable[[Any], Any] | None:
-    """What makes a column's value of the bytes or the number that was written; None where that is it."""
+    """Return the conversion from the written bytes or number to the column's value; None if they are equal."""
     if reader is None:
         return None
     if reader.per_day:
@@ -529,12 +533,12 @@ def logical_conversion(
 
 
 def micros_per_unit(writer: AvroLogicalType | None, reader: AvroLogicalType) -> int:
-    """How many microseconds the number that was written counts by: the writer's unit, where it has one."""
+    """Return the microseconds in a unit of the written number: of the writer's type if that has a unit, else of the reader's."""
     return 1_000_000 // ((writer.per_second if writer else 0) or reader.per_second)
 
 
 def time_of_day_factor(writer: AvroLogicalType | None, reader: AvroLogicalType) -> int:
-    """By what the number that was written is multiplied, to be a time of day in the reader's unit."""
+    """Return the factor from the written number to the reader's unit of a time of day."""
     return reader.per_day // ((writer.per_day if writer else 0) or reader.per_day)
 
 

@@ -1,8 +1,9 @@
-"""How a value is written in Avro: the reference that the fast path of :mod:`.avro.tasks.encode` has to agree with.
+"""Avro encoded row by row: this module defines how a value is written; :mod:`.avro.tasks.encode` has to agree with it.
 
-Plain Python. A schema and a column's type are compiled into a function that appends a value's bytes; values are Arrow's scalars,
-so that instants before our time and decimals of 38 digits are what they are. What does not fit raises :class:`.BadValue` with
-the path to the column: nothing is rounded, cut off or made another value.
+Plain Python. A schema and a column's type are compiled into a function that appends a value's bytes. Values are Arrow scalars,
+which hold timestamps before year 1 and decimals of 38 digits exactly. A value that does not fit raises :class:`.BadValue` with
+the path to the column; nothing is rounded, cut off or changed. fastavro is no replacement: it cuts timestamps to milliseconds,
+accepts integers for doubles, and does not name the column.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def encode_long(n: int) -> bytes:
-    """An integer as Avro writes it."""
+    """Return an integer in Avro's encoding."""
     n = (n << 1) ^ (n >> 63)
     out = bytearray()
     while n > 0x7F:
@@ -48,14 +49,14 @@ def encode_long(n: int) -> bytes:
 
 
 WriteValue = Callable[[bytearray, Any], None]
-"""Appends the bytes of a scalar, which is never null unless the type is a union."""
+"""Appends the bytes of a scalar, which is null only if the type is a union."""
 
 _EXACT = decimal.Context(prec=100)
 _SHOWN = 60
 
 
 def value_writer(schema: AvroSchema, column: DataType) -> WriteValue:
-    """Writes values of a column as a type that takes it, see :func:`.avro.compatibility.column_mismatches`."""
+    """Return the function that writes a column as a type that accepts it, see :func:`.avro.compatibility.column_mismatches`."""
     if isinstance(schema, AvroUnion):
         return _union(schema, column)
     if isinstance(schema, AvroRecord):
@@ -71,7 +72,7 @@ def value_writer(schema: AvroSchema, column: DataType) -> WriteValue:
 
 
 def default_bytes(field: AvroField) -> bytes:
-    """A field's default, as it is written."""
+    """Return a field's default in Avro's encoding."""
     import pyarrow as pa
 
     (column,) = columns_of(AvroRecord("one", (field,)))
@@ -146,7 +147,7 @@ def _struct(schema: AvroRecord, column: Struct) -> WriteValue:
 
 
 def record_writer(schema: AvroRecord, columns: Sequence[Column]) -> WriteValue:
-    """Writes a record's fields, of anything that gives their values by name."""
+    """Return the function that writes a record's fields, of an object with values by name."""
     types = {c.name: c.type for c in columns}
     steps = [(f.name, value_writer(f.type, types[f.name]) if f.name in types else default_bytes(f)) for f in schema.fields]
 

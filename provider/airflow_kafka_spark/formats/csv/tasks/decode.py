@@ -1,13 +1,13 @@
-"""Decodes CSV records inside a Spark task: whole batches by Arrow, what does not fit there record by record.
+"""CSV decoded in tasks: whole batches with Arrow, everything else row by row.
 
-Why a batch that Arrow reads holds one row per record. The records are joined by newlines, and the quotes are looked at before
-Arrow reads: counted from the beginning, every first one of a pair stands at the beginning of a field or right behind the second
-one of the pair before, every second one at the end of a field or right before the next pair; between records none is open; and
-no line breaks are outside of quotes but those between records. That is the whole grammar, so no field, and no record, can end in
-another one.
+Why a batch that Arrow reads holds one row per record: the records are joined by newlines, and the quotes are checked before
+Arrow reads. Counted from the beginning, every first quote of a pair stands at the beginning of a field or directly after the
+second quote of the pair before, every second one at the end of a field or directly before the next pair; between records no
+quote is open; and the only line breaks outside of quotes are those between records. That is the whole grammar, so no field,
+and no record, can end in another one.
 
-Arrow only takes the fields apart: it would read ``0x1F`` as an integer and ``inf`` as a number. What stands in them is looked at
-column by column, and on any doubt the batch is divided (:mod:`.tasks.batch_decoder`), until the reference decides.
+Arrow only splits records into fields: it would read ``0x1F`` as an integer and ``inf`` as a number. The fields are checked
+column by column; if a check fails, the batch is divided, see :mod:`.tasks.batch_decoder`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ from airflow_kafka_spark.formats.text import MAX_MICRO, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Text, arrow_schema, arrow_type
 
 FromText = Callable[[pa.Array], pa.Array]
-"""From a column of texts to the column's own type; raises :class:`.NeedsRowWise` when the meaning might be another one."""
+"""Converts a column of texts to the column's own type; raises :class:`.NeedsRowWise` if the result might differ from the row-wise
+reader's.
+"""
 
 
 class CsvDecoder(BatchDecoder):
-    """See :class:`airflow_kafka_spark.formats.csv.format.Csv`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.csv.format.Csv`.
 
     :param columns: the columns, in the order of the fields.
-    :param dialect: how the fields stand in a record.
-    :param timestamp_format: how timestamps are written; None for ISO 8601.
-    :param few: up to this many records (and 64 KiB) the reference is faster than starting Arrow's reader.
+    :param dialect: how the fields are written.
+    :param timestamp_format: the pattern of timestamps; None for ISO 8601.
+    :param few: up to this many records (and 64 KiB) are read row by row, which is faster than starting Arrow's reader.
     """
 
     def __init__(
@@ -89,14 +91,14 @@ class CsvDecoder(BatchDecoder):
 
 
 def _join(records: Sequence[bytes], dialect: CsvDialect, fields: int) -> bytes:
-    """The records as one buffer, each of them one row."""
+    """Return the records as one buffer, each of them one row."""
     count = len(records)
     buffer = b"\n".join(records)
     if buffer.count(b"\n") != count - 1 or b"\r" in buffer:
         records = [r[:-2] if r.endswith(b"\r\n") else r.removesuffix(b"\n") for r in records]
         buffer = b"\n".join(records)
     if fields > 1 and b"" in records:
-        # To Arrow an empty line has all fields.
+        # Arrow reads an empty line as a record with all fields.
         raise NeedsRowWise
     if b"\0" in buffer or b"\xef\xbb\xbf" in buffer or (not dialect.doubled and dialect.escape.encode() in buffer):
         raise NeedsRowWise
@@ -121,11 +123,14 @@ def _join(records: Sequence[bytes], dialect: CsvDialect, fields: int) -> bytes:
 
 
 def _check_quotes(view: np.ndarray, quotes: np.ndarray, dialect: CsvDialect) -> None:
-    """Raises unless they stand around whole fields; the last byte is a newline."""
+    """Check that quotes stand around whole fields; the last byte is a newline.
+
+    :raises NeedsRowWise: they do not.
+    """
     first, second = quotes[::2], quotes[1::2]
     before, after = view[first - 1], view[second + 1]
     apart = (ord(dialect.delimiter), 10, *((ord(dialect.quote),) if dialect.doubled else ()))
-    # The one at the very beginning has the last byte before it, which is a newline.
+    # Index -1 for a quote at the very beginning is the last byte, a newline.
     if not (np.isin(before, apart).all() and np.isin(after, apart).all()):
         raise NeedsRowWise
 
@@ -143,7 +148,7 @@ def _required(column: Column, convert: FromText) -> FromText:
 
 
 def _from_text(data_type: DataType, timestamp_format: str | None) -> FromText:
-    """How Arrow makes a column of texts."""
+    """Return the conversion of a column of texts to a type."""
     name = str(data_type)
     if isinstance(data_type, Text):
         return (lambda array: array) if data_type.max_length is None else check_length(data_type.max_length)
@@ -167,7 +172,7 @@ def _from_text(data_type: DataType, timestamp_format: str | None) -> FromText:
 
 
 def _all(array: pa.Array, pattern: str) -> None:
-    """Raises unless all texts are of a pattern."""
+    """Check that all texts match a pattern."""
     if pc.all(pc.match_substring_regex(array, pattern)).as_py() is False:
         raise NeedsRowWise
 
@@ -201,7 +206,7 @@ def _booleans(array: pa.Array) -> pa.Array:
 
 
 def _instants(array: pa.Array) -> pa.Array:
-    """All with a zone or all without one, which is UTC."""
+    """Return texts as timestamps: all with a zone, or all without one, which is UTC."""
     zoned = pa.timestamp("us", "UTC")
     try:
         found = array.cast(zoned)

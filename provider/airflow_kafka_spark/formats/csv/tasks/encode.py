@@ -1,4 +1,6 @@
-"""CSV."""
+"""Rows to CSV in batches, in Arrow, with exactly the bytes that :meth:`~airflow_kafka_spark.formats.Csv.encode` writes in
+Spark.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from airflow_kafka_spark.formats.json.tasks.encode import format_unquoted, merge
 
 @dataclass(frozen=True)
 class CsvEncoder(Encoder):
-    """One line per row, as :meth:`~airflow_kafka_spark.formats.Csv.encode` has it.
+    """Encodes one line per row.
 
-    :param columns: the columns and what they hold, in order.
-    :param dialect: how the fields stand in a line.
+    :param columns: names and kinds of the columns, in order.
+    :param dialect: how the fields are written.
     """
 
     columns: tuple[tuple[str, Kind], ...]
     dialect: CsvDialect
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
-        """The rows' lines."""
+        """Return the rows' lines."""
         parts: list[str | pa.Array] = []
         for name, kind in self.columns:
             parts += [self.dialect.delimiter] if parts else []
@@ -41,6 +43,6 @@ class CsvEncoder(Encoder):
             text = pc.replace_substring(text, quote, escape + quote)
             return pc.fill_null(pc.binary_join_element_wise(quote, text, quote, ""), null)
         text = format_unquoted(column, kind)
-        # Bytes may be an empty text.
+        # The text of empty bytes is empty.
         text = pc.if_else(pc.equal(text, null), self.dialect.quoted(null), text)
         return pc.fill_null(text, null)

@@ -1,4 +1,6 @@
-"""CSV."""
+"""CSV decoded row by row: this module defines what a CSV record means; :mod:`.csv.tasks.decode` has to agree with it. The module
+``csv`` of Python is no replacement: it accepts quotes within unquoted fields and text after closing quotes.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ class CsvRowReader:
     """Reads records of one schema.
 
     :param columns: the columns, in the order of the fields.
-    :param dialect: how the fields stand in a record.
-    :param timestamp_format: see :func:`timestamp_reader`.
+    :param dialect: how the fields are written.
+    :param timestamp_format: see :func:`.timestamp_reader`.
     """
 
     def __init__(self, columns: Sequence[Column], dialect: CsvDialect, timestamp_format: str | None = None) -> None:
@@ -30,11 +32,11 @@ class CsvRowReader:
         q, e, d = (re.escape(c) for c in (dialect.quote, dialect.escape, dialect.delimiter))
         inside = f"[^{q}]*(?:{q}{q}[^{q}]*)*" if dialect.doubled else f"[^{q}{e}]*(?:{e}.[^{q}{e}]*)*"
         self._field = re.compile(f"(?:{q}({inside}){q}|([^{q}{d}\r\n]*))({d}|\\Z)", re.S).match
-        # An escape before anything but a quote or another escape is a character like others.
+        # An escape is special only before a quote or another escape.
         self._unescape = re.compile(f"{e}([{q}{e}])").sub
 
     def read(self, value: bytes) -> list[Any]:
-        """One value per column of one record.
+        """Return one value per column of a record.
 
         :raises BadValue: the record is not one line of CSV, has more or fewer fields, or a field does not fit its column.
         """
@@ -61,7 +63,7 @@ class CsvRowReader:
         return row
 
     def _fields(self, text: str) -> list[str | None]:
-        """The fields' texts; None for a null."""
+        """Return the texts of the fields; None for a null."""
         dialect, i = self._dialect, 0
         fields: list[str | None] = []
         while True:
@@ -85,7 +87,7 @@ class CsvRowReader:
             what = "a quote in a field without quotes" if stop.group() == quote else "a line break outside of quotes"
             error = BadValue(f"found {what}, at character {stop.start() + 1}")
         else:
-            # Whether the quote is never closed, or something stands behind the closing one.
+            # The quote is never closed, or something follows the closing one.
             error = BadValue(
                 "found quotes that do not end with the field, expected a closing quote before the delimiter or the end"
             )
@@ -97,7 +99,7 @@ def _count(fields: int) -> str:
 
 
 def field_reader(data_type: DataType, timestamp_format: str | None = None) -> FromField:
-    """What makes a value of a field's text."""
+    """Return the conversion of a field's text to a value."""
     if isinstance(data_type, Text):
         return _text(data_type)
     if isinstance(data_type, Decimal):

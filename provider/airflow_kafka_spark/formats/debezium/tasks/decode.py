@@ -1,4 +1,4 @@
-"""Flattens Debezium's change events inside a Spark task, a batch at a time."""
+"""Debezium's change events flattened to rows, in batches."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _ENVELOPE = re.compile(rb'\s*\{\s*"(?:schema|payload)"\s*:').match
 
 @dataclass(frozen=True)
 class DebeziumDecoder(Decoder):
-    """See :class:`airflow_kafka_spark.formats.debezium.format.Debezium`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.debezium.format.Debezium`.
 
-    :param events: decodes the events: ``op``, ``after``, perhaps ``before``, and what is added.
+    :param events: decodes the events: ``op``, ``after``, perhaps ``before``, and the added fields.
     :param schema: the columns of the rows.
-    :param added: fields that become columns: the struct they are in, their name, the column's.
-    :param deletes: what delete events become.
-    :param truncates: what truncate events are.
+    :param added: the fields that become columns: the struct that contains them, their name, the column's name.
+    :param deletes: what a delete event becomes.
+    :param truncates: what a truncate event becomes.
     """
 
     events: Decoder
@@ -40,7 +40,7 @@ class DebeziumDecoder(Decoder):
     truncates: Truncates
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """The events' rows."""
+        """Return the rows of the events."""
         return self._rows(self.events.decode(values), values)
 
     def _rows(self, events: Decoded, values: Sequence[bytes | None]) -> Decoded:
@@ -49,7 +49,7 @@ class DebeziumDecoder(Decoder):
         is_row = np.asarray(pc.and_(pc.is_in(op, _ROWS), after.is_valid()))
         columns = [*after.flatten(), *(self._added(batch, outer, name) for outer, name, _ in self.added)]
         rewrite = self.deletes in REWRITING
-        # Events and tombstones that stand for the deletion of their key.
+        # Delete events and tombstones of their key.
         deleting = _DELETING.get(self.deletes, ())
         if is_row.all():
             columns += [pa.repeat("false", len(values))] if rewrite else []

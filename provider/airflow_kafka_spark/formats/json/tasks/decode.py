@@ -1,14 +1,14 @@
-"""Decodes JSON records inside a Spark task: whole batches by Arrow, what does not fit there record by record.
+"""JSON decoded in tasks: whole batches with Arrow, everything else row by row.
 
-Why a batch that Arrow reads holds one row per record. The records are joined by newlines, and two things are checked on the
-bytes: the only newlines are those between records, and each stands between ``}`` and ``{``. A string cannot hold a raw newline,
-and inside a JSON document ``}`` is never followed by ``{``; so every newline is outside of all documents, and no record can end
-in another one. Hence each record is one or more whole documents, and when there are as many rows as records it is exactly one.
-This needs no guard column or key that a record might forge.
+Why a batch that Arrow reads holds one row per record: the records are joined by newlines, and two things are checked on the
+bytes: the only newlines are those between records, and each stands between ``}`` and ``{``. A string cannot contain a raw
+newline, and inside a JSON document ``}`` is never followed by ``{``; so every newline is outside of all documents, and no
+record can end in another one. Hence each record is one or more whole documents, and if there are as many rows as records it is
+exactly one. This needs no guard column or key that a record might forge.
 
-What Arrow takes beyond JSON (NUL, bytes that are not UTF-8, ``Inf``, endless nesting) is looked for before it reads; where it
-may mean something else than :mod:`.json.tasks.row_wise`, its answer is checked, or the column is read as text or as a wider type.
-On any doubt the batch is divided, until the doubtful records stand nearly alone, and the reference decides.
+Whatever Arrow accepts beyond JSON (NUL, bytes that are not UTF-8, ``Inf``, unlimited nesting) is searched for before it reads.
+Where its result may differ from that of :mod:`.json.tasks.row_wise`, the result is checked, or the column is read as text or
+as a wider type. If a check fails, the batch is divided, see :mod:`.tasks.batch_decoder`.
 """
 
 from __future__ import annotations
@@ -76,30 +76,28 @@ _number_begins = re.compile(rb'(?:[:,\[" \t\n\r][-+]?|\A[-+]?)[0-9.]+\Z').search
 _exponent_ends = re.compile(rb"-[0-9]+(\"?)[ \t\n\r]*[,\]}]").match
 _odd_infinity = re.compile(rb"Inf[ \t\n\r,\]}]").search
 
-"""From what Arrow's JSON reader gave to the column's own type; raises :class:`.NeedsRowWise` when the meaning might be another one."""
-
 
 class JsonDecoder(BatchDecoder):
-    """See :class:`airflow_kafka_spark.formats.json.format.Json`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.json.format.Json`.
 
-    :param columns: the schema.
-    :param few: up to this many records (and 64 KiB) the reference is faster than starting Arrow's reader.
-    :param wire_columns: the same columns with what their values are carried by (:class:`.LogicalType`); None where JSON's own texts and
-        numbers are meant.
+    :param columns: the columns.
+    :param few: up to this many records (and 64 KiB) are read row by row, which is faster than starting Arrow's reader.
+    :param wire_columns: the columns with the logical types by which their values are written (:class:`.LogicalType`); None if
+        values are JSON's own texts and numbers.
     """
 
     def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, wire_columns: Sequence[Column] | None = None) -> None:
         self._columns = tuple(columns)
         self._wire_columns = self._columns if wire_columns is None else tuple(wire_columns)
-        self._reference = JsonRowReader(self._wire_columns)
+        self._row_reader = JsonRowReader(self._wire_columns)
         self._plans: dict[tuple[bool, ...], _ArrowReader] = {}
         self._has_decimal = any(_contains(Decimal, c.type) for c in self._columns)
         super().__init__(
             arrow_schema(self._columns),
-            self._reference.read,
+            self._row_reader.read,
             few,
             row_wise_only=any(_contains(Map, c.type) for c in self._columns),
-            screens=suspect_finders(self._wire_columns),
+            suspect_finders=suspect_finders(self._wire_columns),
         )
 
     def __reduce__(self) -> tuple[type[JsonDecoder], tuple[tuple[Column, ...], int, tuple[Column, ...]]]:
@@ -110,13 +108,13 @@ class JsonDecoder(BatchDecoder):
             buffer = _join(records, self._has_decimal)
         except NeedsRowWise:
             return None
-        as_numbers = tuple(self._reference.as_numbers)
+        as_numbers = tuple(self._row_reader.as_numbers)
         batch = self._read(buffer, len(records), as_numbers)
         if batch is None and as_numbers:
-            # Timestamps may come as numbers here: the first record tells.
+            # Timestamps may be numbers in this batch: the first record shows it.
             self.read_row_wise(records[:1], 0)
-            if tuple(self._reference.as_numbers) != as_numbers:
-                batch = self._read(buffer, len(records), tuple(self._reference.as_numbers))
+            if tuple(self._row_reader.as_numbers) != as_numbers:
+                batch = self._read(buffer, len(records), tuple(self._row_reader.as_numbers))
         return batch
 
     def _read(self, buffer: bytes, count: int, as_numbers: tuple[bool, ...]) -> pa.RecordBatch | None:
@@ -129,7 +127,7 @@ class JsonDecoder(BatchDecoder):
 
 
 def _contains(kind: type, data_type: DataType) -> bool:
-    """Whether a type is of this kind, or holds one that is."""
+    """Return True if a type is of this class, or contains one that is."""
     if isinstance(data_type, Array):
         return _contains(kind, data_type.element)
     return isinstance(data_type, kind) or (
@@ -141,14 +139,14 @@ def _contains(kind: type, data_type: DataType) -> bool:
 
 
 def _join(records: Sequence[bytes], decimals: bool) -> bytes:
-    """The records as one buffer, in which each newline separates two of them and nothing stands that Arrow takes beyond JSON.
+    """Return the records as one buffer in which each newline separates two of them, without anything that only Arrow accepts.
 
-    :param decimals: whether the schema has some.
+    :param decimals: True if the schema has decimals.
     """
     buffer = b"\n".join(records)
     ends = _separators(buffer, len(records))
     if ends is None:
-        # Newlines of their own: to JSON a carriage return means the same, also where it is forbidden.
+        # Records contain newlines. JSON treats a carriage return like a newline, also where it is not allowed.
         records = [r.replace(b"\n", b"\r").strip(b" \t\r") for r in records]
         buffer = b"\n".join(records)
         ends = _separators(buffer, len(records))
@@ -170,22 +168,22 @@ def _join(records: Sequence[bytes], decimals: bool) -> bytes:
 
 
 def _has_negative_exponent(buffer: bytes) -> bool:
-    """Whether there may be a number like ``1e-400``, as a string too: for a decimal, Arrow then reads memory not its own."""
+    """Return True if there may be a number like ``1e-400``, also as a string: for a decimal, Arrow then reads foreign memory."""
     if b"\\" in buffer and _escaped_number(buffer):
         return True
-    # Looked for as single bytes: faster than Python finds two in a row.
+    # Searched as single bytes, which is faster than searching two consecutive ones.
     view = np.frombuffer(buffer, np.uint8)
     minus = np.flatnonzero(view == ord("-"))
     for at in minus[(view[minus - 1] | 0x20) == ord("e")].tolist():
         begins, ends = _number_begins(buffer[max(0, at - 64) : at - 1]), _exponent_ends(buffer, at)
-        # Quotes stand on both sides or on none; when there are more digits than looked at, that is not known.
+        # Quotes stand on both sides or on none; with more digits than were searched that is unknown.
         if begins and ends and (len(begins[0]) > 60 or (begins[0][:1] == b'"') == (ends[1] == b'"')):
             return True
     return False
 
 
 def _separators(buffer: bytes, count: int) -> np.ndarray | None:
-    """Where each record ends, when every newline stands between ``}`` and ``{`` and there are as many as there must be."""
+    """Return the end of each record, if every newline stands between ``}`` and ``{`` and their number is right; else None."""
     view = np.frombuffer(buffer, np.uint8)
     if len(view) < 2 or view[0] != ord("{") or view[-1] != ord("}"):
         return None
@@ -199,10 +197,11 @@ def _separators(buffer: bytes, count: int) -> np.ndarray | None:
 
 
 class _ArrowReader:
-    """How Arrow reads a schema: a column as its own type where Arrow means the same, else as text or as a wider type.
+    """Reads buffers of one schema with Arrow: a column as its own type if Arrow reads it identically, else as text or as a wider
+    type.
 
-    :param columns: the schema, without maps.
-    :param epochs: for each timestamp and each value that is carried, in order, whether it comes as a number.
+    :param columns: the columns, without maps.
+    :param as_numbers: for each timestamp and each logical type, in order, True if its values are numbers.
     """
 
     def __init__(self, columns: Sequence[Column], as_numbers: Sequence[bool]) -> None:
@@ -283,18 +282,18 @@ def _decimal(data_type: Decimal) -> tuple[pa.DataType, ArrayFunction]:
     wanted = arrow_type(data_type)
     if data_type.precision + data_type.scale <= 38:
         return wanted, _check_digits
-    # Arrow rescales what was written without looking whether the product overflows: in 256 bits it does not.
+    # Arrow rescales decimals without checking for overflow; 256 bits cannot overflow.
     return pa.decimal256(data_type.precision, data_type.scale), lambda array: _check_digits(array).cast(wanted)
 
 
 def _check_digits(array: pa.Array) -> pa.Array:
-    # Arrow has counted the digits that were written, not those of the rescaled number.
+    # Arrow has checked the digits as written, not those of the rescaled number.
     array.validate(full=True)
     return array
 
 
 def _logical(kind: LogicalType, number: bool) -> tuple[pa.DataType, ArrayFunction]:
-    """A value that another type carries."""
+    """Return how Arrow reads a logical type, and the conversion to the column."""
     wanted = arrow_type(kind.of)
     if kind.unit == "unscaled":
         assert isinstance(kind.of, Decimal)
@@ -334,7 +333,7 @@ def _variable(found: dict[str, Any] | None, kind: LogicalType) -> Any:
 
 
 def _without_zulu(name: str) -> ArrayFunction:
-    """Of texts that may end in ``Z``: days, or times to the minute at least."""
+    """Return the conversion of texts that may end in ``Z``: days, or times with at least minutes."""
     _, change = _READ_AS[name]
     pattern = "^(....-..-..)Z$" if name == "date" else "^(.*[0-9]:[0-9].*)Z$"
     return lambda array: change(pc.replace_substring_regex(array, pattern, "\\1"))
@@ -351,7 +350,7 @@ def _from_seconds(array: pa.Array) -> pa.Array:
 
 
 def _finite(array: pa.Array) -> pa.Array:
-    # To Arrow, too large a number is infinite; which ones were written so it does not tell.
+    # Arrow reads numbers that are too large as infinite, like those that are written so.
     if pc.any(pc.is_inf(array)).as_py():
         raise NeedsRowWise
     return array
@@ -370,17 +369,7 @@ _READ_AS: dict[str, tuple[pa.DataType, ArrayFunction]] = {
 }
 
 
-# --- json.tasks.suspects --------------------
-# Which records of a batch are likely to be bad: a quick look at each, where Arrow has refused the batch as a whole.
-#
-# Only a guess: whoever is suspected goes to the reference, which decides, and whoever is not goes to Arrow once more. So a wrong
-# guess costs time and changes nothing. With one bad record in a hundred it is the difference between reading a batch twice and
-# taking it apart down to single records.
-#
-# There are two looks. The first has msgspec read each record as the column's types, which takes less time than Arrow does; it is
-# wrong about forms that our meaning takes and RFC 3339 does not, and sees no decimal with too many digits. The second leaves such
-# values as they were written, and compares them with what may be written there.
-#
+# --- which records are probably bad ---------------------------------------------------------------------------------------
 
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
@@ -396,19 +385,24 @@ _NOTATIONS = {
     "double": r'-?[0-9.]+(?:[eE][-+]?[0-9]+)?|-?Infinity|NaN|"(?:-?Infinity|NaN)"',
     "binary": r'"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"',
 }
-"""How a value of a type is written."""
+"""The notations of a type's values, as regular expressions."""
 
 
 def suspect_finders(columns: Sequence[Column]) -> tuple[SuspectFinder, ...]:
-    """What looks at records of these columns, the quicker look first."""
+    """Return the suspect finders for records of these columns, the faster one first.
+
+    The first has msgspec read each record as the types of the columns, which is faster than Arrow. It refuses some notations
+    that are valid here but not in RFC 3339, and it accepts decimals with too many digits. The second compares such values with
+    their valid notations.
+    """
     return _LazyFinder(columns, _find_by_type), _LazyFinder(columns, _find_by_notation)
 
 
 class _LazyFinder:
-    """One look, made when it is asked for the first time; without msgspec, which comes with Airflow, it suspects nobody.
+    """A suspect finder that is built when it is first used; without msgspec, which Airflow requires, it finds nothing.
 
-    :param columns: of the records.
-    :param make: makes it.
+    :param columns: the columns of the records.
+    :param make: builds it.
     """
 
     def __init__(self, columns: Sequence[Column], make: Callable[[Sequence[Column], Any], SuspectFinder]) -> None:
@@ -438,7 +432,7 @@ def _find_by_type(columns: Sequence[Column], msgspec: Any) -> SuspectFinder:
         left = iter(records)
         while length_hint(left):
             try:
-                # No line of Python around each record: that would be a fifth of the time.
+                # One call for all records: a line of Python per record would take a fifth of the time.
                 deque(map(look, left), maxlen=0)
             except refused:
                 found.append(len(records) - length_hint(left) - 1)
@@ -468,11 +462,11 @@ def _find_by_notation(columns: Sequence[Column], msgspec: Any) -> SuspectFinder:
 
 
 def _struct_type(columns: Sequence[Column], msgspec: Any, type_of: Callable[[DataType, Any], Any]) -> Any:
-    """The class that one record is read as."""
+    """Return the msgspec class for one record."""
     fields = []
     for at, column in enumerate(columns):
         kind = type_of(column.type, msgspec)
-        # Raw takes a null as it is, and takes nothing in a union.
+        # Raw accepts nulls, and is not allowed in unions.
         nullable = kind if kind is msgspec.Raw else kind | None
         fields.append((f"f{at}", nullable, None) if column.nullable else (f"f{at}", kind))
     names = {f"f{at}": column.name for at, column in enumerate(columns)}
@@ -480,7 +474,7 @@ def _struct_type(columns: Sequence[Column], msgspec: Any, type_of: Callable[[Dat
 
 
 def _checked_type(data_type: DataType, msgspec: Any) -> Any:
-    """As what the first look reads a value."""
+    """Return the type as which the first finder reads a value."""
     if isinstance(data_type, LogicalType | Map):
         return msgspec.Raw
     if isinstance(data_type, Struct):
@@ -509,14 +503,14 @@ def _checked_type(data_type: DataType, msgspec: Any) -> Any:
 
 
 def _raw_type(data_type: DataType, msgspec: Any) -> Any:
-    """As what the second look reads a value."""
+    """Return the type as which the second finder reads a value."""
     return (
         msgspec.Raw if _notation(data_type) or not isinstance(data_type, Primitive | Text) else _checked_type(data_type, msgspec)
     )
 
 
 def _notations(columns: Sequence[Column]) -> Iterator[tuple[int, bytes]]:
-    """How values of a column are written, where the second look leaves them as they are."""
+    """Yield position and notation of each column whose values the second finder compares as text."""
     for at, column in enumerate(columns):
         if form := _notation(column.type):
             yield at, f"{form}|null".encode() if column.nullable else form.encode()

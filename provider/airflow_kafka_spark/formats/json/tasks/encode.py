@@ -1,6 +1,6 @@
-"""Rows to JSON, a batch at a time, in Arrow: byte for byte what Spark's ``to_json`` writes. Runs in Spark's tasks.
+"""Rows to JSON in batches, in Arrow, with exactly the bytes that Spark's ``to_json`` writes.
 
-Only for types for which that holds (:data:`~airflow_kafka_spark.formats.base.Kind`); the tests run both over the same rows.
+Only for the types of :data:`~airflow_kafka_spark.formats.base.Kind`, for which the tests compare both.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _UNTOUCHED = bytes(code for code in range(256) if code not in _ESCAPES)
 
 @dataclass(frozen=True)
 class JsonEncoder(Encoder):
-    """One object per row, as :meth:`~airflow_kafka_spark.formats.Json.encode` has it.
+    """Encodes one object per row, as :meth:`~airflow_kafka_spark.formats.Json.encode` writes it.
 
-    :param columns: the columns and what they hold, in order.
+    :param columns: names and kinds of the columns, in order.
     """
 
     columns: tuple[tuple[str, Kind], ...]
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
-        """The rows' objects."""
+        """Return the rows' objects."""
         parts: list[str | pa.Array] = []
         before = "{"
         for name, kind in self.columns:
@@ -42,13 +42,13 @@ class JsonEncoder(Encoder):
 
 
 def format_unquoted(column: pa.Array, kind: Kind) -> pa.Array:
-    """The text of values as JSON has them, without quotes and escapes; not for texts."""
+    """Return the JSON text of values without quotes and escapes; not for texts."""
     text, after = _TEXTS[kind](column), _AROUND.get(kind, ("", ""))[1].strip('"')
     return pc.binary_join_element_wise(text, after, "") if after else text
 
 
 def merge_constants(parts: Sequence[str | pa.Array]) -> list[str | pa.Array]:
-    """The same with constants that follow each other made one: each part costs a step for every row."""
+    """Return the parts with consecutive constants merged, since each part costs a step for every row."""
     fewer: list[str | pa.Array] = []
     for part in parts:
         if isinstance(part, str) and fewer and isinstance(fewer[-1], str):
@@ -69,11 +69,11 @@ def _value(column: pa.Array, kind: Kind) -> list[str | pa.Array]:
 
 
 def escape_strings(column: pa.Array) -> pa.Array:
-    """The inside of JSON strings, as Jackson writes them: nothing is escaped that need not be."""
+    """Return the inside of JSON strings, with only the escapes that JSON requires, as Jackson writes them."""
     found = concatenated(column).translate(None, _UNTOUCHED)
     if not found:
         return column
-    # The backslash first: the others bring new ones.
+    # Backslashes first, since the other escapes add some.
     for code in sorted(set(found), key=lambda code: (code != 0x5C, code)):
         column = pc.replace_substring(column, chr(code), _ESCAPES[code])
     return column
@@ -110,4 +110,4 @@ _AROUND: Mapping[Kind, tuple[str, str]] = {
     **dict.fromkeys(("integer", "boolean", "decimal", "fine decimal"), ("", "")),
     "zoned": ('"', 'Z"'),
 }
-"""What stands around values in JSON, where it is not quotes."""
+"""The text before and after values in JSON, if that is not quotes."""

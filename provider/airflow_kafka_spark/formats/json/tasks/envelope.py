@@ -1,8 +1,8 @@
-"""Decodes and encodes Connect's envelopes inside a Spark task.
+"""Connect's envelopes decoded and encoded in tasks, and the defaults of a record's schema (``replace.null.with.default``).
 
-Records of one schema begin with the same bytes, up to where the payload begins: ``{"schema":{...},"payload":``. Where a record
-begins like one before it and ends in ``}``, what is between is its payload if it is one JSON document, which the payload's
-decoder makes sure of; so the schema is read once, not with every record.
+Records of one schema begin with the same bytes, up to the payload: ``{"schema":{...},"payload":``. If a record begins like an
+earlier one and ends in ``}``, the bytes between are its payload, provided that they are one JSON document, which the payload's
+decoder checks. So each schema is read once and not with every record.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from airflow_kafka_spark.formats.text import BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, arrow_schema, arrow_type
 
 _SCHEMAS = 64
-"""Of so many schemas at once it is remembered what they mean."""
+"""The number of schemas that are kept."""
 
 
 @dataclass
 class _PayloadReader:
-    """What a schema means.
+    """How payloads of one schema are read.
 
-    :param decoder: of its payloads; None when they do not fit the columns.
-    :param wrong: why.
-    :param optional: whether a payload may be null.
-    :param fills: what stands in for nulls of the columns.
+    :param decoder: decodes them; None if they do not fit the columns.
+    :param wrong: why they do not fit.
+    :param optional: True if a payload may be null.
+    :param fills: the defaults of the columns.
     """
 
     decoder: JsonDecoder | None
@@ -56,7 +56,7 @@ class _PayloadReader:
 
 @dataclass
 class _Group:
-    """The records of one schema in a batch: where they are, and their payloads."""
+    """The records of one schema in a batch: their positions and payloads."""
 
     plan: _PayloadReader
     places: list[int] = field(default_factory=list)
@@ -64,11 +64,11 @@ class _Group:
 
 
 class EnvelopeDecoder(Decoder):
-    """See :class:`airflow_kafka_spark.formats.json.envelope.JsonEnvelope`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.json.envelope.JsonEnvelope`.
 
-    :param columns: what is wanted of the payloads.
+    :param columns: the columns of the payloads.
     :param few: see :class:`.JsonDecoder`.
-    :param defaults: whether those of a record's schema stand in for nulls.
+    :param defaults: True if the defaults of a record's schema replace nulls.
     """
 
     def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, defaults: bool = False) -> None:
@@ -82,11 +82,11 @@ class EnvelopeDecoder(Decoder):
         return type(self), (self._columns, self._few, self._defaults)
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """Decode many values at once; see :class:`.JsonEnvelope` for what they mean."""
+        """Decode a batch of values; :class:`.JsonEnvelope` defines their meaning."""
         return self._decode(values, row_wise=False)
 
     def decode_row_wise(self, values: Sequence[bytes | None]) -> Decoded:
-        """The same, each record taken apart and read by itself: what :meth:`decode` has to equal."""
+        """Decode each record by itself, with its own schema; :meth:`decode` returns the same."""
         return self._decode(values, row_wise=True)
 
     def _decode(self, values: Sequence[bytes | None], row_wise: bool) -> Decoded:
@@ -118,7 +118,7 @@ class EnvelopeDecoder(Decoder):
         return Decoded(batch, tuple(sorted(bad.items())), deleted)
 
     def _rows(self, groups: Any, values: Sequence[bytes | None], bad: dict[int, str], row_wise: bool) -> pa.RecordBatch:
-        """All rows in their order; what is wrong with some goes to ``bad``."""
+        """Return all rows in their order; reasons of bad records are added to ``bad``."""
         batches: list[pa.RecordBatch] = []
         rows: list[int | None] = [None] * len(values)
         taken = 0
@@ -148,7 +148,7 @@ class EnvelopeDecoder(Decoder):
         return pa.RecordBatch.from_arrays([fill_nulls(found, array, f.type) for found, array, f in columns], schema=self._schema)
 
     def _payload(self, value: bytes, row_wise: bool) -> tuple[_PayloadReader, bytes]:
-        """What a record's schema means, and its payload."""
+        """Return the reader for a record's schema, and its payload."""
         prefix = self._prefix
         if not row_wise and prefix is not None and value.endswith(b"}"):
             if value.startswith(prefix):
@@ -198,7 +198,7 @@ def _check_null(plan: _PayloadReader) -> None:
 
 
 def _reason(value: bytes | None, reason: str) -> str:
-    """Why a record is bad: what is wrong with its envelope comes first."""
+    """Return why a record is bad; a problem of its envelope comes first."""
     try:
         split_envelope(value or b"")
     except BadValue as e:
@@ -207,9 +207,9 @@ def _reason(value: bytes | None, reason: str) -> str:
 
 
 def split_envelope(value: bytes) -> tuple[str, bytes, bytes | None]:
-    """The texts of a record's schema and of its payload; and how it begins, where all between that and a ``}`` is the payload.
+    """Return the texts of a record's schema and payload, and its beginning if all between that and a ``}`` is the payload.
 
-    :raises BadValue: it is not one object with these two.
+    :raises BadValue: it is not one object with these two fields.
     """
     try:
         text = value.decode("utf-8")
@@ -250,11 +250,11 @@ def split_envelope(value: bytes) -> tuple[str, bytes, bytes | None]:
 
 @dataclass(frozen=True)
 class EnvelopeEncoder(Encoder):
-    """One envelope per row, as :meth:`~airflow_kafka_spark.formats.JsonEnvelope.encode` has it.
+    """Encodes one envelope per row, as :meth:`~airflow_kafka_spark.formats.JsonEnvelope.encode` writes it.
 
-    :param before: what stands before the payload.
-    :param columns: the columns in order: each declared column, and what the rows hold of it.
-    :param precision: what timestamps are counted in.
+    :param before: the text before the payload.
+    :param columns: each declared column in order, and what the rows hold of it.
+    :param precision: the unit of timestamps.
     """
 
     before: str
@@ -262,7 +262,7 @@ class EnvelopeEncoder(Encoder):
     precision: TimestampPrecision
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
-        """The rows' envelopes."""
+        """Return the rows' envelopes."""
         kinds: list[tuple[str, Kind]] = []
         arrays: dict[str, pa.Array] = {}
         for column, kind in self.columns:
@@ -284,39 +284,35 @@ class EnvelopeEncoder(Encoder):
         plain = array.cast(pa.int64())
         if self.precision == "micros":
             return plain
-        # Divided towards the past, as Spark does it; what does not come out even is refused.
+        # Rounded towards the past, as Spark does; a remainder is refused below.
         whole = array.view(pa.timestamp("us")).cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
         if pc.any(pc.not_equal(pc.multiply(whole, 1000), plain)).as_py():
             raise ValueError(f"Column `{name}` holds microseconds, which Connect's Timestamp has not")
         return whole
 
 
-# --- json.tasks.envelope_defaults --------------------
-# Defaults of a record's own schema, in place of the nulls of its payload: Connect's ``replace.null.with.default``.
-#
-# Runs in Spark's tasks.
-#
+# --- defaults of the schema -----------------------------------------------------------------------------------------------
 
 
 class NumberText(str):
-    """A number of a schema, as it was written: no digit of a default is lost."""
+    """A number of a schema as it was written, so that no digit of a default is lost."""
 
 
 @dataclass(frozen=True)
 class DefaultFill:
-    """What stands in for nulls of a value, and of its parts.
+    """The defaults of a value and of its parts.
 
-    :param default: of the value itself, an array of one; None: a null stays one.
-    :param parts: of a struct's fields in order, of an array's elements or a map's values.
+    :param default: the value's default, an array of one; None: a null stays null.
+    :param parts: those of a struct's fields in order, of an array's elements or of a map's values.
     """
 
     default: pa.Array | None = None
     parts: tuple[DefaultFill | None, ...] = ()
 
     def of(self, array: pa.Array, wanted: pa.DataType) -> pa.Array:
-        """The values without the nulls that have a default.
+        """Return the values with nulls replaced by defaults.
 
-        :param wanted: their type: what may not be null is null in none of them any more.
+        :param wanted: their type; a part that may not be null holds no null afterwards.
         """
         if self.parts:
             array = self._inner(array, wanted)
@@ -339,12 +335,12 @@ class DefaultFill:
 
 
 def fill_nulls(filling: DefaultFill | None, array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The values, those that are null by their defaults."""
+    """Return the values with nulls replaced by defaults, if there are any."""
     return array if filling is None else filling.of(array, wanted)
 
 
 def _starts(array: pa.Array) -> pa.Array:
-    """Where each list begins, and the last one ends; null where there is none, which is how lists are made of parts."""
+    """Return the offsets of lists, null where a list is null, as Arrow builds lists from parts."""
     if not array.null_count:
         return array.offsets
     gone = pa.concat_arrays([array.is_null(), pa.array([False])])
@@ -352,11 +348,11 @@ def _starts(array: pa.Array) -> pa.Array:
 
 
 def default_fills(columns: Sequence[Column], schema: Any) -> tuple[tuple[Column, ...], tuple[DefaultFill | None, ...]]:
-    """The columns as a payload may leave them, and what then stands in for their nulls.
+    """Return the columns as a payload may leave them, and the defaults that replace their nulls.
 
-    :param columns: with what carries them, by the schema.
-    :param schema: the record's, of a struct, in which numbers are :class:`NumberText`; None says nothing.
-    :raises BadValue: a default is none of what its field holds.
+    :param columns: the columns with their logical types.
+    :param schema: the schema of the record's struct, in which numbers are :class:`NumberText`; None has no defaults.
+    :raises BadValue: a default does not fit its field.
     """
     known = named_fields(schema or {})
     lenient, found = [], []
@@ -389,12 +385,12 @@ def _default_fill(data_type: DataType, schema: Mapping[str, Any]) -> tuple[DataT
 
 
 def _has_default(filling: DefaultFill | None) -> bool:
-    """Whether the value itself is not null any more."""
+    """Return True if the value itself is never null after filling."""
     return filling is not None and filling.default is not None
 
 
 def _decoded(data_type: DataType, default: Any) -> pa.Array:
-    """A default, which is written as a payload would be."""
+    """Return a default, which is written as in a payload, as an array of one."""
     column = Column("default", data_type)
     try:
         text = _json({"default": default})
@@ -407,7 +403,7 @@ def _decoded(data_type: DataType, default: Any) -> pa.Array:
 
 
 def _json(value: Any) -> str:
-    """What was read, with its numbers as they were written."""
+    """Return parsed JSON as text, with numbers as they were written."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(name)}:{_json(one)}" for name, one in value.items()) + "}"
     if isinstance(value, list):

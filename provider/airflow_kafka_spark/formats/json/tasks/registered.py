@@ -1,4 +1,4 @@
-"""JSON in Confluent's wire format, in Spark's tasks: a header, and what :mod:`.json.tasks.decode` reads behind it."""
+"""JSON with a JSON Schema in tasks: decoded after Confluent's header, and written row by row as the schema requires."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ _NONE: Mapping[int, Sequence[Column]] = {}
 
 
 class RegisteredJsonDecoder(Decoder):
-    """See :class:`airflow_kafka_spark.formats.json.registered.JsonSchema`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.json.registered.JsonSchema`.
 
-    :param wire_columns: the columns, with what their values are carried by.
-    :param known: the schemas that records may have, by id; None where values are without a header.
+    :param wire_columns: the columns with their logical types.
+    :param known: the schemas that records may have, by id; for values without a header that of id 0.
     :param unusable: ids whose schema cannot be used, and why.
-    :param span: where the schemas are from, as it stands in a sentence.
-    :param checks: whether values are checked against the schema they were written with; without a header that of id 0.
-    :param others: ids of records in which the columns' values are carried by something else, and by what.
+    :param span: ids, subjects and versions of the schemas, for messages.
+    :param framed: True if values begin with a header.
+    :param checks: True if values are checked against the schema they were written with.
+    :param others: for ids whose records write the columns with other logical types, the columns with these.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class RegisteredJsonDecoder(Decoder):
         return type(self), self._given
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """Decode many values at once."""
+        """Decode a batch of values."""
         bad: dict[int, str] = {}
         texts = self._texts(values, bad) if self._framed else list(values)
         decoded = self._json.decode(texts) if not self._others else self._by_writer(values, texts)
@@ -75,7 +76,7 @@ class RegisteredJsonDecoder(Decoder):
         return replace(decoded, bad=tuple(sorted(bad.items())))
 
     def _by_writer(self, values: Sequence[bytes | None], texts: Sequence[bytes | None]) -> Decoded:
-        """Each record as what carries its values is in its own schema."""
+        """Return the rows, each record read with the logical types of its own schema."""
         groups: dict[JsonDecoder, list[int]] = {}
         for at, value in enumerate(values):
             groups.setdefault(self._others.get((value or b"")[:HEADER_BYTES], self._json), []).append(at)
@@ -91,7 +92,7 @@ class RegisteredJsonDecoder(Decoder):
         return Decoded(rows.to_batches()[0], tuple(sorted(bad.items())))
 
     def _texts(self, values: Sequence[bytes | None], bad: dict[int, str]) -> list[bytes | None]:
-        """What is behind the headers; None where that is not known."""
+        """Return the bytes after the headers; None for a record whose schema is unknown."""
         heads, found = self._known_headers, list[bytes | None]()
         for at, value in enumerate(values):
             if value is not None and value[:HEADER_BYTES] not in heads:
@@ -153,21 +154,20 @@ def _validator(schema: Mapping[str, Any]) -> Callable[[bytes], str]:
     return wrong
 
 
-# --- json.tasks.registered_encode --------------------
-# Rows to JSON by a JSON Schema, in Spark's tasks, one by one: the schema says what may be null and what may be missing.
+# --- writing --------------------------------------------------------------------------------------------------------------
 
 
 _MOST_NANOS = ((1 << 63) - 1) // 1000
 _Write = Callable[[Any], str]
-"""The JSON of a value; raises ValueError."""
+"""Returns the JSON of a value; raises ValueError."""
 
 
 class JsonSchemaEncoder(RowEncoder):
-    """See :class:`airflow_kafka_spark.formats.json.registered.JsonSchema`.
+    """The encoder of :class:`~airflow_kafka_spark.formats.json.registered.JsonSchema`.
 
     :param fields: the properties of the schema.
     :param columns: the names of the rows' columns, all of them properties.
-    :param header: what stands before each object.
+    :param header: the bytes before each object.
     """
 
     def __init__(self, fields: Sequence[Property], columns: Sequence[str], header: bytes) -> None:
@@ -180,7 +180,7 @@ class JsonSchemaEncoder(RowEncoder):
         return type(self), (self._given, self._columns, self._header)
 
     def write(self, row: Mapping[str, Any]) -> bytes:
-        """One row's object, behind the header."""
+        """Return the header and the object of one row."""
         try:
             return self._header + self._object(row).encode()
         except UnicodeEncodeError as e:

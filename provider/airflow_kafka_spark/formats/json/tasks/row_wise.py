@@ -1,7 +1,10 @@
-"""What a JSON record means: the reference that the fast path of :mod:`.json.tasks.decode` has to agree with.
+"""JSON decoded row by row: this module defines what a JSON record means; :mod:`.json.tasks.decode` has to agree with it.
 
-Plain Python, no Arrow. :class:`JsonRowReader` turns the bytes of one record into one Python value per column, in the form that
-``pyarrow.array(values, type)`` takes, or raises :class:`.BadValue` with the reason. The table of meanings is in :class:`.Json`.
+Plain Python, without Arrow. :class:`JsonRowReader` returns one Python value per column, in the form that
+``pyarrow.array(values, type)`` takes, or raises :class:`.BadValue` with the reason. The table of meanings is in
+:class:`.Json`. The readers of values take the record's text and the index at which a value begins; at the end of the text they
+raise IndexError, which :meth:`JsonRowReader.read` expects. msgspec is no replacement: it accepts other notations of dates and
+numbers, keeps the last of two equal names, and its errors do not say what was found.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from airflow_kafka_spark.formats.text import (
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Struct, Text
 
 MAX_NESTING = 500
-"""Objects and arrays may be nested this deep, also in fields that are not read."""
+"""The greatest depth of nested objects and arrays, also in fields that are skipped."""
 
 
 JsonReader = Callable[[str, int], tuple[Any, int]]
@@ -52,7 +55,7 @@ _scan_once: JsonReader = JSONDecoder(parse_float=str, parse_int=str, strict=True
 
 
 def too_deep(value: bytes) -> bool:
-    """True when objects and arrays are nested deeper than :data:`MAX_NESTING`."""
+    """Return True if objects and arrays are nested deeper than :data:`MAX_NESTING`."""
     if value.count(b"{") + value.count(b"[") <= MAX_NESTING:
         return False
     brackets = _strings.sub(b"", value).translate(None, _all_but_brackets)
@@ -60,17 +63,17 @@ def too_deep(value: bytes) -> bool:
 
 
 def after_space(text: str, i: int) -> int:
-    """The index of what comes next."""
+    """Return the index of the next character that is not white space."""
     return skip_space(text, i).end() if text[i] in _SPACE else i  # type: ignore[union-attr]
 
 
 def not_json(text: str, i: int, expected: str) -> BadValue:
-    """What stands at an index is not what JSON's grammar wants there."""
+    """Return the error for a character that JSON's grammar does not allow at an index."""
     return BadValue(f"not JSON: found {found_at(text, i)} at character {i + 1}, expected {expected}")
 
 
 def read_key(text: str, i: int) -> tuple[str, int]:
-    """A key; the index is that of its value."""
+    """Return the key at an index, and the index of its value."""
     if text[i] != '"':
         raise not_json(text, i, "a name in double quotes")
     name, i = read_string(text, i)
@@ -81,7 +84,7 @@ def read_key(text: str, i: int) -> tuple[str, int]:
 
 
 def next_item(text: str, i: int, closing: str) -> int:
-    """Behind a value: the index of the next one, or of the closing bracket."""
+    """Return the index of the next value after an index, or of the closing bracket."""
     i = after_space(text, i)
     if text[i] == ",":
         i = after_space(text, i + 1)
@@ -93,7 +96,7 @@ def next_item(text: str, i: int, closing: str) -> int:
 
 
 def read_string(text: str, i: int) -> tuple[str, int]:
-    """The string whose opening quote is at an index; it may hold lone surrogates."""
+    """Return the string whose opening quote is at an index, and the index after it. It may contain lone surrogates."""
     try:
         return scanstring(text, i + 1, True)
     except JSONDecodeError as e:
@@ -101,7 +104,7 @@ def read_string(text: str, i: int) -> tuple[str, int]:
 
 
 def skip_value(text: str, i: int) -> int:
-    """The index after a value of any kind, which must be JSON; also NaN, Infinity and -Infinity, as everywhere."""
+    """Return the index after a value of any type. The value must be JSON, or NaN, Infinity or -Infinity."""
     try:
         return _scan_once(text, i)[1]
     except JSONDecodeError as e:
@@ -111,7 +114,7 @@ def skip_value(text: str, i: int) -> int:
 
 
 def found_at(text: str, i: int) -> str:
-    """The token at an index, for a message."""
+    """Return the token at an index, for a message."""
     if i >= len(text):
         return "nothing"
     try:
@@ -121,7 +124,7 @@ def found_at(text: str, i: int) -> str:
 
 
 def unexpected(text: str, i: int, expected: str) -> BadValue:
-    """The value at an index has another type than its column; or there is no value."""
+    """Return the error for a value whose type is not that of its column, or for a missing value."""
     end = skip_value(text, i)
     if end < len(text) and text[end] not in " \t\n\r,]}":
         return not_json(text, end, f"the end of the value {short(text[i:end])}")
@@ -129,7 +132,7 @@ def unexpected(text: str, i: int, expected: str) -> BadValue:
 
 
 def check_unicode(text: str) -> None:
-    """Refuses lone surrogates: JSON can write them, UTF-8 cannot."""
+    """Raise BadValue for lone surrogates, which JSON can write and UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as e:
@@ -161,7 +164,7 @@ def _integer_reader(name: str, bits: int) -> JsonReader:
         match = match_integer(text, i)
         if match is None:
             raise unexpected(text, i, name)
-        # Longer ones are out of any range; Python refuses to convert thousands of digits.
+        # More digits exceed every range, and Python refuses to convert thousands of them.
         number = int(match.group()) if len(match.group()) <= 20 else None
         if number is None or not low <= number <= high:
             raise BadValue(f"found {short(match.group())}, expected {name}: {low} to {high}")
@@ -249,17 +252,19 @@ PRIMITIVES: dict[str, JsonReader] = {
 class JsonRowReader:
     """Reads records of one schema.
 
-    :param columns: the schema.
+    :param columns: the columns; their types may be logical types.
     """
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self.as_numbers: list[bool] = []
-        """Of each ``timestamp`` and each value that is carried, in order, whether the last was a number: so will be the next."""
+        """For each ``timestamp`` and each logical type, in order, True if its last value was a number; the next one probably is,
+        too.
+        """
         self._names = [c.name for c in columns]
         self._read = self._object(columns)
 
     def read(self, value: bytes) -> list[Any]:
-        """One value per column of one record.
+        """Return one value per column of a record.
 
         :raises BadValue: the record is not one JSON object, or a value in it does not fit its column.
         """
@@ -284,7 +289,7 @@ class JsonRowReader:
     # --- values of any type ------------------------------------------------------------------------------------------
 
     def _value(self, data_type: DataType, nullable: bool) -> JsonReader:
-        """Reads a value that may be null."""
+        """Return the reader of a value that may be null."""
         read = self._typed(data_type)
 
         def value(text: str, i: int) -> tuple[Any, int]:
@@ -399,7 +404,7 @@ class JsonRowReader:
         return read
 
     def _expected(self) -> Callable[[bool], None]:
-        """What notes whether a value came as a number."""
+        """Return a function that notes whether a value was a number."""
         index = len(self.as_numbers)
         self.as_numbers.append(False)
 
@@ -432,9 +437,9 @@ _LARGEST_SCALE = 1000
 
 
 def logical_reader(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReader:
-    """Reads one value.
+    """Return the reader of a logical type.
 
-    :param seen: told whether it came as a number.
+    :param seen: called with True if a value was a number, else with False.
     """
     if kind.unit in ("unscaled", "variable"):
         return _unscaled(kind, seen)
@@ -464,7 +469,9 @@ def _instant_text(name: str) -> JsonReader:
 
 
 def _iso_text(name: str) -> JsonReader:
-    """What Debezium makes of dates and wall clocks with ``time.precision.mode=isostring``: as if they were in UTC."""
+    """Return the reader of dates and local timestamps that Debezium writes with ``time.precision.mode=isostring``, as if in
+    UTC.
+    """
 
     def read(text: str, i: int) -> tuple[Any, int]:
         found, end = read_string(text, i)
@@ -509,7 +516,7 @@ def _unscaled(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReader:
 
 
 def unscaled_reader(kind: LogicalType) -> Callable[[str], decimal.Decimal]:
-    """From base64 of a big-endian two's complement, Connect's Decimal, to the column's decimal."""
+    """Return the conversion from base64 of Connect's Decimal (big-endian two's complement) to the column's decimal."""
     assert isinstance(kind.of, Decimal)
     wanted, scale = kind.of, kind.scale
 
@@ -524,11 +531,11 @@ def unscaled_reader(kind: LogicalType) -> Callable[[str], decimal.Decimal]:
 
 
 def variable_scale_decimal(data: bytes, scale: int, kind: LogicalType) -> decimal.Decimal:
-    """The column's decimal of a VariableScaleDecimal.
+    """Return the column's decimal of a VariableScaleDecimal.
 
     :param data: the unscaled value, in big-endian two's complement.
-    :param scale: how many of its digits stand behind the point.
-    :raises BadValue: the column does not take it.
+    :param scale: the number of its digits after the point.
+    :raises BadValue: the column cannot hold it.
     """
     assert isinstance(kind.of, Decimal)
     if not -_LARGEST_SCALE < scale < _LARGEST_SCALE:
@@ -537,7 +544,7 @@ def variable_scale_decimal(data: bytes, scale: int, kind: LogicalType) -> decima
 
 
 def _scaled(data: bytes, sent: int, wanted: Decimal, found: str) -> decimal.Decimal:
-    """An unscaled value of one scale as a decimal of another, without rounding."""
+    """Return an unscaled value of one scale as a decimal of another, without rounding."""
     if len(data) > 64:
         raise BadValue(f"found {found}, expected {wanted}: it has too many digits")
     number, shift = int.from_bytes(data, "big", signed=True), wanted.scale - sent

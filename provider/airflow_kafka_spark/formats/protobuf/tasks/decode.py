@@ -1,6 +1,6 @@
-"""Decodes Protobuf inside a Spark task: messages by protobuf's own runtime, then column by column into Arrow.
+"""Protobuf decoded in tasks: messages by protobuf's own runtime, then column by column into Arrow.
 
-There is one meaning and one way to it. On doubt a batch is divided, down to the record that does not fit.
+There is one reader, for batches and for single records; a batch with a bad record is divided down to that record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from airflow_kafka_spark.formats.types import Struct, arrow_schema, arrow_type
 
 Path = tuple[int, ...]
 Writers = Mapping[int, Mapping[Path, str]]
-"""By schema id and by message indexes: why such a message cannot be read, empty where it can."""
+"""By schema id and message indexes, why such a message cannot be read; empty if it can."""
 
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _ONE_PATH = b"\0"
@@ -37,14 +37,14 @@ _NO_VALUES: Mapping[int, str] = {}
 
 
 class ProtobufDecoder(BatchDecoder):
-    """See :class:`airflow_kafka_spark.formats.protobuf.format.Protobuf`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.protobuf.format.Protobuf`.
 
     :param files: the descriptor set of the reader's message.
     :param layout: the message's columns.
-    :param writers: the messages that records may have; None where values are without a header.
+    :param writers: the messages that records may have; None if values have no header.
     :param unusable: ids whose schema cannot be used, and why.
-    :param known: where the schemas are from, as it stands in a sentence.
-    :param cut_nanoseconds: whether digits beyond the microsecond are left out, or make a record bad.
+    :param known: ids, subjects and versions of the schemas, for messages.
+    :param cut_nanoseconds: True if digits beyond the microsecond are cut off; False: they make a record bad.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class ProtobufDecoder(BatchDecoder):
         return pa.RecordBatch.from_arrays(self._columns.of(messages), schema=self._schema)
 
     def _payload(self, record: bytes) -> bytes:
-        """What is behind the header.
+        """Return the bytes after the header.
 
-        :raises BadValue: it is not one that can be read.
+        :raises BadValue: the header names no message that can be read.
         """
         number = schema_id_of(record)
         assert self._writers is not None
@@ -107,7 +107,10 @@ class ProtobufDecoder(BatchDecoder):
         return record[at:]
 
     def read_row_wise(self, records: Sequence[bytes], start: int) -> DecodedPart:
-        """Record by record; positions are counted from ``start``."""
+        """Read records row by row.
+
+        :param start: the position of the first record in the whole batch.
+        """
         pieces: list[pa.RecordBatch] = []
         bad: list[tuple[int, str]] = []
         self.row_wise_count += len(records)
@@ -131,7 +134,7 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def message_indexes(record: bytes, at: int) -> tuple[Path, int]:
-    """Which message of its schema a record holds, and where that begins: Confluent's zigzag varints.
+    """Return the indexes of the message of a record in its schema, and the position after them: Confluent's zigzag varints.
 
     :raises BadValue: there are none.
     """
@@ -163,11 +166,11 @@ def _varint(record: bytes, at: int) -> tuple[int, int]:
 # --- messages to columns -------------------------------------------------------------------------------------------------
 
 _Convert = Callable[[Sequence[Any]], pa.Array]
-"""Values of a field, as protobuf gives them, to an array; raises BadValue."""
+"""Converts the values of a field, as protobuf returns them, to an array; raises BadValue."""
 
 
 class _Columns:
-    """The fields of a message."""
+    """The columns of a message's fields."""
 
     def __init__(self, message: FieldLayout, cut: bool) -> None:
         self._numbers = message.numbers
@@ -175,12 +178,12 @@ class _Columns:
         self._fields = [(f.name, _field(f, cut)) for f in message.fields]
 
     def of(self, messages: Sequence[Any]) -> list[pa.Array]:
-        """One array per field."""
+        """Return one array per field."""
         for message in messages:
             unknown = UnknownFieldSet(message)
             if len(unknown):
                 self._check(message, unknown)
-            # By its class: a field may have the name of a method.
+            # Called on the class, since a field may have the name of a method.
             if not type(message).IsInitialized(message):
                 raise BadValue(f"found no `{type(message).FindInitializationErrors(message)[0]}`, which is required")
         arrays = []
@@ -194,7 +197,7 @@ class _Columns:
         return arrays
 
     def _check(self, message: Any, unknown: UnknownFieldSet) -> None:
-        """Fields that the schema does not know are passed over; those that it knows otherwise are not."""
+        """Check unknown fields: those that the schema does not have are skipped, those that it has with another type are bad."""
         for field in unknown:
             if field.field_number in self._numbers:
                 known = type(message).DESCRIPTOR.fields_by_number[field.field_number]
@@ -240,7 +243,7 @@ def _map(node: FieldLayout, get: Callable[[Any], Any], cut: bool) -> Callable[[S
 
     def maps(messages: Sequence[Any]) -> pa.Array:
         found = list(map(get, messages))
-        # In one order: a retry gives what the first attempt gave.
+        # Sorted, so that a retry returns what the first attempt returned.
         order = [sorted(one) for one in found]
         flat = [one[key] for one, names in zip(found, order, strict=True) for key in names]
         keyed = keys(list(chain.from_iterable(order)))
@@ -283,7 +286,7 @@ def _texts(values: Sequence[Any]) -> pa.Array:
     try:
         return pa.array(values, pa.string())
     except pa.ArrowInvalid:
-        # Texts of proto2 are not looked at by protobuf, and are bytes where they are none.
+        # protobuf does not check the texts of proto2, and returns bytes for those that are not UTF-8.
         odd = next((v for v in values if isinstance(v, bytes)), b"")
         raise BadValue(f"not UTF-8: {odd[:20]!r}") from None
 
@@ -316,7 +319,7 @@ def _duration(value: Any, cut: bool) -> int:
     seconds, nanos = value.seconds, value.nanos
     if abs(seconds) > 315_576_000_000 or abs(nanos) > 999_999_999 or (seconds and nanos and (seconds < 0) != (nanos < 0)):
         raise BadValue(f"found {seconds} s and {nanos} ns, expected a length of time within 10 000 years")
-    # Towards zero, where something is cut off.
+    # Digits are cut off towards zero.
     return _micros(seconds, nanos, cut) if nanos >= 0 else -_micros(-seconds, -nanos, cut)
 
 

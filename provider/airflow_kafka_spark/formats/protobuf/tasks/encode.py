@@ -1,4 +1,4 @@
-"""Rows to Protobuf, in Spark's tasks: values of Python into messages, and these into bytes."""
+"""Rows to Protobuf in tasks: Python values to messages, and these to bytes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from airflow_kafka_spark.formats.tasks.row_encoder import (
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _MIN_DAY, _MAX_DAY = 1 - _EPOCH, datetime.date.max.toordinal() - _EPOCH
 _Set = Callable[[Any], Any]
-"""What the constructor of a message takes for a value of a column; raises what _UNFIT lists."""
+"""Returns the argument of a message's constructor for a column's value; raises the errors that _UNFIT lists."""
 
 _UNFIT = (ValueError, TypeError, ArithmeticError, EncodeError, json_format.ParseError)
 
 
 class ProtobufEncoder(RowEncoder):
-    """See :class:`airflow_kafka_spark.formats.protobuf.format.Protobuf`.
+    """The encoder of :class:`~airflow_kafka_spark.formats.protobuf.format.Protobuf`.
 
     :param files: the descriptor set.
     :param layout: the message.
     :param columns: the names of the rows' columns, all of them fields of the message.
-    :param header: what stands before each message.
+    :param header: the bytes before each message.
     """
 
     def __init__(self, files: bytes, layout: FieldLayout, columns: Sequence[str], header: bytes) -> None:
@@ -52,7 +52,7 @@ class ProtobufEncoder(RowEncoder):
         return type(self), (self._files, self._layout, self._columns, self._header)
 
     def write(self, row: Mapping[str, Any]) -> bytes:
-        """One row's message, behind the header."""
+        """Return the header and the message of one row."""
         try:
             message = self._class(**self._message(row))
             return self._header + bytes(message.SerializeToString(deterministic=True))
@@ -118,7 +118,7 @@ class ProtobufEncoder(RowEncoder):
 
 
 def _scalar(node: FieldLayout) -> _Set:
-    """What is no message: checked by the message's constructor, which is the first to know what fits."""
+    """Return the conversion of a value that is no message; the message's constructor checks its type."""
     if node.how == "enum":
         symbols = {name: number for number, name in node.symbols}
         return lambda value: _symbol(value, symbols)
@@ -188,9 +188,9 @@ def _decimal(value: decimal.Decimal, wanted: types.Decimal) -> dict[str, Any]:
 
 
 def message_header(prefix: bytes, path: Sequence[int]) -> bytes:
-    """What stands before a message in Confluent's wire format.
+    """Return the header of a message in Confluent's wire format.
 
-    :param prefix: magic byte and id.
+    :param prefix: the magic byte and the schema id.
     :param path: the message's indexes.
     """
     return prefix + (b"\0" if tuple(path) == (0,) else b"".join(map(_varint, (len(path), *path))))
