@@ -246,10 +246,10 @@ _OF_DEAD_LETTERS = (
     Mutant(
         name="dead-letters-committed-before-the-note",
         path="bad_records/dead_letters.py",
-        old="            record = self._record(dead, ledger, parcels)\n",
+        old="            record = self._record(dead, ledger, outputs)\n",
         new="""            producer.commit_transaction(SECONDS)
             producer.begin_transaction()
-            record = self._record(dead, ledger, parcels)
+            record = self._record(dead, ledger, outputs)
 """,
         breaks="Dead letters and the ledger's record of them are committed in one transaction.",
         tests=(

@@ -45,7 +45,7 @@ WRONG = [
     ({"partition": "nothing"}, "partition", "no column"),
     ({"transaction_timeout": 100_000}, "transaction_timeout", "transaction.max.timeout.ms"),
     ({"transaction_timeout": 0}, "transaction_timeout", "not a number of seconds"),
-    ({"producer_config": {"transactional.id": "x"}}, "producer_config", "own affair"),
+    ({"producer_config": {"transactional.id": "x"}}, "producer_config", "set by the operator itself"),
     ({"producer_config": {"acks": "1"}}, "producer_config", "loses records"),
     ({"source": {"cursor": "nothing"}}, "source.cursor", "nothing"),
     ({"table": "no_such_table"}, "source.table", "no_such_table"),

@@ -36,7 +36,7 @@ class FilesOptions:
 
     @property
     def uri(self) -> str:
-        """``file:///abs/path``; a path that :meth:`validate` refuses, or that is not rendered yet, is returned as it is."""
+        """``file:///abs/path``. A path that ``validate`` refuses, or that is not rendered yet, is returned as it is."""
         try:
             return self.directory.as_uri() if "{{" not in self.path else self.path
         except ValueError:

@@ -1,4 +1,4 @@
-"""What keeps a files sink from taking windows of a shape: found before anything runs, all of it at once."""
+"""Validation of a files sink: everything that would keep a window from being written, found before anything runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _rights(directory: Path) -> Iterator[Problem]:
         if not path.is_dir():
             yield Problem("sink.path", f"{path} is not a directory", "Name a directory, or remove the file")
             return
-        # Attempts write beside the table, so the parent must be writable even where the table exists.
+        # Attempts write beside the table, so its parent must be writable even if the table exists.
         for place in (path, path.parent) if path == directory else (path,):
             if not os.access(place, os.W_OK | os.X_OK):
                 yield Problem("sink.path", f"{place} cannot be written by user {os.geteuid()}", "Give this user the right to")
@@ -74,7 +74,7 @@ def _rights(directory: Path) -> Iterator[Problem]:
 
 
 def _neighbours(sink: FilesOptions, shape: Shape, directory: Path) -> Iterator[Problem]:
-    """What is there already must be a table with the same partition columns and of the same format: readers need one."""
+    """Yield problems of windows that are there already: they must have the same format and partition columns."""
     try:
         latest = sink.table.latest_record(shape.pipeline)
         names = os.listdir(directory) if directory.exists() else []
@@ -173,7 +173,7 @@ def _files(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
 def _options(sink: FilesOptions, spec: FileSpec) -> Iterator[Problem]:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.tasks.formats import probe
+    from airflow_kafka_spark.sinks.files.tasks.formats import try_writing
 
     for name in _LIMITS:
         value = sink.options.get(name, 1)
@@ -184,14 +184,14 @@ def _options(sink: FilesOptions, spec: FileSpec) -> Iterator[Problem]:
         yield Problem("sink.options", f"`timestamps` is {timestamps!r}; expected `utc` or `instant`, with format orc")
     if reserved := sorted(spec.writer.reserved & set(sink.options)):
         yield Problem("sink.options", f"`{'`, `'.join(reserved)}` cannot be set: the sink sets it itself", "Leave it out")
-    elif error := probe(spec, pa.schema([("a", pa.int64())])):
+    elif error := try_writing(spec, pa.schema([("a", pa.int64())])):
         yield Problem("sink.options", f"the {sink.format} writer does not take {dict(spec.format_options)}: {error}")
 
 
 def _types(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Problem]:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.tasks.formats import probe
+    from airflow_kafka_spark.sinks.files.tasks.formats import try_writing
 
     for column in schema:
         if column.name in in_path:
@@ -199,7 +199,7 @@ def _types(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Pro
         if "timestamp[ns" in str(column.type):
             what = f"column `{column.name}` is {column.type}; expected microseconds, which is what Spark reads"
             yield Problem("sink.format", what, "Cast it to timestamp[us]")
-        elif probe(spec, pa.schema([column])):
+        elif try_writing(spec, pa.schema([column])):
             yield Problem(
                 "sink.format",
                 f"{spec.format} cannot hold column `{column.name}` of type {column.type}",
