@@ -1,6 +1,6 @@
-"""Where a pipeline begins and where a window stops, in Flink's words, and the ways in which users write them.
+"""Start and stop positions in Flink's terms, and the forms in which users write them.
 
-Only what is wanted is said here; which offsets that means is found out by :mod:`airflow_kafka_spark.hooks.bounds`.
+These are descriptions only. The offsets that they stand for are looked up by :mod:`airflow_kafka_spark.hooks.bounds`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ GROUP_PREFIX = "committed:"
 
 @dataclass(frozen=True)
 class CommittedOffsets:
-    """What a consumer group has committed: the pipeline's own, or the one of whom it takes over from or keeps up with.
+    """The offsets that a consumer group has committed: the pipeline's own group, or another one that the pipeline takes over from
+    or keeps up with.
 
     :param group_id: the group (``connect-<name>`` for a Kafka Connect sink); None is the pipeline's own.
     :param fallback: where to begin in partitions without a committed offset: ``earliest``, ``latest``, or ``none``, which
@@ -98,7 +99,7 @@ class SpecificOffsets:
 
 @dataclass(frozen=True)
 class ShiftBy:
-    """So many offsets on from where the pipeline stands, or back if negative; no further than the ends of the log."""
+    """A move by a number of offsets from the pipeline's position: forward, or back if negative, within the log."""
 
     offsets: int
 
