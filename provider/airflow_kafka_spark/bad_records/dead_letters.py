@@ -28,6 +28,7 @@ from airflow_kafka_spark.windows.model import SplitResult, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from confluent_kafka import Producer
 
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
@@ -164,7 +165,7 @@ class SideOutputs:
 
     def _send_once(
         self,
-        producer: Any,
+        producer: Producer,
         outputs: Sequence[_SideOutput],
         ledger: Ledger,
         known: DeadLetters | None,

@@ -195,7 +195,7 @@ class Publisher:
             self._consume(producer, split)
             published = tuple(part for part in landed if part.topic not in self.routes)
             routed = tuple(part for part in landed if part.topic in self.routes)
-            marker = Marker(self.ledger.number, split, published, sender.bytes, incoming.result, dead, routed)
+            marker = Marker(self.ledger.number, split, published, sender.total_bytes, incoming.result, dead, routed)
             self._mark(producer, marker)
             faults.reached("publish.marked")
             producer.commit_transaction(self.transaction_timeout)

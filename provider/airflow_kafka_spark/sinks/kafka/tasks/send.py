@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import length_hint
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
 from airflow_kafka_spark.hooks.partitioner import partitions_of
@@ -63,7 +62,7 @@ class Sender:
     patience: float = 300.0
     called: str = "row"
     conn_id: str = ""
-    bytes: int = 0
+    total_bytes: int = 0
     rows: int = 0
     _places: dict[TopicPartition, _Place] = field(default_factory=dict)
     _errors: list[tuple[str, KafkaError]] = field(default_factory=list)
@@ -92,7 +91,7 @@ class Sender:
     def _send(self, batch: pa.RecordBatch) -> None:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         keys, values = columns["key"], columns["value"]
-        self.bytes += (pc.sum(pc.binary_length(keys)).as_py() or 0) + (pc.sum(pc.binary_length(values)).as_py() or 0)
+        self.total_bytes += (pc.sum(pc.binary_length(keys)).as_py() or 0) + (pc.sum(pc.binary_length(values)).as_py() or 0)
         if (names := columns.get("topic")) is None:
             assert self.topic is not None
             self._send_to(self.topic, columns, range(batch.num_rows))
@@ -103,7 +102,7 @@ class Sender:
                 self._send_to(topic, {name: column.take(pa.array(rows)) for name, column in columns.items()}, rows)
         self.rows += batch.num_rows
 
-    def _send_to(self, topic: str | None, columns: Mapping[str, Any], rows: Sequence[int]) -> None:
+    def _send_to(self, topic: str | None, columns: Mapping[str, pa.Array], rows: Sequence[int]) -> None:
         if not topic:
             raise RowRejected(self._row(rows[0]), "its topic is null or empty", "Give every row the name of a topic")
         count = self._count(topic)
@@ -159,7 +158,14 @@ class Sender:
                 columns, first = [column[at:] for column in columns], first + at
 
     def _produce_dated(
-        self, topic: str, value: Any, key: Any, partition: int, note: Callable[..., None] | None, stamp: int, headers: list | None
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int,
+        note: Callable[..., None] | None,
+        stamp: int | None,
+        headers: list | None,
     ) -> None:
         self.producer.produce(topic, value, key, partition, note, timestamp=stamp or 0, headers=headers or None)
 
@@ -182,7 +188,7 @@ class Sender:
             self.partitions[topic] = len(found.partitions)
         return self.partitions[topic]
 
-    def _own_partitions(self, topic: str, column: Any, places: Any, count: int, rows: Sequence[int]) -> Any:
+    def _own_partitions(self, topic: str, column: pa.Array, places: np.ndarray, count: int, rows: Sequence[int]) -> np.ndarray:
         """Return the partitions that the rows name, and those of their keys where they name none."""
         wrong = pc.indices_nonzero(pc.fill_null(pc.or_(pc.less(column, 0), pc.greater_equal(column, count)), False))
         if len(wrong):
@@ -193,11 +199,12 @@ class Sender:
         return np.where(asked < 0, places, asked)
 
     def _noting(self, topic: str, place: _Place) -> Callable[..., None]:
-        def on_delivery(error: KafkaError | None, message: Any) -> None:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self._errors.append((topic, error))
                 return
             offset = message.offset()
+            assert offset is not None, "it was delivered"
             place.first = offset if place.first < 0 else min(place.first, offset)
             place.last = max(place.last, offset)
 
