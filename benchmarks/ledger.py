@@ -166,7 +166,7 @@ def _move(what: str) -> None:
     from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.ledger import Ledger
-    from airflow_kafka_spark.sources.kafka import read_log
+    from airflow_kafka_spark.sources.kafka.topics import read_log
     from airflow_kafka_spark.windows.model import OffsetRange, Window
 
     hook = KafkaHook()

@@ -57,10 +57,14 @@ def run(stand: Stand) -> None:
     def publish(turn: int, name: str, **options: Any) -> None:
         from airflow_kafka_spark.formats import Json
         from airflow_kafka_spark.operators import SourceToKafkaOperator
+        from airflow_kafka_spark.sinks import KafkaSink
         from tests.support.runs import context
 
         operator = SourceToKafkaOperator(
-            task_id="bench", topic=topic(stand, name, turn), key="id", value=Json(), pipeline=f"publish-{name}-{turn}", **options
+            task_id="bench",
+            sink=KafkaSink(topic=topic(stand, name, turn), key="id", value=Json()),
+            pipeline=f"publish-{name}-{turn}",
+            **options,
         )
         report = operator.execute(context(f"run-{name}-{turn}"))
         assert report["records_written"] == stand.records, report

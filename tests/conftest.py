@@ -108,7 +108,7 @@ def _prepare_spark(*, several: bool) -> None:
     """
     from airflow_kafka_spark.errors import KafkaSparkError
     from airflow_kafka_spark.hooks import jars
-    from airflow_kafka_spark.sources.jdbc_postgres import DRIVER
+    from airflow_kafka_spark.sources.jdbc.postgres import DRIVER
     from tests.support import archive, spark_daemon
 
     archive.use(make=several)
@@ -140,8 +140,9 @@ _TOGETHER = {
     "tests/with_airflow", "tests/transforms", "tests/soak",
     "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py", "test_json_spark.py",
     "test_spark_connect.py", "test_schema_registry.py", "test_wire_formats.py", "test_visible.py", "test_connections.py",
-    "test_avro_write.py", "test_source_tolerance.py", "test_kafka.py", "test_base.py", "test_jdbc_spark.py",
-    "test_jdbc_mariadb.py", "test_broker.py", "test_log_truncated.py", "test_publish_broker.py", "test_publish_cluster.py",
+    "tests/sources/jdbc/test_reading.py", "tests/sources/jdbc/test_mysql.py",
+    "test_avro_write.py", "test_source_tolerance.py", "test_kafka.py", "test_base.py",
+    "test_broker.py", "test_log_truncated.py", "test_publish_broker.py", "test_publish_cluster.py",
 }  # fmt: skip
 
 
@@ -154,7 +155,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             directory, _, name = file.rpartition("/")
-            return directory if directory in _TOGETHER else file if name in _TOGETHER else nodeid
+            return directory if directory in _TOGETHER else file if {file, name} & _TOGETHER else nodeid
 
     config.option.loadscopereorder = False  # in the order of pytest_collection_modifyitems
     return Together(config, log)

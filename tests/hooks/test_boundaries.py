@@ -14,7 +14,7 @@ from airflow_kafka_spark.hooks import first_records
 from airflow_kafka_spark.hooks.boundaries import Boundaries
 from airflow_kafka_spark.hooks.bounds import resolve_stop
 from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
-from airflow_kafka_spark.sources.kafka import read_log
+from airflow_kafka_spark.sources.kafka.topics import read_log
 from airflow_kafka_spark.windows import boundaries
 from airflow_kafka_spark.windows.boundaries import interval_ranges
 from airflow_kafka_spark.windows.bounds import Timestamp

@@ -11,7 +11,7 @@ from airflow_kafka_spark.errors import BoundRefused, PlanError
 from airflow_kafka_spark.hooks.bounds import position_of_group, resolve_start, resolve_stop
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.kafka_values import CommittedOffset
-from airflow_kafka_spark.sources.kafka import read_log
+from airflow_kafka_spark.sources.kafka.topics import read_log
 from airflow_kafka_spark.windows.bounds import (
     EARLIEST,
     LATEST,

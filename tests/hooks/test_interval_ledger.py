@@ -15,7 +15,7 @@ from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
 from airflow_kafka_spark.hooks.pipeline_forget import forget
 from airflow_kafka_spark.hooks.pipeline_offsets import find, show
 from airflow_kafka_spark.hooks.pipeline_replay import replay
-from airflow_kafka_spark.sources.kafka import read_log
+from airflow_kafka_spark.sources.kafka.topics import read_log
 from airflow_kafka_spark.windows import interval_archive
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import key_prefix

@@ -17,8 +17,7 @@ from airflow_kafka_spark.hooks.pipeline_offsets import find, to_json
 from airflow_kafka_spark.hooks.pipeline_pause import pause
 from airflow_kafka_spark.hooks.pipeline_preview import preview
 from airflow_kafka_spark.hooks.pipeline_rename import rename
-from airflow_kafka_spark.operators.binding import bound, writer_of
-from airflow_kafka_spark.operators.run import Run
+from airflow_kafka_spark.operators.binding import Run, bound, writer_of
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import Memory

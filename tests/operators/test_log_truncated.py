@@ -15,7 +15,7 @@ from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
 from airflow_kafka_spark.hooks.log_epochs import compared
 from airflow_kafka_spark.hooks.pipeline_changes import reset
 from airflow_kafka_spark.hooks.pipeline_offsets import find
-from airflow_kafka_spark.sources.kafka import read_log
+from airflow_kafka_spark.sources.kafka.topics import read_log
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.instants import instant_ms, iso
 from airflow_kafka_spark.windows.model import TopicPartition

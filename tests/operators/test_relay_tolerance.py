@@ -69,7 +69,7 @@ def test_each_record_is_in_the_output_or_a_dead_letter_exactly_once_and_a_dead_l
     assert {part["topic"] for part in report["published"]} == {orders.output}
     facts = told(list(orders.read(dead)[0].headers))
     assert (facts["connector.name"], facts["stage"], facts["task.id"]) == (orders.name, "VALUE_CONVERTER", "0")
-    assert facts["class.name"] == "airflow_kafka_spark.formats.json.Json" and facts["exception.message"]
+    assert facts["class.name"] == "airflow_kafka_spark.formats.json.format.Json" and facts["exception.message"]
     assert orders.run("run1", **options) == report, "a cleared task publishes nothing and returns the same report"
     # The next window has its own.
     bad += orders.send_mixed(40, 8)

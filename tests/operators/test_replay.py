@@ -11,7 +11,7 @@ from airflow_kafka_spark.hooks.ledger import Ledger
 from airflow_kafka_spark.hooks.pipeline_replay import replay
 from airflow_kafka_spark.hooks.pipeline_skip import skip
 from airflow_kafka_spark.sinks import PostgresSink
-from airflow_kafka_spark.sources.kafka import read_log
+from airflow_kafka_spark.sources.kafka.topics import read_log
 from airflow_kafka_spark.windows.model import OffsetRange, State, Window
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset, wait_stable

@@ -11,7 +11,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
-from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from airflow_kafka_spark.sinks.tasks import dead_letters
 from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer
 from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA as LETTER
@@ -144,7 +144,12 @@ def test_topics_that_would_go_round_or_lose_records_and_wrong_options_are_refuse
     assert "Give `to`" in found["transforms[5] Filter.reason"]
     lake = Filter(to=FilesSink(path="/nowhere"))
     operator = KafkaToKafkaOperator(
-        task_id="task", topics=files.topic, topic="out", group_id=files.name, value=Json(schema=SCHEMA), transforms=[lake]
+        task_id="task",
+        topics=files.topic,
+        sink=KafkaSink(topic="out"),
+        group_id=files.name,
+        value=Json(schema=SCHEMA),
+        transforms=[lake],
     )
     with pytest.raises(ValidationError, match="Name a topic, and take it to the sink with a KafkaToSinkOperator"):
         operator.execute(context("run1"))

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from airflow_kafka_spark.errors.base import KafkaSparkError
-
-
-class AvroSchemaInvalid(KafkaSparkError):
-    """An Avro schema cannot be used.
-
-    :param what: which one, as it stands in a sentence (``subject `orders-value`, version 3``).
-    :param detail: what is wrong with it.
-    """
-
-    def __init__(self, what: str, detail: str, action: str = "") -> None:
-        self.what, self.detail = what, detail
-        super().__init__(f"The Avro schema of {what} cannot be used: {detail}", action=action or "Correct the schema")
 
 
 class RegistryUnavailable(KafkaSparkError):
@@ -59,15 +49,23 @@ class AvroNotInstalled(KafkaSparkError):
 
 
 class SchemaUnusable(KafkaSparkError):
-    """A Protobuf or JSON schema cannot be used.
+    """A schema cannot be used.
 
     :param what: which one, as it stands in a sentence (``subject `orders-value`, version 3``).
     :param detail: what is wrong with it.
     """
 
+    noun: ClassVar[str] = "schema"
+
     def __init__(self, what: str, detail: str, action: str = "") -> None:
         self.what, self.detail = what, detail
-        super().__init__(f"The schema of {what} cannot be used: {detail}", action=action or "Correct the schema")
+        super().__init__(f"The {self.noun} of {what} cannot be used: {detail}", action=action or "Correct the schema")
+
+
+class AvroSchemaInvalid(SchemaUnusable):
+    """An Avro schema cannot be used."""
+
+    noun = "Avro schema"
 
 
 class ProtobufNotInstalled(KafkaSparkError):

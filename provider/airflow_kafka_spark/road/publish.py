@@ -134,7 +134,7 @@ class PublishJob:
             task: PublishTask = self.shaping.task(records, publisher, self.left)
         else:
             records = self.sink.records(rows)
-            encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer if self.sink.key else None)
+            encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer if self.sink.key_columns else None)
             task = PublishTask(publisher, self.left, KeyValueEncoder(encoders))
         if not self.spark.is_connect and (found := records.rdd.getNumPartitions()) != len(bounds):
             raise SparkJobFailed(str(self.window), f"the source gave {found} partitions for {len(bounds)} splits")

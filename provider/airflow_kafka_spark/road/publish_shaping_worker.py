@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected
-from airflow_kafka_spark.formats.marks import ERROR, LEFT_OUT, ROUTE
+from airflow_kafka_spark.formats.internal_columns import ERROR, LEFT_OUT, ROUTE
 from airflow_kafka_spark.road.relay_bad_worker import sent
 from airflow_kafka_spark.road.relay_shaping_worker import RESERVED
 from airflow_kafka_spark.road.shaping_worker import told_of

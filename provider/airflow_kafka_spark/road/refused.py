@@ -65,7 +65,7 @@ def _letters(found: Mapping[int, BadRecord], hook: KafkaHook) -> bytes:
 
     from airflow_kafka_spark.road.tolerance import letters_of
     from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
-    from airflow_kafka_spark.sources.kafka_worker import Reader
+    from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 
     first, letters = next(iter(found.values())), DeadLetterBuffer()
     wanted = OffsetRange(first.topic, first.partition, min(found), max(found) + 1)

@@ -169,7 +169,7 @@ def changed(rows: DataFrame, change: Change) -> DataFrame:
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as F
 
-    from airflow_kafka_spark.formats.marks import END
+    from airflow_kafka_spark.formats.internal_columns import END
     from airflow_kafka_spark.road.relay_worker import HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE
     from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
 

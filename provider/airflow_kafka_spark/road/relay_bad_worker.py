@@ -15,7 +15,7 @@ import pyarrow as pa
 from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder, drop_rows
 from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer, joined
-from airflow_kafka_spark.sources.kafka_worker import Records
+from airflow_kafka_spark.sources.kafka.tasks.read import Records
 from airflow_kafka_spark.windows.model import OUTPUT, SAMPLES, BadRecord, Split, SplitResult
 
 if TYPE_CHECKING:

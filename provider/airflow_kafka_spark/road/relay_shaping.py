@@ -89,7 +89,7 @@ class Reshaping:
         """
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.formats.marks import END, ERROR, ROUTE
+        from airflow_kafka_spark.formats.internal_columns import END, ERROR, ROUTE
         from airflow_kafka_spark.road.shaping_worker import ABSENT, ORIGINAL
 
         frame, changed = transformed(frame, self.shaping.transforms)
@@ -99,8 +99,8 @@ class Reshaping:
         if ROUTE in kept:
             fine = fine & F.col(ROUTE).isNull()
         parts: list[tuple[Part, str, Format | None, Format | None]] = [
-            ("value", "output_value", self.value, self.shaping.value),
-            ("key", "output_key_format", self.key, self.shaping.key),
+            ("value", "sink.value", self.value, self.shaping.value),
+            ("key", "sink.key_format", self.key, self.shaping.key),
         ]
         for part, where, format, read in parts:
             if part in changed:

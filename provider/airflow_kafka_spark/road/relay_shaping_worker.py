@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
-from airflow_kafka_spark.formats.marks import ERROR
+from airflow_kafka_spark.formats.internal_columns import ERROR
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues
 from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
 from airflow_kafka_spark.road.shaping_worker import ABSENT, OFFSET, parted
@@ -24,7 +24,7 @@ from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, S
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.tolerance import Tolerance
-    from airflow_kafka_spark.sources.kafka import Subscription
+    from airflow_kafka_spark.sources.kafka.topics import Subscription
 
 
 RESERVED = "the ledger, the dead letter topic, or one that a Filter sends records to"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
-from airflow_kafka_spark.formats.marks import END
+from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
 from airflow_kafka_spark.road.task import add
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.relay_shaping_worker import Sorting
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
-    from airflow_kafka_spark.sources.kafka_worker import Records
+    from airflow_kafka_spark.sources.kafka.tasks.read import Records
 
 KEY, VALUE, TIMESTAMP, HEADERS, PARTITION, TOMBSTONE = (
     f"__kafka_{name}" for name in ("key", "value", "timestamp", "headers", "partition", "tombstone")
@@ -68,7 +68,7 @@ class ReadTask:
 
     def rows(self, split: Split) -> Iterator[pa.RecordBatch]:
         """A split's rows, and the row that ends them; it also tells an error of ours, since a traceback is no message."""
-        from airflow_kafka_spark.sources.kafka_worker import Reader
+        from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 
         reader = Reader(
             self.config,

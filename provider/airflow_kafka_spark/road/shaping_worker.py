@@ -7,7 +7,7 @@ was read from one task to the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.formats.marks import END, ERROR, ROUTE
+from airflow_kafka_spark.formats.internal_columns import END, ERROR, ROUTE
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues, gone, metadata_of, metadata_type
 from airflow_kafka_spark.road.task import Output, add
 from airflow_kafka_spark.sinks.base import Rows
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.arrow.program_worker import Program
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import SplitWriter
-    from airflow_kafka_spark.sources.kafka_worker import Records
+    from airflow_kafka_spark.sources.kafka.tasks.read import Records
 
 OFFSET, ABSENT = "__kafka_offset", "__kafka_absent"
 """Columns that are carried along: where a record was read, and, behind the last transform, whether it has no value."""
@@ -77,7 +77,7 @@ class RecordTask:
     skip_lost: bool = False
     patience: float = 300.0
     tolerance: Tolerance | None = None
-    routed: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
+    routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
     wanted: frozenset[str] | None = None
 
     @property
@@ -102,7 +102,7 @@ class RecordTask:
 
     def rows(self, split: Split) -> Iterator[pa.RecordBatch]:
         """A split's records, and the row that ends them; it also tells an error of ours, since a traceback is no message."""
-        from airflow_kafka_spark.sources.kafka_worker import Reader
+        from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 
         keep = self.tolerance is not None and self.tolerance.keep
         headers = self._wants("headers", ORIGINAL["headers"])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Rows, SplitWriter
-    from airflow_kafka_spark.sources.kafka_worker import Records
+    from airflow_kafka_spark.sources.kafka.tasks.read import Records
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SplitTask:
             yield pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
 
     def _read_here(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
-        from airflow_kafka_spark.sources.kafka_worker import Reader
+        from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 
         for batch in batches:
             for index in batch.column(0).to_pylist():
@@ -74,7 +74,7 @@ class SplitTask:
                 yield self.run(split, reader, reader.gaps)
 
     def _read_by_spark(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
-        from airflow_kafka_spark.sources.kafka_worker import from_spark
+        from airflow_kafka_spark.sources.kafka.tasks.read import from_spark
 
         records = from_spark(batches)
         first = next(records, None)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
-    from airflow_kafka_spark.sources.kafka_worker import Records
+    from airflow_kafka_spark.sources.kafka.tasks.read import Records
 
 SENT = "it was sent to the dead letter topic by an earlier attempt at this window"
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PACKAGE = "airflow_kafka_spark.operators."
-NOT_PIPELINES = frozenset({PACKAGE + "pipeline_offsets"})
+NOT_PIPELINES = frozenset({PACKAGE + "control"})
 DEFAULT_CONNECTION, DEFAULT_TOPIC = "kafka_default", "airflow-windows"
 BATCH = 100
 """DAGs that are read from the database at once."""

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
-from airflow_kafka_spark.formats.marks import END
+from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.hooks.kafka import KafkaHook
 from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
 from airflow_kafka_spark.hooks.partitioner import partition_of

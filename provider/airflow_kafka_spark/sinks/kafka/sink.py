@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.formats.base import Format, Kind, StructEncoder, spark_column
-from airflow_kafka_spark.formats.ddl import columns_of
+from airflow_kafka_spark.formats.types import columns_of
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.windows.binding import Endpoint
 
@@ -35,12 +35,15 @@ class KafkaSink:
     before it writes. While a window is published, such a reader may see some of its splits; the ledger's COMPLETE record says
     that all of them are there.
 
-    :param topic: the topic. Either this or ``topic_column`` is required. Templated.
+    :param topic: the topic, on the cluster of the operator's ledger. Either this or ``topic_column`` is required. Templated.
+    :param value: the format of the values; default :class:`~airflow_kafka_spark.formats.Json`. Between topics: the format of new
+        values; None (default) is Json for new columns, and leaves values as they are if there are none.
     :param topic_column: the column that names each row's topic. These topics have to exist.
-    :param value: the format of the values.
     :param value_columns: the columns of the value, in order; None (default): all columns of the source.
-    :param key: the column of the key, or several; empty (default) for records without a key.
-    :param key_format: the format of the keys; default String for one column, Json for several.
+    :param key: the column of the key, or several; None (default) for records without a key. Between topics: the column of the new
+        key; None leaves keys as they are.
+    :param key_format: the format of the keys; default :class:`~airflow_kafka_spark.formats.String` for one column,
+        :class:`~airflow_kafka_spark.formats.Json` for several.
     :param headers: header name -> column (text or binary; a null leaves the header out). Default: no headers.
     :param partition: the column (integer) of each record's partition. Where it is null, and by default, keys are placed as the
         Java client places them (murmur2), and records without a key are spread over all partitions.
@@ -49,22 +52,23 @@ class KafkaSink:
     :param auto_create: True: create the topic if it is missing. Default False.
     :param partitions: partitions of a topic that is created; -1 (default) is the brokers' default.
     :param replication_factor: replicas of a topic that is created; -1 (default) is the brokers' default.
-    :param topic_config: settings of a topic that is created. Templated.
-    :param producer_config: producer settings, in librdkafka's names (Connect's ``producer.override.*``). Templated.
+    :param topic_config: settings of a topic that is created; default none. Templated.
+    :param producer_config: producer settings, in librdkafka's names (Connect's ``producer.override.*``); default none. Templated.
     :param transaction_timeout: seconds that a split may take before the broker aborts it, at most the brokers'
         ``transaction.max.timeout.ms``; default 300.
     :param allow_new_partitions: True: continue a window after partitions were added to its topic, which moves keys. Default
         False.
-    :param conn_id: the Airflow connection; default ``kafka_default``. Templated.
+    :param conn_id: the Airflow connection of type ``kafka``; None (default) is the operator's ``kafka_conn_id``. It cannot be
+        another one, because records and ledger change in one transaction. Templated.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("topic", "topic_config", "producer_config", "conn_id")
 
-    topic: str | None
-    value: Format
+    topic: str | None = None
+    value: Format | None = None
     topic_column: str | None = None
     value_columns: Sequence[str] | None = None
-    key: Sequence[str] = ()
+    key: str | Sequence[str] | None = None
     key_format: Format | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     partition: str | None = None
@@ -76,14 +80,14 @@ class KafkaSink:
     producer_config: Mapping[str, Any] = field(default_factory=dict)
     transaction_timeout: float = 300.0
     allow_new_partitions: bool = False
-    conn_id: str = "kafka_default"
+    conn_id: str | None = None
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE_PER_SPLIT
 
     @property
     def uri(self) -> str:
         """``kafka://conn_id/topic``."""
-        return f"kafka://{self.conn_id}/{self.topic or '*'}"
+        return f"kafka://{self.conn_id or 'kafka_default'}/{self.topic or '*'}"
 
     def destination(self) -> Endpoint:
         """Return the topic. Its cluster is that of the ledger."""
@@ -99,7 +103,7 @@ class KafkaSink:
         """
         problems = [*self._topic_problems(), *self._producer_problems()]
         used: dict[str, Sequence[str | None]] = {
-            "key": self.key,
+            "key": self.key_columns,
             "value_columns": self.value_columns or (),
             "headers": tuple(self.headers.values()),
             "topic_column": (self.topic_column,),
@@ -109,33 +113,39 @@ class KafkaSink:
         for where, names in used.items():
             missing = [n for n in names if n is not None and columns is not None and n not in columns]
             for name in missing:
-                problems.append(Problem(where, f"the source has no column `{name}`", f"It has {', '.join(columns or ())}"))
+                problems.append(
+                    Problem(f"sink.{where}", f"the source has no column `{name}`", f"It has {', '.join(columns or ())}")
+                )
         if transformed:
             return problems
         if columns is not None or self.value_columns:
-            problems += self.value_writer.encoding_problems("value", tuple(self.value_columns or columns or ()))
-        if self.key:
-            problems += self.key_writer.encoding_problems("key", self.key)
+            problems += self.value_writer.encoding_problems("sink.value", tuple(self.value_columns or columns or ()))
+        if self.key_columns:
+            problems += self.key_writer.encoding_problems("sink.key", self.key_columns)
         return problems
 
     def _topic_problems(self) -> list[Problem]:
         problems = []
         if bool(self.topic) == bool(self.topic_column):
             given = "both are given" if self.topic else "none is given"
-            problems.append(Problem("topic", f"either `topic` or `topic_column`: {given}", "Give one of them"))
+            problems.append(Problem("sink.topic", f"either `topic` or `topic_column`: {given}", "Give one of them"))
         if self.topic_column and self.auto_create:
-            problems.append(Problem("auto_create", "it creates `topic`, not the topics of a column", "Create those beforehand"))
+            problems.append(
+                Problem("sink.auto_create", "it creates `topic`, not the topics of a column", "Create those beforehand")
+            )
         return problems
 
     def _producer_problems(self) -> list[Problem]:
         taken = sorted(OWN_SETTINGS & set(self.producer_config))
-        problems = [Problem("producer_config", f"`{name}` is set by the operator itself", "Leave it out") for name in taken]
+        problems = [Problem("sink.producer_config", f"`{name}` is set by the operator itself", "Leave it out") for name in taken]
         acks = str(self.producer_config.get("acks", "all"))
         if acks not in ("all", "-1"):
-            problems.append(Problem("producer_config", f"`acks={acks}` loses records", "Leave it out: a transaction needs `all`"))
+            problems.append(
+                Problem("sink.producer_config", f"`acks={acks}` loses records", "Leave it out: a transaction needs `all`")
+            )
         timeout = self.transaction_timeout
         if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout < 1:
-            problems.append(Problem("transaction_timeout", f"`{timeout}` is not a number of seconds, at least 1"))
+            problems.append(Problem("sink.transaction_timeout", f"`{timeout}` is not a number of seconds, at least 1"))
         return problems
 
     def server_problems(self, hook: KafkaHook) -> list[Problem]:
@@ -144,14 +154,14 @@ class KafkaSink:
         try:
             if self.topic and not self.auto_create and not hook.describe_topics([self.topic], missing="omit"):
                 action = "Create it, or set `auto_create=True`"
-                problems.append(Problem("topic", f"topic `{self.topic}` does not exist", action))
+                problems.append(Problem("sink.topic", f"topic `{self.topic}` does not exist", action))
             longest = hook.broker_config().get("transaction.max.timeout.ms")
         except KafkaSparkError as error:
             return [Problem("kafka_conn_id", error.found, error.action)]
         if longest and self.transaction_timeout * 1000 > int(longest):
             seconds = int(longest) / 1000
             found = f"{self.transaction_timeout:g} s is more than the brokers allow, {seconds:g} s (transaction.max.timeout.ms)"
-            problems.append(Problem("transaction_timeout", found, f"At most {seconds:g}, with splits that take less"))
+            problems.append(Problem("sink.transaction_timeout", found, f"At most {seconds:g}, with splits that take less"))
         return problems
 
     # --- formats, topic and producer ---
@@ -162,24 +172,36 @@ class KafkaSink:
         if self.value_columns is None:
             return None
         single = [name for name in (self.topic_column, self.partition, self.timestamp) if name is not None]
-        return tuple(dict.fromkeys([*self.value_columns, *self.key, *self.headers.values(), *single]))
+        return tuple(dict.fromkeys([*self.value_columns, *self.key_columns, *self.headers.values(), *single]))
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns of the key; empty for records without a key."""
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
+
+    @property
+    def value_format(self) -> Format:
+        """How values are written, once the default is known."""
+        from airflow_kafka_spark.formats import Json
+
+        return self.value or Json()
 
     @property
     def value_writer(self) -> Format:
         """The format of the values, for this topic."""
-        return self.value.to_write(self.topic, "value")
+        return self.value_format.to_write(self.topic, "value")
 
     @property
     def key_writer(self) -> Format:
         """The format of the keys, for this topic."""
         from airflow_kafka_spark.formats import Json, String
 
-        return (self.key_format or (String() if len(self.key) == 1 else Json())).to_write(self.topic, "key")
+        return (self.key_format or (String() if len(self.key_columns) == 1 else Json())).to_write(self.topic, "key")
 
     @property
     def may_refuse(self) -> bool:
         """True if a row may hold a value that its format cannot encode."""
-        return self.value_writer.encodes_in_tasks or (bool(self.key) and self.key_writer.encodes_in_tasks)
+        return self.value_writer.encodes_in_tasks or (bool(self.key_columns) and self.key_writer.encodes_in_tasks)
 
     def ensure_topic(self, hook: KafkaHook) -> None:
         """Create the topic if it is missing and ``auto_create`` is set."""
@@ -201,7 +223,7 @@ class KafkaSink:
 
         names = [*(self.value_columns or frame.columns)]
         columns = [
-            (self.key_writer.encode(self.key) if self.key else F.lit(None).cast("binary")).alias("key"),
+            (self.key_writer.encode(self.key_columns) if self.key_columns else F.lit(None).cast("binary")).alias("key"),
             self.value_writer.encode(names).alias("value"),
         ]
         if self.topic_column:
@@ -225,12 +247,12 @@ class KafkaSink:
         kinds = dict(columns)
         written = [(name, kinds[name]) for name in self.value_columns or kinds]
         value = self.value_writer.encoder(written)
-        key = self.key_writer.encoder([(name, kinds[name]) for name in self.key]) if self.key else None
+        key = self.key_writer.encoder([(name, kinds[name]) for name in self.key_columns]) if self.key_columns else None
         headers = {header: String().encoder([(column, kinds[column])]) for header, column in self.headers.items()}
         if value is None:
             return "its values are written by Spark only"
-        if self.key and key is None:
-            return f"column `{self.key[0]}` is written as a key by Spark only"
+        if self.key_columns and key is None:
+            return f"column `{self.key_columns[0]}` is written as a key by Spark only"
         for column, fitting in ((self.topic_column, _TOPICS), (self.partition, _NUMBERS), (self.timestamp, _TIMES)):
             if column is not None and kinds[column] not in fitting:
                 return f"column `{column}` is of another kind ({kinds[column]})"

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import RowsCutOff
-from airflow_kafka_spark.formats.marks import END
-from airflow_kafka_spark.formats.shown_write_worker import shown
+from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.formats.tasks.text import rows_as_json
 from airflow_kafka_spark.hooks.handover_worker import whole
 from airflow_kafka_spark.sinks.kafka.tasks.encode import BadRows, KeyValueEncoder, drop_rows
 from airflow_kafka_spark.sinks.kafka.tasks.headers import HEADERS
@@ -181,7 +181,7 @@ def _texts(keys: pa.Array, values: pa.Array) -> pa.Array:
     if pa.types.is_struct(keys.type):
         known = {name for name, _ in columns}
         columns += [(f.name, keys.field(at)) for at, f in enumerate(keys.type) if f.name not in known]
-    return pa.array(shown(columns), pa.binary())
+    return pa.array(rows_as_json(columns), pa.binary())
 
 
 @dataclass(frozen=True)
