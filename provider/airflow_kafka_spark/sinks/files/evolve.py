@@ -10,7 +10,7 @@ from airflow_kafka_spark.errors import Problem
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.options import FilesOptions
+    from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
 
 
 def column_types(schema: pa.Schema) -> dict[str, str]:
@@ -23,7 +23,7 @@ def merged_columns(before: Mapping[str, str], schema: pa.Schema) -> dict[str, st
     return {**before, **column_types(schema)}
 
 
-def problems(sink: FilesOptions, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
+def changed_column_problems(sink: FilesSinkOptions, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
     """Yield a problem for each column that readers could not combine with the windows that are there.
 
     :param before: the columns of these windows; empty if they are not known.

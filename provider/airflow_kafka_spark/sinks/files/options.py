@@ -19,7 +19,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 @dataclass(frozen=True)
-class FilesOptions:
+class FilesSinkOptions:
     """The parameters of :class:`~airflow_kafka_spark.sinks.FilesSink`, which documents them."""
 
     path: str

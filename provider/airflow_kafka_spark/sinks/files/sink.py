@@ -17,7 +17,7 @@ from airflow_kafka_spark.errors import Fenced, Problem, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.files.evolve import merged_columns
 from airflow_kafka_spark.sinks.files.layout import PUBLISH, RECORD, TASKS, exchange, flush, make_below, why_not_exchanged
-from airflow_kafka_spark.sinks.files.options import FilesOptions
+from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
 from airflow_kafka_spark.sinks.files.staging import AttemptLock, Staging
 from airflow_kafka_spark.sinks.files.table import WindowRecord
 from airflow_kafka_spark.windows.binding import Endpoint
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FilesSink(FilesOptions, Sink):
+class FilesSink(FilesSinkOptions, Sink):
     """Writes each window as a directory of files below ``path``. A listing of ``path`` shows complete windows only.
 
     Guarantee: exactly-once. A window's directory is written beside the table, on the same file system, and becomes visible by one
@@ -73,9 +73,9 @@ class FilesSink(FilesOptions, Sink):
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, directory and rights. Writes nothing: rights are looked up, not tried."""
-        from airflow_kafka_spark.sinks.files.validation import problems
+        from airflow_kafka_spark.sinks.files.validation import files_sink_problems
 
-        return problems(self, shape)
+        return files_sink_problems(self, shape)
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the window with the highest number among the directories of ``path``.

@@ -11,27 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.evolve import problems as evolution
+from airflow_kafka_spark.sinks.files.evolve import changed_column_problems
 from airflow_kafka_spark.sinks.files.layout import escape
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.options import FilesOptions
+    from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
 
 FORMATS = ("parquet", "json", "csv", "orc")
 _LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
 
 
-def problems(sink: FilesOptions, shape: Shape) -> list[Problem]:
+def files_sink_problems(sink: FilesSinkOptions, shape: Shape) -> list[Problem]:
+    """Return the problems of directory, columns, options and types. See :meth:`.FilesSink.validate`."""
     return [*_place(sink, shape), *_columns(sink, shape.schema), *_files(sink, shape.schema)]
 
 
 # --- place --------------------------------------------------------------------------------------------------------------
 
 
-def _place(sink: FilesOptions, shape: Shape) -> Iterator[Problem]:
+def _place(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
     try:
         directory = sink.directory
     except ValueError as error:
@@ -73,7 +74,7 @@ def _rights(directory: Path) -> Iterator[Problem]:
         )
 
 
-def _neighbours(sink: FilesOptions, shape: Shape, directory: Path) -> Iterator[Problem]:
+def _neighbours(sink: FilesSinkOptions, shape: Shape, directory: Path) -> Iterator[Problem]:
     """Yield problems of windows that are there already: they must have the same format and partition columns."""
     try:
         latest = sink.table.latest_record(shape.pipeline)
@@ -92,13 +93,13 @@ def _neighbours(sink: FilesOptions, shape: Shape, directory: Path) -> Iterator[P
         there = f"{latest.format} files of this pipeline, partitioned by {list(latest.partition_by)}"
         yield Problem("sink.path", f"{directory} holds {there}; readers need one kind", "Name another directory")
     elif latest:
-        yield from evolution(sink, latest.columns, shape.schema)
+        yield from changed_column_problems(sink, latest.columns, shape.schema)
 
 
 # --- columns ------------------------------------------------------------------------------------------------------------
 
 
-def _columns(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
+def _columns(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     names = Counter(schema.names)
     if doubled := [n for n, count in names.items() if count > 1]:
         yield Problem("schema", f"there is more than one column `{'`, `'.join(doubled)}`", "Rename all but one of them")
@@ -115,7 +116,7 @@ def _columns(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
         yield Problem("sink.partition_by", "it names all columns, so that none is left for the files", "Leave out at least one")
 
 
-def _window_column(sink: FilesOptions, names: list[str]) -> Iterator[Problem]:
+def _window_column(sink: FilesSinkOptions, names: list[str]) -> Iterator[Problem]:
     column: Any = sink.window_column
     if not isinstance(column, str) or not column or column[0] in "_.":
         skipped = "readers skip directories that begin with _ or ."
@@ -155,7 +156,7 @@ def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
 # --- files --------------------------------------------------------------------------------------------------------------
 
 
-def _files(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
+def _files(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     if sink.format not in FORMATS:
         yield Problem("sink.format", f"`{sink.format}` is not known; expected one of {', '.join(FORMATS)}")
         return
@@ -170,7 +171,7 @@ def _files(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
     yield from _types(replace(spec, options={}) if wrong else spec, schema, set(sink.partition_by))
 
 
-def _options(sink: FilesOptions, spec: FileSpec) -> Iterator[Problem]:
+def _options(sink: FilesSinkOptions, spec: FileSpec) -> Iterator[Problem]:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.files.tasks.formats import try_writing

@@ -11,7 +11,7 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres import system_identifier
 from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
-from airflow_kafka_spark.sinks.postgres.options import PostgresOptions
+from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import Applied, Split, Window
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PostgresSink(PostgresOptions, Sink):
+class PostgresSink(PostgresSinkOptions, Sink):
     """Writes windows into a table of PostgreSQL 12 or newer, by COPY from Spark's tasks.
 
     Guarantee, with ``atomic="window"``: exactly-once. Tasks load stages that no reader sees. One transaction then inserts the
@@ -141,9 +141,9 @@ class PostgresSink(PostgresOptions, Sink):
 
         Changes nothing.
         """
-        from airflow_kafka_spark.sinks.postgres.validation import problems
+        from airflow_kafka_spark.sinks.postgres.validation import postgres_sink_problems
 
-        return problems(self, shape)
+        return postgres_sink_problems(self, shape)
 
     def replay_problems(self) -> list[Problem]:
         """Return why windows cannot be replayed: ``append`` needs ``window_column``; ``upsert`` needs ``offset_columns`` and must
