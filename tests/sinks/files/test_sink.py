@@ -471,7 +471,7 @@ def test_only_the_files_that_results_name_are_published(path):
         late.write(job.rows[0][1])
         late.close()
         assert tree(path) == published
-    record = sink.record(job.window)
+    record = sink.table.record(job.window)
     window = sink.table.window_path(job.window)
     assert {f["path"] for f in record.files} | {RECORD} == set(names(window))
 
