@@ -182,7 +182,7 @@ _OF_PUBLISHING = (
         old="if next(records, None) == last:",
         new="if next(records, None) is not None:",
         breaks="What a process has read of the ledger counts only as long as its log is the same.",
-        tests=("tests/sinks/kafka/test_look.py::test_looks_that_go_on_say_the_same_as_one_that_begins_at_the_claim",),
+        tests=("tests/sinks/kafka/test_claimed_window.py::test_looks_that_go_on_say_the_same_as_one_that_begins_at_the_claim",),
     ),
     Mutant(
         name="publish-since-not-read",
@@ -190,7 +190,7 @@ _OF_PUBLISHING = (
         old="                self._take(records)\n                return\n",
         new="                return\n",
         breaks="A process that has looked before sees a newer claim.",
-        tests=("tests/sinks/kafka/test_look.py::test_a_process_that_has_looked_before_sees_a_newer_claim",),
+        tests=("tests/sinks/kafka/test_claimed_window.py::test_a_process_that_has_looked_before_sees_a_newer_claim",),
     ),
     Mutant(
         name="publish-split-not-fenced",
@@ -246,10 +246,10 @@ _OF_DEAD_LETTERS = (
     Mutant(
         name="dead-letters-committed-before-the-note",
         path="bad_records/dead_letters.py",
-        old="            record = self._record(dead, ledger, parcels)\n",
+        old="            record = self._record(dead, ledger, outputs)\n",
         new="""            producer.commit_transaction(SECONDS)
             producer.begin_transaction()
-            record = self._record(dead, ledger, parcels)
+            record = self._record(dead, ledger, outputs)
 """,
         breaks="Dead letters and the ledger's record of them are committed in one transaction.",
         tests=(

@@ -99,7 +99,7 @@ def test_sparks_own_source_makes_the_same_dead_letters(files: Pipeline):
 def test_more_bad_records_than_allowed_or_too_many_bytes_of_them_fail_the_window_and_no_letter_is_sent(
     files: Pipeline, monkeypatch
 ):
-    from airflow_kafka_spark.sinks.tasks import dead_letters as dead_letters_worker
+    from airflow_kafka_spark.sinks.tasks import dead_letters
 
     dead = f"dead-{files.topic}"
     bad = produce_mixed(files, 100, 10)
@@ -113,7 +113,7 @@ def test_more_bad_records_than_allowed_or_too_many_bytes_of_them_fail_the_window
     assert raised.value.count == bad and len(raised.value.samples) == 5
     check_nothing_was_sent()
     # What may pass through the driver is counted over all splits: each has less.
-    monkeypatch.setattr(dead_letters_worker, "LIMIT_BYTES", 300)
+    monkeypatch.setattr(dead_letters, "LIMIT_BYTES", 300)
     with pytest.raises(TooManyDeadLetters, match=dead):
         files.run("run1", **tolerant(dead))
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted, Valida
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
-from airflow_kafka_spark.sinks.tasks import dead_letters as dead_letters_worker
+from airflow_kafka_spark.sinks.tasks import dead_letters
 from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer
 from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA as LETTER
 from airflow_kafka_spark.transforms import Cast, Condition, Filter, RecordIsTombstone, Sql
@@ -99,7 +99,7 @@ def test_what_went_elsewhere_stays_there_when_the_condition_or_the_format_is_ano
     files.produce(100)
     if point == "dead.committed":
         # All of it would pass through the driver.
-        monkeypatch.setattr(dead_letters_worker, "LIMIT_BYTES", 300)
+        monkeypatch.setattr(dead_letters, "LIMIT_BYTES", 300)
         with pytest.raises(TooManyRouted, match="pipeline of their own"):
             files.run("run1", transforms=[refused(small)])
         monkeypatch.undo()

@@ -12,7 +12,7 @@ from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Avro, Json
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files import evolve as files_evolve
+from airflow_kafka_spark.sinks.files import evolve
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline
@@ -34,7 +34,7 @@ def test_a_name_that_differs_in_case_only_is_no_new_column(table: Pipeline, tmp_
         connection.execute(f'CREATE TABLE "{table.place} cased" (id bigint, name text)')
     for evolves in (False, True):
         files = FilesSink(path=str(tmp_path / "lake"), auto_evolve=evolves)
-        found = list(files_evolve.problems(files, files_evolve.columns_of(there), other))
+        found = list(evolve.changed_column_problems(files, evolve.column_types(there), other))
         sink = PostgresSink(conn_id="warehouse", table=f'"{table.place} cased"', auto_evolve=evolves)
         found += sink.validate(Shape("pipeline", other))
         assert len(found) == 2 and all("`name`" in problem.what and "auto_evolve" not in problem.action for problem in found)

@@ -46,7 +46,7 @@ WRONG = [
     ({"partition": "nothing"}, "sink.partition", "no column"),
     ({"transaction_timeout": 100_000}, "sink.transaction_timeout", "transaction.max.timeout.ms"),
     ({"transaction_timeout": 0}, "sink.transaction_timeout", "not a number of seconds"),
-    ({"producer_config": {"transactional.id": "x"}}, "sink.producer_config", "own affair"),
+    ({"producer_config": {"transactional.id": "x"}}, "sink.producer_config", "set by the operator itself"),
     ({"producer_config": {"acks": "1"}}, "sink.producer_config", "loses records"),
     ({"source": {"cursor": "nothing"}}, "source.cursor", "nothing"),
     ({"table": "no_such_table"}, "source.table", "no_such_table"),

@@ -1,8 +1,7 @@
-"""The dead letter topic: bad records of a window are sent there in one Kafka transaction, before the sink takes the rest. What
-transforms route elsewhere goes to its topics in the same one.
+"""Sending the side outputs of a window: dead letters, and records that transforms route to other topics.
 
-The ledger remembers in the same transaction which records they were. So an attempt that comes after a crash neither sends them
-again nor takes one of them for good: what became of a record is decided once.
+One Kafka transaction sends them before the sink commits the other records. In the same transaction the ledger records which
+records they were. So an attempt after a crash neither sends one of them again nor writes it to the sink.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from airflow_kafka_spark.windows.model import SplitResult, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from confluent_kafka import Producer
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger
@@ -39,19 +39,19 @@ log = logging.getLogger(__name__)
 TRIES = 3
 SECONDS = 60.0
 MOST_REMEMBERED = 900_000
-"""Bytes of the ledger's record of a window's dead letters: a topic takes records of 1 MiB by default."""
+"""Maximum size in bytes of the ledger's record of a window's dead letters. By default a topic takes records of 1 MiB."""
 
 
 @dataclass(frozen=True)
 class DeadLetterTopic:
-    """Where the bad records of a pipeline go.
+    """The dead letter topic of a pipeline.
 
-    Guarantee: a ``read_committed`` reader sees each of a window's dead letters exactly once, whatever is killed on the way.
+    Guarantee: a ``read_committed`` reader sees each of a window's dead letters exactly once, whatever is killed meanwhile.
 
-    :param hook: the cluster, the one the ledger is in.
-    :param name: the topic; created with one partition when the first letter comes and it is not there.
-    :param replication_factor: of a topic that is created; -1 is the brokers' default.
-    :param envelope: what is written on them.
+    :param hook: the cluster, which is that of the ledger.
+    :param name: the topic. It is created with one partition before the first letter if it does not exist.
+    :param replication_factor: replicas of a topic that is created; -1 is the brokers' default.
+    :param envelope: adds the headers of the letters.
     """
 
     hook: KafkaHook
@@ -60,9 +60,9 @@ class DeadLetterTopic:
     envelope: Envelope
 
     def sent(self, ledger: Ledger) -> dict[TopicPartition, frozenset[int]]:
-        """The records of the claimed window that earlier attempts at it have sent: they stay dead, whatever they look like now.
+        """Return the records of the claimed window that earlier attempts have sent. They stay dead letters in this attempt.
 
-        Nobody can add to them once this has returned.
+        Fences earlier attempts, so that none can send more of them afterwards.
 
         :raises Fenced: a newer attempt has taken over.
         """
@@ -70,13 +70,13 @@ class DeadLetterTopic:
         return known.sent(ledger.claimed.window.replay) if known else {}
 
     def send(self, results: Iterable[SplitResult], ledger: Ledger) -> DeadLetters | None:
-        """Send what was not sent before; all of it or nothing.
+        """Send the letters that were not sent before; all of them or none.
 
-        :param results: of the claimed window, with their letters.
-        :return: all dead letters of the window, None without any.
+        :param results: the results of the claimed window, with their letters.
+        :return: all dead letters of the window, or None without any.
         :raises Fenced: a newer attempt has taken over.
-        :raises TooManyDeadLetters: they are more than may pass through the driver, or than the ledger can remember.
-        :raises KafkaRefused: the topic does not take one: it is too large, or too old, or a permission is missing.
+        :raises TooManyDeadLetters: they are more than may pass through the driver, or than the ledger can record.
+        :raises KafkaRefused: the topic refuses a letter: it is too large or too old, or a permission is missing.
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
         return SideOutputs(self.hook, ledger.parent_pipeline, self).send(results, ledger)
@@ -84,14 +84,14 @@ class DeadLetterTopic:
 
 @dataclass(frozen=True)
 class SideOutputs:
-    """All records of a window that do not go to the sink but to topics: dead letters, and what transforms route elsewhere.
+    """The records of a window that go to topics instead of the sink: dead letters, and records that transforms route.
 
-    Guarantee: one Kafka transaction takes all of them there, and the ledger remembers in it which they were. So what became of a
-    record is decided once, and a ``read_committed`` reader of such a topic sees each of its records exactly once.
+    Guarantee: one Kafka transaction sends all of them, and the ledger records in it which they were. So a ``read_committed``
+    reader of such a topic sees each of its records exactly once, and no attempt handles one of them differently.
 
-    :param hook: the cluster, the one the ledger is in.
-    :param pipeline: the pipeline's name, which routed records tell.
-    :param dead: where bad records go; None where they do not.
+    :param hook: the cluster, which is that of the ledger.
+    :param pipeline: the pipeline's name, for a header of routed records.
+    :param dead: the dead letter topic; None if bad records are not sent.
     """
 
     hook: KafkaHook
@@ -101,9 +101,9 @@ class SideOutputs:
     def send(self, results: Iterable[SplitResult], ledger: Ledger, captured: Sequence[Captured] = ()) -> DeadLetters | None:
         """Send what was not sent before; all of it or nothing.
 
-        :param results: of the claimed window, with their letters and routes.
-        :param captured: what other sinks will take: the ledger remembers that in the same transaction.
-        :return: what was ever sent of the window, None without any.
+        :param results: the results of the claimed window, with their letters and routed records.
+        :param captured: the records that other sinks are going to take, which the ledger records in the same transaction.
+        :return: everything that was sent of the window by this and earlier attempts, or None without any.
         :raises Fenced: a newer attempt has taken over.
         :raises TooManyDeadLetters: they are more than may pass through the driver, or than the ledger can remember; TooManyRouted
             likewise.
@@ -123,7 +123,8 @@ class SideOutputs:
             raise TooManyDeadLetters(self.dead.name, LIMIT_BYTES)
         if routes.nbytes > LIMIT_BYTES:
             raise TooManyRouted(routes["to"][0].as_py(), LIMIT_BYTES)
-        # Nothing else knows, once the sink has the window, of what gets no letter: without a topic, or in an earlier replay.
+        # The ledger also records how many bad records get no letter (no topic, or sent by an earlier replay): once the sink has
+        # applied the window, nothing else knows.
         skipped = sum(result.rejected for result in results)
         if self.dead:
             skipped = letters.num_rows - without(letters, before.sent() if before else {}).num_rows
@@ -132,40 +133,40 @@ class SideOutputs:
         for topic, factor in wanted.items():
             self.hook.create_topic(topic, 1, factor)
         for tries in range(1, TRIES + 1):
-            # The topics' own limits, so that it is known which record is too large; the ledger's record goes the same way.
+            # The topics' own limits, so that the client refuses a record that is too large; the ledger's record is sent, too.
             largest = max([DEFAULT_LARGEST, *map(self.hook.largest_record, wanted)])
             producer = ledger.fence_dead_letters(**{"message.max.bytes": largest})
             known = ledger.look_as_owner().dead.get(number)
             try:
-                return self._send_once(producer, self._parcels(letters, routes, known), ledger, known, captured, skipped)
+                return self._send_once(producer, self._outputs(letters, routes, known), ledger, known, captured, skipped)
             except Fenced:
                 raise
             except KafkaUnavailable as error:
-                # The outcome is unknown: fence, and look again.
+                # The outcome is unknown: fence this attempt's own producer and read the ledger again.
                 if tries == TRIES:
                     raise
                 log.warning("Sending dead letters failed (try %d of %d): %s", tries, TRIES, error)
         raise AssertionError("the last try returns or raises")
 
-    def _parcels(self, letters: pa.Table, routes: pa.Table, known: DeadLetters | None) -> list[_Parcel]:
-        """What was not sent before, by topic."""
+    def _outputs(self, letters: pa.Table, routes: pa.Table, known: DeadLetters | None) -> list[_SideOutput]:
+        """Return the records that were not sent before, by topic."""
         import pyarrow.compute as pc
 
         from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records, without
 
-        parcels = []
+        outputs = []
         if self.dead is not None:
             left = without(letters, known.sent() if known else {})
-            parcels.append(_Parcel(self.dead.name, left, self.dead.envelope.records))
+            outputs.append(_SideOutput(self.dead.name, left, self.dead.envelope.records))
         for topic in routes["to"].unique().to_pylist():
             left = without(routes.filter(pc.equal(routes["to"], topic)), known.routed(topic=topic) if known else {})
-            parcels.append(_Parcel(topic, left, lambda found: routed_records(found, self.pipeline), routed=True))
-        return [parcel for parcel in parcels if parcel.letters.num_rows]
+            outputs.append(_SideOutput(topic, left, lambda found: routed_records(found, self.pipeline), routed=True))
+        return [output for output in outputs if output.letters.num_rows]
 
     def _send_once(
         self,
-        producer: Any,
-        parcels: Sequence[_Parcel],
+        producer: Producer,
+        outputs: Sequence[_SideOutput],
         ledger: Ledger,
         known: DeadLetters | None,
         captured: Sequence[Captured],
@@ -175,28 +176,28 @@ class SideOutputs:
         from airflow_kafka_spark.sinks.tasks.dead_letters import offsets_of
 
         replay = ledger.claimed.window.replay
-        if not parcels and known is not None and known.with_captured(captured).with_skipped(replay, skipped) == known:
+        if not outputs and known is not None and known.with_captured(captured).with_skipped(replay, skipped) == known:
             return known
-        entry, described = ledger.claimed, self.hook.describe_topics([parcel.topic for parcel in parcels]) if parcels else {}
+        entry, described = ledger.claimed, self.hook.describe_topics([output.topic for output in outputs]) if outputs else {}
         batches = []
         try:
             producer.begin_transaction()
-            for parcel in parcels:
-                partitions = {parcel.topic: len(described[parcel.topic].partitions)}
-                sender = Sender(producer, parcel.topic, partitions, patience=SECONDS)
+            for output in outputs:
+                partitions = {output.topic: len(described[output.topic].partitions)}
+                sender = Sender(producer, output.topic, partitions, patience=SECONDS)
                 try:
-                    sender.send(parcel.records(parcel.letters))
+                    sender.send(output.records(output.letters))
                     landed = sender.flush()
                 except Exception as error:
-                    raise parcel.refused(error, self.hook.conn_id) or error from None
-                routed = parcel.topic if parcel.routed else ""
-                batches.append(Batch(replay, entry.attempt.token, offsets_of(parcel.letters), landed, routed))
+                    raise output.refused(error, self.hook.conn_id) or error from None
+                routed = output.topic if output.routed else ""
+                batches.append(Batch(replay, entry.attempt.token, offsets_of(output.letters), landed, routed))
             name = self.dead.name if self.dead is not None else ""
             dead = known or DeadLetters(entry.window.number, name)
             dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches)).with_captured(captured)
             dead = dead.with_skipped(replay, skipped)
-            record = self._record(dead, ledger, parcels)
-            # Last: until the transaction ends, nobody can read the ledger's partition past this record.
+            record = self._record(dead, ledger, outputs)
+            # The record goes last: until its transaction ends, no reader gets past it in the ledger's partition.
             (offset,) = ledger.send(producer, [record])
             faults.reached("dead.in_transaction")
             producer.commit_transaction(SECONDS)
@@ -209,22 +210,23 @@ class SideOutputs:
         ledger.remember_dead_letters(replace(dead, offset=offset))
         return dead
 
-    def _record(self, dead: DeadLetters, ledger: Ledger, parcels: Sequence[_Parcel]) -> LedgerRecord:
+    def _record(self, dead: DeadLetters, ledger: Ledger, outputs: Sequence[_SideOutput]) -> LedgerRecord:
         record = dead_record(ledger.pipeline, dead)
         if len(record.value or b"") > MOST_REMEMBERED:
-            largest = max(parcels, key=lambda parcel: parcel.letters.num_rows)
+            largest = max(outputs, key=lambda output: output.letters.num_rows)
             refused = TooManyRouted if largest.routed else TooManyDeadLetters
             raise refused(largest.topic, MOST_REMEMBERED, remembered=True)
         return record
 
 
 @dataclass(frozen=True)
-class _Parcel:
-    """What goes to one topic.
+class _SideOutput:
+    """The records of a window that go to one topic.
 
+    :param topic: the topic.
     :param letters: the records as they were read.
-    :param records: makes of them those that are sent.
-    :param routed: whether a transform sends them there, else they are dead letters.
+    :param records: returns the records to send.
+    :param routed: True if a transform routes them there; False for dead letters.
     """
 
     topic: str
@@ -233,8 +235,8 @@ class _Parcel:
     routed: bool = False
 
     def refused(self, error: Exception, conn_id: str) -> KafkaRefused | None:
-        """What the brokers do not take of it, and what helps; None where it is not about the records."""
-        from airflow_kafka_spark.sinks.kafka.tasks.send import AFTERWARDS, HELP
+        """Return the exception for an error that refuses one of the records, or None if the error is not about records."""
+        from airflow_kafka_spark.sinks.kafka.tasks.send import REMEDIES, RETRY_HINT
 
         if isinstance(error, RowRejected):
             code, detail = "MSG_SIZE_TOO_LARGE", error.detail
@@ -243,13 +245,13 @@ class _Parcel:
         else:
             return None
         what = "records that a Filter takes out" if self.routed else "dead letters"
-        action = HELP[code].format(topic=f"`{self.topic}`")
+        action = REMEDIES[code].format(topic=f"`{self.topic}`")
         if code == "MSG_SIZE_TOO_LARGE":
             detail = f"{detail}; the largest is {self._largest()}"
             action += ". What is sent has some headers more than the record"
             if not self.routed:
                 action += ", which `errors_deadletterqueue_context_headers_enable=False` leaves out"
-        return KafkaRefused(conn_id, f"sending {what} to topic `{self.topic}`", code, detail, f"{action}. {AFTERWARDS}")
+        return KafkaRefused(conn_id, f"sending {what} to topic `{self.topic}`", code, detail, f"{action}. {RETRY_HINT}")
 
     def _largest(self) -> str:
         sizes = [len(key or b"") + len(value or b"") for key, value in zip(*map(self._column, ("key", "value")), strict=True)]
@@ -262,7 +264,7 @@ class _Parcel:
 
 
 def known_dead_letters(ledger: Ledger) -> DeadLetters | None:
-    """What earlier attempts at the claimed window have sent. Nobody can add to it once this has returned.
+    """Return what earlier attempts at the claimed window have sent, and fence them, so that none can send more afterwards.
 
     :raises Fenced: a newer attempt has taken over.
     """

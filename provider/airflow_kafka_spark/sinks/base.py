@@ -172,13 +172,21 @@ class Sink(ABC):
     parse."""
 
     template_fields: ClassVar[Sequence[str]] = ()
-    takes_tombstones: bool = False
-    """True if a record without a value deletes a row in this sink."""
-    split_records: int = 1_000_000
-    """Default size of a split, in offsets."""
-    whole_partitions: bool = False
-    """True if each partition of a window has to be one split, because splits commit one by one and the order of records counts.
-    """
+
+    @property
+    def takes_tombstones(self) -> bool:
+        """True if a record without a value deletes a row in this sink."""
+        return False
+
+    @property
+    def split_records(self) -> int:
+        """The default size of a split, in offsets."""
+        return 1_000_000
+
+    @property
+    def whole_partitions(self) -> bool:
+        """True if each partition of a window has to be one split: splits commit one by one, and the order of records counts."""
+        return False
 
     @property
     @abstractmethod

@@ -471,7 +471,7 @@ def test_only_the_files_that_results_name_are_published(path):
         late.write(job.rows[0][1])
         late.close()
         assert tree(path) == published
-    record = sink.record(job.window)
+    record = sink.table.record(job.window)
     window = sink.table.window_path(job.window)
     assert {f["path"] for f in record.files} | {RECORD} == set(names(window))
 
@@ -701,9 +701,10 @@ def test_partition_by_may_be_one_name():
 def test_exports_load_neither_arrow_nor_a_driver():
     code = """if True:
         import sys
-        from airflow_kafka_spark.sinks import FilesSink, Guarantee, Sink
+        from airflow_kafka_spark.sinks import FilesSink, Guarantee, KafkaSink, Sink
         import airflow_kafka_spark.sinks as sinks
-        assert {"FilesSink", "PostgresSink", "Sink"} <= set(dir(sinks))
+        assert KafkaSink("t", None).uri == "kafka://kafka_default/t"
+        assert {"FilesSink", "KafkaSink", "PostgresSink", "Sink"} <= set(dir(sinks))
         try:
             sinks.NobodysSink
         except AttributeError as error:

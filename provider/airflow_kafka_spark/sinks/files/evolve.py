@@ -1,4 +1,4 @@
-"""Columns of a directory's windows: what was there before, and whether the rows of the next window still fit beside it."""
+"""Comparing the columns of a window with those of the windows before it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from airflow_kafka_spark.errors import Problem
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.options import FilesOptions
+    from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
 
 
-def columns_of(schema: pa.Schema) -> dict[str, str]:
-    """Names and types, in their order."""
+def column_types(schema: pa.Schema) -> dict[str, str]:
+    """Return names and types of the columns, in their order."""
     return {field.name: str(field.type) for field in schema}
 
 
-def together(before: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
-    """All columns that the windows up to this one have had: those that came first stand first."""
-    return {**before, **columns_of(schema)}
+def merged_columns(before: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
+    """Return all columns that the windows up to this one have had, in the order of their appearance."""
+    return {**before, **column_types(schema)}
 
 
-def problems(sink: FilesOptions, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
-    """What is different from the windows that are there.
+def changed_column_problems(sink: FilesSinkOptions, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
+    """Yield a problem for each column that readers could not combine with the windows that are there.
 
-    :param before: their columns; empty where nothing is known of them.
+    :param before: the columns of these windows; empty if they are not known.
     """
     if not before:
         return
-    now = columns_of(schema)
+    now = column_types(schema)
     for name, kind in now.items():
         where = f"sink.path column `{name}`"
         if name in before and before[name] != kind:

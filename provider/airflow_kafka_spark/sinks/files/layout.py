@@ -1,10 +1,10 @@
-"""Names and places of a files sink: what a window's directory is called, where attempts write, what is left on disk when.
+"""The names of directories and files of a files sink, and the steps on disk that have to be atomic or durable.
 
 ::
 
     <path>/<window column>=<pipeline>-<number>/[column=value/]<topic>-<partition>-<start>-<end>.<format>
     <path>/<window column>=<pipeline>-<number>/_window                    the sink's record of the window
-    <parent>/.<name>.airflow-staging/<pipeline>-<number>-<attempt>/       an attempt, out of every reader's sight
+    <parent>/.<name>.airflow-staging/<pipeline>-<number>-<attempt>/       an attempt, hidden from readers
         tasks/<task>/...                                                  what one task attempt wrote
         publish/...                                                       the window, complete; renamed into <path> in one step
         lock                                                              locked for as long as the attempt's driver lives
@@ -29,26 +29,26 @@ RECORD = "_window"
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 LONGEST_NAME = 255
-"""Bytes a file system takes for one name."""
+"""Maximum length of a name on a file system, in bytes."""
 
 TASKS = "tasks"
 PUBLISH = "publish"
 
-# What Spark escapes (ExternalCatalogUtils.escapePathName), and NUL, which no file system takes.
+# The characters that Spark escapes (ExternalCatalogUtils.escapePathName), and NUL, which no file system allows.
 _ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
 
 
 def slug(name: str, longest: int) -> str:
-    """``name`` where it is a safe file name, else a safe one like it with a hash: different names have different slugs.
+    """Return ``name`` if it is a safe file name, else a safe one with a hash. Different names have different slugs.
 
-    :param name: a pipeline or a topic.
-    :param longest: characters a name may have before it is shortened.
+    :param name: the name of a pipeline or a topic.
+    :param longest: how many characters of a name are kept.
     """
     # A leading underscore or dot would hide the file from Spark and Arrow: `_orders` is a legal topic.
     if len(name) <= longest and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         return name
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:longest]
-    # `~` is in no safe name, so that no other name can be taken for this one.
+    # No safe name contains `~`, so that the result differs from all of them.
     return f"{safe}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
@@ -57,23 +57,23 @@ def pipeline_slug(pipeline: str) -> str:
 
 
 def window_directory(column: str, window: Window) -> str:
-    """The directory of a window below the sink's path."""
+    """Return the name of a window's directory."""
     return f"{escape(column)}={pipeline_slug(window.pipeline)}-{window.id}"
 
 
 def file_stem(split: OffsetRange, part: int = 0) -> str:
-    """A file's name without its suffix: topic, partition and offsets, and a number from the second part on."""
+    """Return a file's name without its suffix: topic, partition and offsets, and a number from the second part on."""
     stem = f"{slug(split.topic, 140)}-{split.partition}-{split.start:020d}-{split.end:020d}"
     return f"{stem}-part{part:05d}" if part else stem
 
 
 def escape(text: str) -> str:
-    """A partition column's name or value as Spark writes it into a path."""
+    """Return a partition column's name or value as Spark writes it into a path."""
     return _ESCAPED.sub(lambda found: f"%{ord(found.group()):02X}", text)
 
 
 def partition_directory(column: str, value: str | None) -> str:
-    """``column=value``; null, and as in Spark the empty string too, is ``__HIVE_DEFAULT_PARTITION__``."""
+    """Return ``column=value``. Null and, as in Spark, the empty string become ``__HIVE_DEFAULT_PARTITION__``."""
     return f"{escape(column)}={escape(value) if value else NULL_PARTITION}"
 
 
@@ -81,7 +81,7 @@ def partition_directory(column: str, value: str | None) -> str:
 
 
 def flush(path: str | Path) -> None:
-    """Make a closed file, or the names in a directory, survive a power cut."""
+    """Flush a closed file, or the names in a directory, to disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -90,9 +90,9 @@ def flush(path: str | Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Let two directories change places, in one step: nobody sees neither, or both.
+    """Exchange two directories in one atomic step.
 
-    :raises OSError: the platform or the file system cannot (``EINVAL`` or ``ENOSYS``), or one of them does not exist.
+    :raises OSError: the platform or the file system cannot do that (``EINVAL`` or ``ENOSYS``), or one of them does not exist.
     """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
@@ -108,11 +108,11 @@ _RENAME_EXCHANGE = 2
 
 
 def why_not_exchanged(directory: Path) -> str | None:
-    """Return why directories beside this one cannot change places in one step, or None where they can.
+    """Return why directories beside this one cannot be exchanged in one step, or None if they can.
 
-    Tried out with two empty directories, hidden from readers and gone again when this returns: no flag of a file system says it.
+    Tries it with two empty directories, which are hidden from readers and removed again: file systems have no flag that says it.
 
-    :param directory: need not exist; then its file system is that of the nearest parent that does.
+    :param directory: need not exist; its file system is then that of the nearest parent that does.
     """
     place = next((parent for parent in directory.parents if parent.is_dir()), directory.parent)
     try:
@@ -127,7 +127,7 @@ def why_not_exchanged(directory: Path) -> str | None:
 
 
 def make_below(base: Path, names: Sequence[str]) -> Path:
-    """Make nested directories in ``base``, never ``base`` itself: when a newer attempt took it away, this one has to notice.
+    """Create nested directories in ``base``, but never ``base`` itself: if a newer attempt has removed it, this has to fail.
 
     :raises FileNotFoundError: ``base`` does not exist any more.
     """

@@ -19,7 +19,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 @dataclass(frozen=True)
-class FilesOptions:
+class FilesSinkOptions:
     """The parameters of :class:`~airflow_kafka_spark.sinks.FilesSink`, which documents them."""
 
     path: str
@@ -36,7 +36,7 @@ class FilesOptions:
 
     @property
     def uri(self) -> str:
-        """``file:///abs/path``; a path that :meth:`validate` refuses, or that is not rendered yet, is returned as it is."""
+        """``file:///abs/path``. A path that ``validate`` refuses, or that is not rendered yet, is returned as it is."""
         try:
             return self.directory.as_uri() if "{{" not in self.path else self.path
         except ValueError:

@@ -1,4 +1,4 @@
-"""Windows as directories of Parquet, JSON, CSV or ORC files, each published by one rename."""
+"""The files sink: windows become directories of Parquet, JSON, CSV or ORC files, each published by one rename."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, Problem, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
-from airflow_kafka_spark.sinks.files.evolve import together
+from airflow_kafka_spark.sinks.files.evolve import merged_columns
 from airflow_kafka_spark.sinks.files.layout import PUBLISH, RECORD, TASKS, exchange, flush, make_below, why_not_exchanged
-from airflow_kafka_spark.sinks.files.options import FilesOptions
+from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
 from airflow_kafka_spark.sinks.files.staging import AttemptLock, Staging
 from airflow_kafka_spark.sinks.files.table import WindowRecord
 from airflow_kafka_spark.windows.binding import Endpoint
@@ -31,54 +31,54 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FilesSink(FilesOptions, Sink):
-    """Writes each window as a directory of files below ``path``; whoever lists ``path`` sees complete windows only.
+class FilesSink(FilesSinkOptions, Sink):
+    """Writes each window as a directory of files below ``path``. A listing of ``path`` shows complete windows only.
 
-    Guarantee: exactly-once. A window's directory is written elsewhere, on the same file system, and becomes visible by one
-    ``rename(2)``, which is atomic and fails when the window is already there (POSIX); a replay exchanges the window's directory
-    for another one, in one step too (``RENAME_EXCHANGE``, Linux; not on NFS). Readers are Spark, DuckDB, pandas and
-    Arrow, reading ``path`` as an ordinary partitioned table; the window is a partition column of it. Needs a file system
-    that the Airflow worker and all of Spark's executors share: a local disk for ``local[*]``, else NFS or another mount.
+    Guarantee: exactly-once. A window's directory is written beside the table, on the same file system, and becomes visible by one
+    ``rename(2)``, which is atomic and fails if the window is already there (POSIX). A replay exchanges the window's directory for
+    another one in one step, too (``RENAME_EXCHANGE``, Linux; not on NFS). Spark, DuckDB, pandas and Arrow read ``path`` as an
+    ordinary partitioned table; the window is a partition column of it. The Airflow worker and all of Spark's executors have to
+    share the file system: a local disk for ``local[*]``, else NFS or another mount.
 
-    :param path: the table's directory: an absolute path or a ``file://`` URI. Made when it does not exist. Templated.
+    :param path: the table's directory: an absolute path or a ``file://`` URI. Created if it does not exist. Templated.
     :param format: ``parquet`` (default), ``json`` (one object per line), ``csv`` or ``orc``.
-    :param partition_by: columns that become directories ``column=value`` within the window, as Spark writes them; they are
-        left out of the files. Booleans, integers, decimals, dates and strings can be.
+    :param partition_by: columns that become directories ``column=value`` within the window, as Spark writes them, and are left
+        out of the files. They may be booleans, integers, decimals, dates and strings. Default: none.
     :param compression: parquet: ``none``, ``snappy`` (default), ``gzip``, ``zstd``, ``lz4``; orc: ``none``, ``zlib``,
         ``snappy``, ``lz4``, ``zstd`` (default); json and csv: ``none`` (default), ``gzip``.
-    :param options: ``max_open_files`` per task when partitioned (default 64), ``max_rows_per_group`` (default 500 000) and
+    :param options: ``max_open_files`` per task if partitioned (default 64), ``max_rows_per_group`` (default 500,000) and
         ``max_bytes_per_group`` (default 64 MiB) of a row group; csv: ``delimiter`` (default ``,``), ``header`` (default True);
-        orc: ``timestamps``, ``utc`` (default) or ``instant``, see docs/sinks.md; everything else goes to pyarrow's
-        ``ParquetWriter`` or ``ORCWriter`` as it is, for instance ``compression_level``.
-    :param window_column: the partition column that holds the window's name.
-    :param auto_evolve: columns that earlier windows of the pipeline do not have are taken; without it they are refused before
-        Spark starts. A column never changes its type.
+        orc: ``timestamps``, ``utc`` (default) or ``instant``, see docs/sinks.md. All others are passed to pyarrow's
+        ``ParquetWriter`` or ``ORCWriter``, for instance ``compression_level``.
+    :param window_column: the partition column that holds the window's name; default ``window``.
+    :param auto_evolve: True: rows may have columns that earlier windows of the pipeline lack. Default False: such rows are
+        refused before Spark starts. A column never changes its type.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("path",)
 
     @property
     def guarantee(self) -> Guarantee:
-        """Exactly-once: see the class."""
+        """Exactly-once."""
         return Guarantee.EXACTLY_ONCE
 
     @property
     def asset_uri(self) -> str:
-        """The same."""
+        """The directory's ``file://`` URI."""
         return self.uri
 
     def destination(self) -> Endpoint:
-        """The directory, and the column that names each window's own within it."""
+        """Return the directory and the window column, which together decide where a window's directory is."""
         return Endpoint({"path": self.uri}, {"window_column": self.window_column})
 
     def validate(self, shape: Shape) -> list[Problem]:
-        """Options, types, place and rights, all at once. Writes nothing: a right to write is looked up, not tried."""
-        from airflow_kafka_spark.sinks.files.validation import problems
+        """Return the problems of options, types, directory and rights. Writes nothing: rights are looked up, not tried."""
+        from airflow_kafka_spark.sinks.files.validation import files_sink_problems
 
-        return problems(self, shape)
+        return files_sink_problems(self, shape)
 
     def last_applied(self, pipeline: str) -> Applied | None:
-        """The newest window by number among the directories of ``path``, which are listed.
+        """Return the window with the highest number among the directories of ``path``.
 
         :raises WindowConflict: that directory has no record, or another pipeline's.
         """
@@ -86,7 +86,7 @@ class FilesSink(FilesOptions, Sink):
         return newest.applied if newest else None
 
     def applied(self, window: Window) -> Applied | None:
-        """What the window's directory says.
+        """Return the record in the window's directory, or None if the window is not published.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
@@ -95,8 +95,8 @@ class FilesSink(FilesOptions, Sink):
         return record.applied if record and record.applied.replay >= window.replay else None
 
     def replay_problems(self) -> list[Problem]:
-        """A window's directory is exchanged for another one in one step: a file system that cannot do that is refused. It is
-        tried out beside the table, and nothing is left there."""
+        """Return a problem if the file system cannot exchange two directories in one step. This is tried beside the table, where
+        nothing is left."""
         try:
             reason = why_not_exchanged(self.directory)
         except ValueError:
@@ -108,8 +108,9 @@ class FilesSink(FilesOptions, Sink):
         return [Problem("on_rerun", found, action)]
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> FilesWindowWriter:
-        """Takes the directories of earlier attempts away, by a rename first: one that still lives then finds nothing of its
-        own, can neither write nor publish, and fails with :class:`~airflow_kafka_spark.errors.Fenced`."""
+        """Begin an attempt, and remove the directories of earlier ones. They are renamed first: an earlier attempt that is still
+        running then finds none of its files, can neither write nor publish, and fails with
+        :class:`~airflow_kafka_spark.errors.Fenced`."""
         staging = Staging.beside(self.directory)
         try:
             staging.sweep(window)
@@ -123,7 +124,7 @@ class FilesSink(FilesOptions, Sink):
 
 
 class FilesWindowWriter(WindowWriter):
-    """One attempt: a directory that tasks write into, and the rename at its end. Made by :meth:`FilesSink.begin`."""
+    """One attempt: a directory that tasks write into, and the rename that publishes it. Made by :meth:`FilesSink.begin`."""
 
     def __init__(
         self, sink: FilesSink, window: Window, splits: Sequence[Split], shape: Shape, staging: Staging, attempt: Path
@@ -135,7 +136,7 @@ class FilesWindowWriter(WindowWriter):
         self.staging = staging
         self.attempt = attempt
         self._lock: AttemptLock | None = None
-        # A file system without locks has nothing swept away that is another pipeline's.
+        # On a file system without locks, attempts of other pipelines are never removed, so none is needed.
         with suppress(OSError):
             self._lock = AttemptLock(attempt)
 
@@ -155,10 +156,10 @@ class FilesWindowWriter(WindowWriter):
         return FilesSplitWriter(target)
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
-        """See :meth:`WindowWriter.commit`. Only the files that ``results`` name are published: what other attempts at a split
-        have written, or are still writing, stays behind.
+        """See :meth:`WindowWriter.commit`. Only the files that ``results`` name are published, not those that other task attempts
+        at a split have written or are still writing.
 
-        :raises Fenced: a newer attempt took over and has not published yet.
+        :raises Fenced: a newer attempt has taken over and has not published yet.
         """
         faults.reached("sink.staged")
         if (done := self.sink.applied(self.window)) is not None:
@@ -187,7 +188,7 @@ class FilesWindowWriter(WindowWriter):
             refuse_gap(newest.applied, self.window, str(self.sink.directory))
 
     def _gather(self, results: Sequence[SplitResult]) -> WindowRecord:
-        """Move the files of all splits and the record into one directory, and make it durable."""
+        """Move the files of all splits into one directory, add the record, and flush all of it to disk."""
         publish = self.attempt / PUBLISH
         os.mkdir(publish)
         directories = {publish}
@@ -218,21 +219,21 @@ class FilesWindowWriter(WindowWriter):
             topic_ids=window.topic_ids,
         )
         latest = self.sink.table.latest_record(window.pipeline)
-        columns = together(latest.columns if latest else {}, self.shape.schema)
+        columns = merged_columns(latest.columns if latest else {}, self.shape.schema)
         return WindowRecord(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), facts, columns)
 
     def _publish(self) -> None:
         self.sink.directory.mkdir(parents=True, exist_ok=True)
         place = self.sink.table.window_path(self.window)
         if self.window.replay and place.exists():
-            # What was there goes where the attempt was, and away with it.
+            # The old directory takes the attempt's place and is removed with it.
             exchange(self.attempt / PUBLISH, place)
         else:
             os.rename(self.attempt / PUBLISH, place)
         self.sink.table.flush()
 
     def _after(self, error: OSError) -> Applied:
-        """What a failed step means: another attempt was faster, has taken over, or the file system refused."""
+        """Return the window's record if another attempt has published it, else raise what the failed step means."""
         if (done := self.sink.applied(self.window)) is not None:
             return done
         if isinstance(error, FileNotFoundError) and not self.attempt.exists():

@@ -29,12 +29,12 @@ _REMOVED = ".removed"
 
 
 class AttemptLock:
-    """Who holds it works on an attempt: the attempt's driver from its beginning to its end, or whoever clears it away.
+    """A lock on an attempt. Its driver holds it from beginning to end, and a process that removes the attempt while it does so.
 
-    The lock goes with the process that holds it, however that ends (``flock(2)``, on NFS too).
+    The lock is released when the process that holds it ends in any way (``flock(2)``, on NFS too).
 
-    :param attempt: its directory.
-    :raises OSError: another process holds the lock, the directory is gone, or the file system has no locks.
+    :param attempt: the attempt's directory.
+    :raises OSError: another process holds the lock, the directory does not exist, or the file system has no locks.
     """
 
     def __init__(self, attempt: Path) -> None:
@@ -52,7 +52,7 @@ class AttemptLock:
         self.release()
 
     def release(self) -> None:
-        """May be called again."""
+        """Release the lock. May be called again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -60,7 +60,7 @@ class AttemptLock:
 
 @dataclass(frozen=True)
 class Staging:
-    """Where attempts write: a hidden directory beside the sink's, on the same file system, so that a rename publishes.
+    """The hidden directory beside the table, on the same file system, that attempts write into.
 
     :param root: ``<parent>/.<name>.airflow-staging``.
     """
@@ -69,13 +69,14 @@ class Staging:
 
     @classmethod
     def beside(cls, path: Path) -> Staging:
+        """Return the staging directory of a table."""
         return cls(path.parent / f".{path.name}.airflow-staging")
 
     def create(self, window: Window) -> Path:
-        """A directory for a new attempt at a window."""
+        """Create the directory of a new attempt at a window."""
         for _ in range(10):
             attempt = self.root / f"{pipeline_slug(window.pipeline)}-{window.id}-{uuid.uuid4().hex}"
-            # An attempt that ends at this moment removes the root when it is empty: then once more.
+            # Another attempt that ends at this moment may remove the empty root. Then try again.
             with suppress(FileNotFoundError):
                 self.root.mkdir(parents=True, exist_ok=True)
                 os.mkdir(attempt)
@@ -84,9 +85,9 @@ class Staging:
         raise FileNotFoundError(f"{self.root} is removed as fast as it is made")
 
     def attempts(self, pipeline: str, up_to: int) -> Iterator[Path]:
-        """Directories of attempts at windows of a pipeline, those being removed included.
+        """Yield the directories of attempts at windows of a pipeline, including those that are being removed.
 
-        :param up_to: the last window's number to look for.
+        :param up_to: the highest number of a window.
         """
         named = re.compile(re.escape(pipeline_slug(pipeline)) + r"-(\d{10,})-[0-9a-f]{32}(?:\.removed)?")
         with suppress(FileNotFoundError), os.scandir(self.root) as entries:
@@ -96,16 +97,16 @@ class Staging:
                     yield Path(entry.path)
 
     def sweep(self, window: Window) -> None:
-        """Remove what is left of attempts at this window, and at those before it."""
+        """Remove the directories of attempts at this window and at earlier ones."""
         for attempt in list(self.attempts(window.pipeline, window.number)):
             self.discard(attempt)
 
     def sweep_abandoned(self) -> None:
-        """Remove up to :data:`SWEPT_AT_ONCE` attempts of pipelines that nobody runs any more, which nobody else sweeps away.
+        """Remove up to :data:`SWEPT_AT_ONCE` abandoned attempts, whose pipelines no longer run and so do not remove them.
 
         Guarantee: nothing that a live attempt needs is removed. Only attempts count that began more than :data:`ABANDONED_DAYS`
-        days ago, and whose lock nobody holds: an attempt holds it for as long as it lives, on whatever machine. Where the file
-        system has no locks, nothing is removed. Never raises.
+        days ago and whose lock is free: an attempt holds it for as long as it lives, on any machine. On a file system without
+        locks nothing is removed. Never raises.
         """
         named = re.compile(r".+-\d{10,}-[0-9a-f]{32}(?:\.removed)?", re.DOTALL)
         oldest = time.time() - ABANDONED_DAYS * 86400
@@ -117,11 +118,11 @@ class Staging:
                     self.discard(Path(entry.path))
 
     def discard(self, attempt: Path) -> None:
-        """Remove an attempt. Never raises: what stays is litter, and the next attempt tries again."""
+        """Remove an attempt. Never raises; the next attempt removes what is left."""
         removed = attempt if attempt.name.endswith(_REMOVED) else attempt.with_name(attempt.name + _REMOVED)
         try:
-            # Renamed before anything in it is deleted: an attempt that still lives must find all of its files or none,
-            # or it could publish what is left.
+            # Rename it before deleting anything in it. An attempt that is still running must find all of its files or none;
+            # otherwise it could publish a part of them.
             os.rename(attempt, removed)
         except FileNotFoundError:
             pass

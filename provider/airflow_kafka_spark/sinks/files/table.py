@@ -20,14 +20,14 @@ from airflow_kafka_spark.windows.model import Applied, OffsetRange, Window
 
 @dataclass(frozen=True)
 class WindowRecord:
-    """What ``_window`` holds.
+    """The content of the file ``_window``: the sink's record of a window.
 
-    :param applied: what was written.
+    :param applied: the window that was written.
     :param files: path below the window's directory, rows and bytes of each file.
-    :param format: the files' format.
+    :param format: the format of the files.
     :param partition_by: their partition columns.
-    :param facts: who wrote it and when, for people.
-    :param columns: names and types of all columns that the pipeline's windows have had; empty where that is not known.
+    :param facts: the run that wrote it and the time, for information.
+    :param columns: names and types of all columns that the pipeline's windows have had; empty if that is not known.
     """
 
     applied: Applied
@@ -38,6 +38,7 @@ class WindowRecord:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def dump(self) -> str:
+        """Return the record as JSON."""
         applied = self.applied
         return json.dumps(
             {
@@ -61,7 +62,10 @@ class WindowRecord:
 
     @classmethod
     def load(cls, text: str) -> WindowRecord:
-        """:raises ValueError: not a record of a window."""
+        """Return the record that a JSON text holds.
+
+        :raises ValueError: the text is not the record of a window.
+        """
         found = json.loads(text)
         try:
             return cls(
@@ -95,11 +99,11 @@ class FilesTable:
     window_column: str
 
     def window_path(self, window: Window) -> Path:
-        """The window's directory, once it is published."""
+        """Return the directory that a window has once it is published."""
         return self.directory / window_directory(self.window_column, window)
 
     def record(self, window: Window) -> WindowRecord | None:
-        """The whole record of a window, None when it is not published.
+        """Return the record of a window, or None if it is not published.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
@@ -110,7 +114,7 @@ class FilesTable:
         return record
 
     def newest_record(self, pipeline: str) -> WindowRecord | None:
-        """The record of the newest window of a pipeline."""
+        """Return the record of the pipeline's window with the highest number, or None without any."""
         named = re.compile(re.escape(f"{escape(self.window_column)}={pipeline_slug(pipeline)}") + r"-(\d{10,})")
         try:
             with os.scandir(self.directory) as entries:
@@ -122,10 +126,11 @@ class FilesTable:
         return self._read_record(Path(max(found)[1]), pipeline) if found else None
 
     def latest_record(self, pipeline: str) -> WindowRecord | None:
-        """The record of the window that was published last, of whichever data interval of the pipeline: what comes next has to
-        fit beside it.
+        """Return the record of the window that was published last, of any data interval of the pipeline, or None without any.
 
-        :param pipeline: its name, or that of one of its intervals.
+        The columns of the next window are compared with it.
+
+        :param pipeline: the pipeline's name, or the name of one of its intervals.
         """
         family, interval = parse_ledger_name(pipeline)
         if interval is None and (newest := self.newest_record(pipeline)):
@@ -139,7 +144,7 @@ class FilesTable:
         except OSError as error:
             raise SinkUnavailable(self.directory.as_uri(), "looking for the last window", str(error)) from error
         for _, path in reversed(found):
-            # What is no window of ours, or is just being replaced, tells nothing.
+            # Skip what is no window of this sink, or is just being replaced.
             with suppress(OSError, ValueError):
                 record = WindowRecord.load((Path(path) / RECORD).read_text(encoding="utf-8"))
                 if parse_ledger_name(record.applied.pipeline)[0] == family:
@@ -147,7 +152,7 @@ class FilesTable:
         return None
 
     def flush(self) -> None:
-        """Make the names of published windows survive a power cut."""
+        """Flush the names of published windows to disk."""
         try:
             for directory in (self.directory, self.directory.parent):
                 flush(directory)
@@ -165,7 +170,7 @@ class FilesTable:
             raise WindowConflict(directory.name, f"{directory / RECORD} cannot be understood: {error}", "a record") from error
         except OSError as error:
             raise SinkUnavailable(self.directory.as_uri(), "reading the record of a window", str(error)) from error
-        # Whoever published it may have died before it was durable, and the caller will move Kafka's offsets past it.
+        # The attempt that published it may have died before flushing, and the caller is going to commit Kafka's offsets past it.
         self.flush()
         if record.applied.pipeline != pipeline:
             raise WindowConflict(directory.name, f"{directory} belongs to pipeline `{record.applied.pipeline}`", f"`{pipeline}`")

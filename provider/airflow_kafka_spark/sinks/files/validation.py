@@ -1,4 +1,4 @@
-"""What keeps a files sink from taking windows of a shape: found before anything runs, all of it at once."""
+"""Validation of a files sink: everything that would keep a window from being written, found before anything runs."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.evolve import problems as evolution
+from airflow_kafka_spark.sinks.files.evolve import changed_column_problems
 from airflow_kafka_spark.sinks.files.layout import escape
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.options import FilesOptions
+    from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
 
 FORMATS = ("parquet", "json", "csv", "orc")
 _LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
 
 
-def problems(sink: FilesOptions, shape: Shape) -> list[Problem]:
+def files_sink_problems(sink: FilesSinkOptions, shape: Shape) -> list[Problem]:
+    """Return the problems of directory, columns, options and types. See :meth:`.FilesSink.validate`."""
     return [*_place(sink, shape), *_columns(sink, shape.schema), *_files(sink, shape.schema)]
 
 
 # --- place --------------------------------------------------------------------------------------------------------------
 
 
-def _place(sink: FilesOptions, shape: Shape) -> Iterator[Problem]:
+def _place(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
     try:
         directory = sink.directory
     except ValueError as error:
@@ -60,7 +61,7 @@ def _rights(directory: Path) -> Iterator[Problem]:
         if not path.is_dir():
             yield Problem("sink.path", f"{path} is not a directory", "Name a directory, or remove the file")
             return
-        # Attempts write beside the table, so the parent must be writable even where the table exists.
+        # Attempts write beside the table, so its parent must be writable even if the table exists.
         for place in (path, path.parent) if path == directory else (path,):
             if not os.access(place, os.W_OK | os.X_OK):
                 yield Problem("sink.path", f"{place} cannot be written by user {os.geteuid()}", "Give this user the right to")
@@ -73,8 +74,8 @@ def _rights(directory: Path) -> Iterator[Problem]:
         )
 
 
-def _neighbours(sink: FilesOptions, shape: Shape, directory: Path) -> Iterator[Problem]:
-    """What is there already must be a table with the same partition columns and of the same format: readers need one."""
+def _neighbours(sink: FilesSinkOptions, shape: Shape, directory: Path) -> Iterator[Problem]:
+    """Yield problems of windows that are there already: they must have the same format and partition columns."""
     try:
         latest = sink.table.latest_record(shape.pipeline)
         names = os.listdir(directory) if directory.exists() else []
@@ -92,13 +93,13 @@ def _neighbours(sink: FilesOptions, shape: Shape, directory: Path) -> Iterator[P
         there = f"{latest.format} files of this pipeline, partitioned by {list(latest.partition_by)}"
         yield Problem("sink.path", f"{directory} holds {there}; readers need one kind", "Name another directory")
     elif latest:
-        yield from evolution(sink, latest.columns, shape.schema)
+        yield from changed_column_problems(sink, latest.columns, shape.schema)
 
 
 # --- columns ------------------------------------------------------------------------------------------------------------
 
 
-def _columns(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
+def _columns(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     names = Counter(schema.names)
     if doubled := [n for n, count in names.items() if count > 1]:
         yield Problem("schema", f"there is more than one column `{'`, `'.join(doubled)}`", "Rename all but one of them")
@@ -115,7 +116,7 @@ def _columns(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
         yield Problem("sink.partition_by", "it names all columns, so that none is left for the files", "Leave out at least one")
 
 
-def _window_column(sink: FilesOptions, names: list[str]) -> Iterator[Problem]:
+def _window_column(sink: FilesSinkOptions, names: list[str]) -> Iterator[Problem]:
     column: Any = sink.window_column
     if not isinstance(column, str) or not column or column[0] in "_.":
         skipped = "readers skip directories that begin with _ or ."
@@ -155,7 +156,7 @@ def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
 # --- files --------------------------------------------------------------------------------------------------------------
 
 
-def _files(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
+def _files(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     if sink.format not in FORMATS:
         yield Problem("sink.format", f"`{sink.format}` is not known; expected one of {', '.join(FORMATS)}")
         return
@@ -170,10 +171,10 @@ def _files(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
     yield from _types(replace(spec, options={}) if wrong else spec, schema, set(sink.partition_by))
 
 
-def _options(sink: FilesOptions, spec: FileSpec) -> Iterator[Problem]:
+def _options(sink: FilesSinkOptions, spec: FileSpec) -> Iterator[Problem]:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.tasks.formats import probe
+    from airflow_kafka_spark.sinks.files.tasks.formats import try_writing
 
     for name in _LIMITS:
         value = sink.options.get(name, 1)
@@ -184,14 +185,14 @@ def _options(sink: FilesOptions, spec: FileSpec) -> Iterator[Problem]:
         yield Problem("sink.options", f"`timestamps` is {timestamps!r}; expected `utc` or `instant`, with format orc")
     if reserved := sorted(spec.writer.reserved & set(sink.options)):
         yield Problem("sink.options", f"`{'`, `'.join(reserved)}` cannot be set: the sink sets it itself", "Leave it out")
-    elif error := probe(spec, pa.schema([("a", pa.int64())])):
+    elif error := try_writing(spec, pa.schema([("a", pa.int64())])):
         yield Problem("sink.options", f"the {sink.format} writer does not take {dict(spec.format_options)}: {error}")
 
 
 def _types(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Problem]:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.tasks.formats import probe
+    from airflow_kafka_spark.sinks.files.tasks.formats import try_writing
 
     for column in schema:
         if column.name in in_path:
@@ -199,7 +200,7 @@ def _types(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Pro
         if "timestamp[ns" in str(column.type):
             what = f"column `{column.name}` is {column.type}; expected microseconds, which is what Spark reads"
             yield Problem("sink.format", what, "Cast it to timestamp[us]")
-        elif probe(spec, pa.schema([column])):
+        elif try_writing(spec, pa.schema([column])):
             yield Problem(
                 "sink.format",
                 f"{spec.format} cannot hold column `{column.name}` of type {column.type}",

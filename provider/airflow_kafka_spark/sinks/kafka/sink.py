@@ -1,4 +1,4 @@
-"""Kafka as a sink: rows become records of a topic, each split in one transaction with a marker in the ledger."""
+"""The Kafka sink: rows become records of a topic, each split in one transaction together with a marker in the ledger."""
 
 from __future__ import annotations
 
@@ -23,42 +23,43 @@ _TOPICS, _NUMBERS, _TIMES = ("text",), ("integer",), ("integer", "zoned", "local
 OWN_SETTINGS = frozenset(
     {"transactional.id", "transaction.timeout.ms", "message.timeout.ms", "enable.idempotence", "partitioner"}
 )
-"""Producer settings that exactly-once stands on."""
+"""Producer settings that the operators set themselves, because exactly-once depends on them."""
 
 
 @dataclass(frozen=True)
 class KafkaSink:
-    """Where and how rows become records.
+    """How rows become records, and the topic that they go to.
 
     Guarantee: exactly-once, split by split. A ``read_committed`` reader sees each row of a window once, whatever is killed,
-    retried or paused: the records of a split and the marker that says so are one Kafka transaction (KIP-98), and a split is
-    looked for before it is written. While a window is published such a reader may see some of its splits; the ledger's COMPLETE
-    record says that all of them are there.
+    retried or paused: the records of a split and its marker are one Kafka transaction (KIP-98), and a task looks for the marker
+    before it writes. While a window is published, such a reader may see some of its splits; the ledger's COMPLETE record says
+    that all of them are there.
 
-    :param topic: the topic, on the cluster of the operator's ledger; or give ``topic_column``. Templated.
-    :param value: how rows become values; default :class:`~airflow_kafka_spark.formats.Json`. Between topics: how new values are
-        written; None (default) is Json for new columns, and leaves values as they are where there are none.
-    :param topic_column: a column that names each row's topic; these topics have to exist.
-    :param value_columns: the columns of the value, in order; None (default) is all that the source has.
-    :param key: the column of the key, or several; None (default) for records without a key. Between topics: the column of the
-        new key; None leaves keys as they are.
-    :param key_format: how they become keys; default :class:`~airflow_kafka_spark.formats.String` for one column,
+    :param topic: the topic, on the cluster of the operator's ledger. Either this or ``topic_column`` is required. Templated.
+    :param value: the format of the values; default :class:`~airflow_kafka_spark.formats.Json`. Between topics: the format of new
+        values; None (default) is Json for new columns, and leaves values as they are if there are none.
+    :param topic_column: the column that names each row's topic. These topics have to exist.
+    :param value_columns: the columns of the value, in order; None (default): all columns of the source.
+    :param key: the column of the key, or several; None (default) for records without a key. Between topics: the column of the new
+        key; None leaves keys as they are.
+    :param key_format: the format of the keys; default :class:`~airflow_kafka_spark.formats.String` for one column,
         :class:`~airflow_kafka_spark.formats.Json` for several.
-    :param headers: header name -> column (text or binary; a null leaves the header out).
-    :param partition: a column (integer) that says each record's partition; where it is null, and without it, keys are placed as
-        the Java client places them (murmur2), and records without a key go round in turn.
-    :param timestamp: a column (timestamp, or bigint milliseconds since the epoch) of the record's time; default: when it is
-        written.
-    :param auto_create: create the topic when it is missing; default False.
-    :param partitions: of a topic that is created; default -1, the brokers' default.
-    :param replication_factor: of a topic that is created; default -1, the brokers' default.
+    :param headers: header name -> column (text or binary; a null leaves the header out). Default: no headers.
+    :param partition: the column (integer) of each record's partition. Where it is null, and by default, keys are placed as the
+        Java client places them (murmur2), and records without a key are spread over all partitions.
+    :param timestamp: the column (timestamp, or bigint milliseconds since the epoch) of each record's time; default: the time when
+        it is written.
+    :param auto_create: True: create the topic if it is missing. Default False.
+    :param partitions: partitions of a topic that is created; -1 (default) is the brokers' default.
+    :param replication_factor: replicas of a topic that is created; -1 (default) is the brokers' default.
     :param topic_config: settings of a topic that is created; default none. Templated.
     :param producer_config: producer settings, in librdkafka's names (Connect's ``producer.override.*``); default none. Templated.
     :param transaction_timeout: seconds that a split may take before the broker aborts it, at most the brokers'
         ``transaction.max.timeout.ms``; default 300.
-    :param allow_new_partitions: go on with a window after its topic was given more partitions: keys then move. Default False.
-    :param conn_id: connection of type ``kafka``; None (default) is the operator's ``kafka_conn_id``. It cannot be another one:
-        records and ledger change in one transaction. Templated.
+    :param allow_new_partitions: True: continue a window after partitions were added to its topic, which moves keys. Default
+        False.
+    :param conn_id: the Airflow connection of type ``kafka``; None (default) is the operator's ``kafka_conn_id``. It cannot be
+        another one, because records and ledger change in one transaction. Templated.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("topic", "topic_config", "producer_config", "conn_id")
@@ -89,16 +90,16 @@ class KafkaSink:
         return f"kafka://{self.conn_id or 'kafka_default'}/{self.topic or '*'}"
 
     def destination(self) -> Endpoint:
-        """The topic. Its cluster is the ledger's."""
+        """Return the topic. Its cluster is that of the ledger."""
         return Endpoint({"topic": self.topic} if self.topic else {"topic_column": str(self.topic_column)})
 
     # --- validate ---
 
     def problems(self, columns: Sequence[str] | None, *, transformed: bool = False) -> list[Problem]:
-        """What is wrong with the options, asking nobody.
+        """Return what is wrong with the options, without asking a server.
 
-        :param columns: the source's, None where only Spark can tell.
-        :param transformed: transforms lie between these columns and what is written: only Spark can tell that.
+        :param columns: the columns of the source; None if only Spark knows them.
+        :param transformed: True if transforms change these columns, so that only Spark knows what is written.
         """
         problems = [*self._topic_problems(), *self._producer_problems()]
         used: dict[str, Sequence[str | None]] = {
@@ -136,7 +137,7 @@ class KafkaSink:
 
     def _producer_problems(self) -> list[Problem]:
         taken = sorted(OWN_SETTINGS & set(self.producer_config))
-        problems = [Problem("sink.producer_config", f"`{name}` is this operator's own affair", "Leave it out") for name in taken]
+        problems = [Problem("sink.producer_config", f"`{name}` is set by the operator itself", "Leave it out") for name in taken]
         acks = str(self.producer_config.get("acks", "all"))
         if acks not in ("all", "-1"):
             problems.append(
@@ -148,7 +149,7 @@ class KafkaSink:
         return problems
 
     def server_problems(self, hook: KafkaHook) -> list[Problem]:
-        """What the brokers say: the topic, and how long a transaction may take. Changes nothing."""
+        """Return what the brokers refuse: a missing topic, a transaction timeout that is too long. Changes nothing."""
         problems = []
         try:
             if self.topic and not self.auto_create and not hook.describe_topics([self.topic], missing="omit"):
@@ -163,11 +164,11 @@ class KafkaSink:
             problems.append(Problem("sink.transaction_timeout", found, f"At most {seconds:g}, with splits that take less"))
         return problems
 
-    # --- what the parts are made of ---
+    # --- formats, topic and producer ---
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The source's columns that are of any use; None: all of them."""
+        """The columns of the source that are needed; None: all of them."""
         if self.value_columns is None:
             return None
         single = [name for name in (self.topic_column, self.partition, self.timestamp) if name is not None]
@@ -187,34 +188,37 @@ class KafkaSink:
 
     @property
     def value_writer(self) -> Format:
+        """The format of the values, for this topic."""
         return self.value_format.to_write(self.topic, "value")
 
     @property
     def key_writer(self) -> Format:
+        """The format of the keys, for this topic."""
         from airflow_kafka_spark.formats import Json, String
 
         return (self.key_format or (String() if len(self.key_columns) == 1 else Json())).to_write(self.topic, "key")
 
     @property
     def may_refuse(self) -> bool:
-        """Whether a row may hold what its format has no place for."""
+        """True if a row may hold a value that its format cannot encode."""
         return self.value_writer.encodes_in_tasks or (bool(self.key_columns) and self.key_writer.encodes_in_tasks)
 
     def ensure_topic(self, hook: KafkaHook) -> None:
-        """Create the topic if that is wanted and needed."""
+        """Create the topic if it is missing and ``auto_create`` is set."""
         if self.topic and self.auto_create:
             hook.create_topic(self.topic, self.partitions, self.replication_factor, self.topic_config)
 
     def producer(self, hook: KafkaHook) -> dict[str, Any]:
-        """The configuration of the tasks' producers."""
+        """Return the configuration of the tasks' producers."""
         config = dict(self.producer_config)
         if self.topic:
-            # The broker's own limit, so that it is known which row is too large.
+            # The topic's own limit, so that the client refuses a record that is too large, and its row can be named.
             config.setdefault("message.max.bytes", hook.largest_record(self.topic))
         return hook.producer_config(**config)
 
     def records(self, frame: DataFrame) -> DataFrame:
-        """The source's rows as records: ``key`` and ``value`` in binary, and what else was asked for."""
+        """Return the rows of the source as records, with ``key``, ``value`` and, if set, ``topic``, ``partition``, ``timestamp``
+        and ``headers``."""
         from pyspark.sql import functions as F
 
         names = [*(self.value_columns or frame.columns)]
@@ -233,7 +237,7 @@ class KafkaSink:
         return frame.select(*columns)
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> RecordEncoder | str:
-        """The same for a task that reads by itself; or why it has to be left to Spark, as a clause.
+        """Return the encoder of a task that reads by itself, or why only Spark can encode the records, as a clause.
 
         :param columns: names and kinds of the source's columns.
         """
@@ -257,22 +261,22 @@ class KafkaSink:
             return f"column `{self.headers[min(missing)]}` is written as a header by Spark only"
         return RecordEncoder(key, value, self.topic_column, self.partition, self.timestamp, known)
 
-    # --- where and when a row is sent, as Spark expressions ---
+    # --- topic, partition, time and headers of a row, as Spark expressions ---
 
     def topic_of_row(self) -> Column:
-        """Of type string."""
+        """Return the topic, of type string."""
         from pyspark.sql import functions as F
 
         return spark_column(self.topic_column).cast("string") if self.topic_column else F.lit(self.topic)
 
     def partition_of_row(self) -> Column:
-        """Of type int; null where its key says where it goes."""
+        """Return the partition, of type int; null where the key decides."""
         from pyspark.sql import functions as F
 
         return (spark_column(self.partition) if self.partition else F.lit(None)).cast("int")
 
     def milliseconds_of_row(self, frame: DataFrame) -> Column:
-        """Of type bigint, since the epoch; null where it is the time of writing."""
+        """Return milliseconds since the epoch, of type bigint; null for the time of writing."""
         from pyspark.sql import functions as F
 
         if not self.timestamp:
@@ -284,7 +288,7 @@ class KafkaSink:
         return column.cast("bigint")
 
     def headers_of_row(self) -> Column:
-        """An array of name and bytes."""
+        """Return the headers, an array of structs of name and bytes."""
         from pyspark.sql import functions as F
 
         pairs = [
@@ -298,12 +302,12 @@ class KafkaSink:
 
 
 def struct_encoders(records: DataFrame, value: Format | None, key: Format | None) -> dict[str, StructEncoder]:
-    """What encodes the keys and values that are still rows, in the task that publishes them.
+    """Return the encoders of keys and values that are still structs, for the tasks that publish them.
 
     :param records: see :meth:`KafkaSink.records`.
-    :param value: how values are written.
-    :param key: how keys are.
-    :raises KafkaSparkError: the columns cannot be written.
+    :param value: the format of the values.
+    :param key: the format of the keys.
+    :raises KafkaSparkError: the columns cannot be encoded.
     """
     made = {}
     for part, format in (("value", value), ("key", key)):

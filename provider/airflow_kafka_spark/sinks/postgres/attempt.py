@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from airflow_kafka_spark.sinks.base import Shape
-    from airflow_kafka_spark.sinks.postgres.options import PostgresOptions
+    from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
     from airflow_kafka_spark.sinks.postgres.tasks.write import Load
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def stage_prefix(key: str) -> str:
     return f"{STAGES}{key}_"
 
 
-def prepare(sink: PostgresOptions, window: Window, splits: Sequence[Split], shape: Shape) -> WindowAttempt:
+def prepare(sink: PostgresSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> WindowAttempt:
     """End earlier attempts, remove what they left, create the tables that are missing, and look up the target.
 
     :raises WindowConflict: the window cannot follow the sink's last one.
@@ -274,7 +274,7 @@ def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> 
 
 def _take_over(
     connection: psycopg.Connection,
-    sink: PostgresOptions,
+    sink: PostgresSinkOptions,
     markers: Name,
     window: Window,
     key: str,
@@ -303,7 +303,7 @@ def drop_attempt_tables(connection: psycopg.Connection, attempt: WindowAttempt) 
 
 
 def _create_missing(
-    connection: psycopg.Connection, sink: PostgresOptions, name: Name, windows: Name, markers: Name, shape: Shape
+    connection: psycopg.Connection, sink: PostgresSinkOptions, name: Name, windows: Name, markers: Name, shape: Shape
 ) -> None:
     statements = {windows: sql.create_windows(windows)}
     if sink.atomic == "split":
@@ -322,7 +322,7 @@ def _create_missing(
         run(connection, sql.add_replay(windows))
 
 
-def creation(sink: PostgresOptions, name: Name, shape: Shape) -> str:
+def creation(sink: PostgresSinkOptions, name: Name, shape: Shape) -> str:
     """Return the statement that ``auto_create`` runs."""
     columns = [stage_column(f.name, f.type) for f in shape.schema]
     return sql.create_target(name, evolution.wanted_columns(sink, columns), sink.key)
@@ -331,7 +331,7 @@ def creation(sink: PostgresOptions, name: Name, shape: Shape) -> str:
 # --- from the rows' columns to the target's ------------------------------------------------------------------------------
 
 
-def _plan(sink: PostgresOptions, target: Table, shape: Shape, window: Window) -> tuple[tuple[StageColumn, ...], Merge, bool]:
+def _plan(sink: PostgresSinkOptions, target: Table, shape: Shape, window: Window) -> tuple[tuple[StageColumn, ...], Merge, bool]:
     columns = tuple(stage_column(f.name, f.type) for f in shape.schema)
     evolution.refuse_misfits(target, columns, str(window))
     given = {c.name for c in columns}
@@ -380,7 +380,7 @@ def _refuse_open_markers(
 
 def _compare_markers(
     connection: psycopg.Connection,
-    sink: PostgresOptions,
+    sink: PostgresSinkOptions,
     markers: Name,
     window: Window,
     splits: Sequence[Split],

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from airflow_kafka_spark.sinks.base import Shape
-    from airflow_kafka_spark.sinks.postgres.options import PostgresOptions
+    from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ SYSTEM = frozenset({"ctid", "xmin", "cmin", "xmax", "cmax", "tableoid"})
 """Names of columns that PostgreSQL reserves in every table."""
 
 
-def wanted_columns(sink: PostgresOptions, columns: Sequence[StageColumn]) -> list[tuple[str, str]]:
+def wanted_columns(sink: PostgresSinkOptions, columns: Sequence[StageColumn]) -> list[tuple[str, str]]:
     """Return names and types of the columns that a table needs: those of the rows, and those that the sink fills."""
     wanted = [(column.name, created_type(column)) for column in columns]
     given = {name for name, _ in wanted}
@@ -36,12 +36,12 @@ def wanted_columns(sink: PostgresOptions, columns: Sequence[StageColumn]) -> lis
     return wanted
 
 
-def missing_columns(sink: PostgresOptions, columns: Sequence[StageColumn], table: Table) -> list[tuple[str, str]]:
+def missing_columns(sink: PostgresSinkOptions, columns: Sequence[StageColumn], table: Table) -> list[tuple[str, str]]:
     """Return names and types of the wanted columns that the table lacks."""
     return [column for column in wanted_columns(sink, columns) if column[0] not in table.columns]
 
 
-def evolve(connection: psycopg.Connection, sink: PostgresOptions, name: Name, shape: Shape) -> None:
+def evolve(connection: psycopg.Connection, sink: PostgresSinkOptions, name: Name, shape: Shape) -> None:
     """Add the missing columns, nullable, in one statement that commits by itself: all of them or none, and once, however many
     attempts do so at the same time. No column is ever dropped, renamed or given another type.
     """
@@ -74,7 +74,9 @@ def refuse_misfits(table: Table, columns: Sequence[StageColumn], window: str) ->
 # ---------------------------------------------------------------------------------------------
 
 
-def problems(sink: PostgresOptions, columns: Sequence[StageColumn], table: Table, role: str) -> Iterator[Problem]:
+def missing_column_problems(
+    sink: PostgresSinkOptions, columns: Sequence[StageColumn], table: Table, role: str
+) -> Iterator[Problem]:
     """Yield a problem for each missing column without ``auto_evolve``, and with it for each that cannot be added."""
     absent = [column for column in columns if column.name not in table.columns]
     if not sink.auto_evolve:
@@ -100,7 +102,7 @@ def _refused(column: StageColumn, table: Table) -> Problem:
     return Problem(f"sink.table column `{column.name}`", what, f"{action}; or leave it out of the schema")
 
 
-def _cannot_be_added(column: StageColumn, sink: PostgresOptions, table: Table) -> Iterator[Problem]:
+def _cannot_be_added(column: StageColumn, sink: PostgresSinkOptions, table: Table) -> Iterator[Problem]:
     where = f"sink.table column `{column.name}`"
     if column.name in SYSTEM:
         yield Problem(where, "PostgreSQL has a column of that name in every table", "Give it another name")

@@ -16,7 +16,7 @@ _CHOICES = {"mode": ("append", "upsert"), "atomic": ("window", "split"), "merge"
 
 
 @dataclass(frozen=True)
-class PostgresOptions:
+class PostgresSinkOptions:
     """The parameters of :class:`~airflow_kafka_spark.sinks.PostgresSink`, which documents them."""
 
     conn_id: str

@@ -5,18 +5,21 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres import Name, parse_name, resolve, system_identifier
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
-from airflow_kafka_spark.sinks.postgres.options import PostgresOptions
+from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import Applied, Split, Window
 
+if TYPE_CHECKING:
+    import psycopg
+
 
 @dataclass(frozen=True)
-class PostgresSink(PostgresOptions, Sink):
+class PostgresSink(PostgresSinkOptions, Sink):
     """Writes windows into a table of PostgreSQL 12 or newer, by COPY from Spark's tasks.
 
     Guarantee, with ``atomic="window"``: exactly-once. Tasks load stages that no reader sees. One transaction then inserts the
@@ -71,21 +74,25 @@ class PostgresSink(PostgresOptions, Sink):
     )  # fmt: skip
 
     @property
-    def takes_tombstones(self) -> bool:  # type: ignore[override]
+    def takes_tombstones(self) -> bool:
+        """True with ``delete_enabled``."""
         return self.delete_enabled
 
     @property
-    def split_records(self) -> int:  # type: ignore[override]
+    def split_records(self) -> int:
+        """500,000 offsets with ``atomic="window"``, else 1,000,000."""
         # Smaller splits with stages: they are moved into the table while others load, the last ones when nothing loads any more.
         return 500_000 if self.atomic == "window" else 1_000_000
 
     @property
-    def whole_partitions(self) -> bool:  # type: ignore[override]
-        # Splits commit in any order: an older value of a key must not come after a newer one of the same partition.
+    def whole_partitions(self) -> bool:
+        """True for an upsert whose splits commit one by one."""
+        # Splits commit in any order, and an older value of a key must not be written after a newer one of the same partition.
         return self.mode == "upsert" and self.atomic == "split"
 
     @property
     def guarantee(self) -> Guarantee:
+        """Exactly-once, split by split with ``atomic="split"``."""
         return Guarantee.EXACTLY_ONCE_PER_SPLIT if self.atomic == "split" else Guarantee.EXACTLY_ONCE
 
     @property
@@ -133,9 +140,9 @@ class PostgresSink(PostgresOptions, Sink):
 
         Changes nothing.
         """
-        from airflow_kafka_spark.sinks.postgres.validation import problems
+        from airflow_kafka_spark.sinks.postgres.validation import postgres_sink_problems
 
-        return problems(self, shape)
+        return postgres_sink_problems(self, shape)
 
     def replay_problems(self) -> list[Problem]:
         """Return why windows cannot be replayed: ``append`` needs ``window_column``; ``upsert`` needs ``offset_columns`` and must
@@ -203,9 +210,8 @@ class PostgresSink(PostgresOptions, Sink):
             return SplitsWindowWriter(attempt)
         return StagedWindowWriter(attempt, overlap=self.merge == "overlap" and self.mode == "append")
 
-    def _windows(self, connection: object) -> Name:
-        schema, table = parse_name(self.table)
-        return Name(resolve(connection, schema, table).schema, self.windows_table)  # type: ignore[arg-type]
+    def _windows(self, connection: psycopg.Connection) -> Name:
+        return Name(resolve(connection, *parse_name(self.table)).schema, self.windows_table)
 
 
 def _path(*parts: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
 from airflow_kafka_spark.sinks.postgres import sql
-from airflow_kafka_spark.sinks.postgres.options import PostgresOptions, is_name, quoted
+from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions, is_name, quoted
 from airflow_kafka_spark.sinks.postgres.types import StageColumn, UnsupportedType, misfit, stage_column
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ RESERVED = "__airflow_"
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
-def problems(sink: PostgresOptions, shape: Shape) -> list[Problem]:
-    """See :meth:`PostgresSink.validate`."""
+def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape) -> list[Problem]:
+    """Return the problems of options, connection, server, table and rights. See :meth:`.PostgresSink.validate`."""
     found = [*sink.problems(), *_shape_problems(sink, shape)]
     columns = [c for c in map(_try_stage_column, shape.schema) if c is not None]
     try:
@@ -55,7 +55,7 @@ def problems(sink: PostgresOptions, shape: Shape) -> list[Problem]:
 # --- without the server ---------------------------------------------------------------------------------
 
 
-def _shape_problems(sink: PostgresOptions, shape: Shape) -> Iterator[Problem]:
+def _shape_problems(sink: PostgresSinkOptions, shape: Shape) -> Iterator[Problem]:
     names = shape.schema.names
     if not names:
         yield Problem("sink", "the rows have no columns", "Give `value=` a schema")
@@ -95,7 +95,7 @@ def _try_stage_column(field: pa.Field) -> StageColumn | None:
 class _ServerValidation:
     """Compares options and rows with the server's catalog, in one session."""
 
-    sink: PostgresOptions
+    sink: PostgresSinkOptions
     columns: Sequence[StageColumn]
     connection: psycopg.Connection
     tolerates: bool
@@ -209,7 +209,7 @@ class _ServerValidation:
     def _column_problems(self, table: Table) -> Iterator[Problem]:
         from airflow_kafka_spark.sinks.postgres import evolve as evolution
 
-        yield from evolution.problems(self.sink, self.columns, table, self.facts.role if self.facts else "")
+        yield from evolution.missing_column_problems(self.sink, self.columns, table, self.facts.role if self.facts else "")
         for column in self.columns:
             target = table.columns.get(column.name)
             if target is not None and target.generated:

@@ -1,4 +1,4 @@
-"""What a task of another sink's job notes: which records its rows were made of. Imports neither Airflow nor pyspark."""
+"""A writer that notes which records a sink was given."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from airflow_kafka_spark.windows.model import Split
 from airflow_kafka_spark.windows.offset_set import OffsetSet
 
 TAKEN, REFUSED = "captured", "captured_refused"
-"""What a token says beside what the sink's writer tells: offsets of the rows that were written, and of those that cannot be."""
+"""Keys of a token: the offsets of rows that were written, and of rows that cannot be written."""
 
 
 @dataclass
 class CapturingWriter(SplitWriter):
-    """Hands rows to a sink's writer, and notes their offsets.
+    """Passes rows on to a sink's writer and notes their offsets.
 
-    :param writer: the sink's; None where that has the window already: then rows are only noted.
+    :param writer: the sink's writer; None if the sink has applied the window already: then the offsets are only noted.
     """
 
     writer: SplitWriter | None

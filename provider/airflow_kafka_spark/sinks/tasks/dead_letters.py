@@ -1,4 +1,4 @@
-"""Dead letters on their way: what a task keeps of a bad record, and what is sent of it. Imports neither Airflow nor pyspark."""
+"""The format of dead letters and routed records: what tasks keep of them, and the records that are sent."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
-"""A bad record as it was read, and why it is bad; ``timestamp`` in milliseconds since the epoch, -1 for none."""
+"""A bad record as it was read, and why it is bad. ``timestamp`` is in milliseconds since the epoch, -1 for none."""
 
 ROUTED = SCHEMA.append(pa.field("to", pa.string()))
-"""A record that goes to another topic instead of the sink, and which one that is."""
+"""A record that is routed to another topic instead of the sink, and the topic."""
 
 LIMIT_BYTES = 64 << 20
-"""Of one window's dead letters, and of what it routes elsewhere: they pass through the driver."""
+"""Maximum size of a window's dead letters, and of its routed records, since they pass through the driver."""
 
 PREFIX = "__connect.errors."
 ROUTED_PREFIX = "__kafka_spark.routed."
 EXCEPTION = "airflow_kafka_spark.errors.BadRecords"
 LONGEST_REASON = 2000
-"""Characters: what a database says of a value may hold all of it, and a letter has it twice."""
+"""Maximum length of a reason, in characters. A database's message may contain a whole value, and a letter has it twice."""
 
 
 @dataclass
 class DeadLetterBuffer:
-    """Collects the dead letters of one split, in a task; or what it routes elsewhere.
+    """Collects the dead letters, or the routed records, of one split in a task.
 
-    :param limit: bytes of keys, values and headers at most.
+    :param limit: maximum size in bytes.
     :param schema: :data:`SCHEMA` or :data:`ROUTED`.
     """
 
@@ -56,7 +56,10 @@ class DeadLetterBuffer:
     _batches: list[pa.RecordBatch] = field(default_factory=list)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """:raises TooManyDeadLetters: they are more than may pass through the driver; TooManyRouted likewise."""
+        """Add letters.
+
+        :raises TooManyDeadLetters: their size exceeds the limit; TooManyRouted for routed records.
+        """
         if not batch.num_rows:
             return
         self.size += batch.nbytes
@@ -67,11 +70,12 @@ class DeadLetterBuffer:
         self._batches.append(batch)
 
     def to_bytes(self) -> bytes:
-        """As an Arrow stream; empty without any."""
+        """Return the letters as an Arrow stream; empty without any."""
         return to_bytes(pa.Table.from_batches(self._batches, self.schema)) if self._batches else b""
 
 
 def to_bytes(letters: pa.Table) -> bytes:
+    """Return letters as a compressed Arrow stream."""
     stream = pa.BufferOutputStream()
     with pa.ipc.new_stream(stream, letters.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_table(letters)
@@ -79,9 +83,9 @@ def to_bytes(letters: pa.Table) -> bytes:
 
 
 def from_bytes(streams: Iterable[bytes], schema: pa.Schema = SCHEMA) -> pa.Table:
-    """The dead letters of several splits, in the order of topic, partition and offset.
+    """Return the letters of several splits, sorted by topic, partition and offset.
 
-    :param schema: theirs.
+    :param schema: :data:`SCHEMA` or :data:`ROUTED`.
     """
     tables = [pa.ipc.open_stream(stream).read_all() for stream in streams if stream]
     if not tables:
@@ -90,13 +94,13 @@ def from_bytes(streams: Iterable[bytes], schema: pa.Schema = SCHEMA) -> pa.Table
 
 
 def joined(*streams: bytes) -> bytes:
-    """Several streams as one; empty where all are."""
+    """Return several streams as one; empty if all are."""
     found = [stream for stream in streams if stream]
     return to_bytes(from_bytes(found)) if len(found) > 1 else b"".join(found)
 
 
 def without(letters: pa.Table, sent: Mapping[TopicPartition, frozenset[int]]) -> pa.Table:
-    """Those that were not sent yet."""
+    """Return the letters that were not sent before."""
     if not sent:
         return letters
     places = zip(*(letters[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True)
@@ -105,7 +109,7 @@ def without(letters: pa.Table, sent: Mapping[TopicPartition, frozenset[int]]) ->
 
 
 def offsets_of(letters: pa.Table) -> dict[TopicPartition, Runs]:
-    """Which records they are, by partition."""
+    """Return the offsets of the letters' records, by partition."""
     found: dict[TopicPartition, list[int]] = {}
     for topic, partition, offset in zip(*(letters[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True):
         found.setdefault(TopicPartition(topic, partition), []).append(offset)
@@ -114,11 +118,11 @@ def offsets_of(letters: pa.Table) -> dict[TopicPartition, Runs]:
 
 @dataclass(frozen=True)
 class Envelope:
-    """What is written on every dead letter of a pipeline, in Connect's words (KIP-298).
+    """Adds the headers of a pipeline's dead letters, with the names that Kafka Connect uses (KIP-298).
 
-    :param connector: the pipeline's name. It has one task, 0: each index of a mapped task is a pipeline of its own.
-    :param classes: the class of the converter, transform or sink, by stage.
-    :param with_context: whether anything is written on them.
+    :param connector: the pipeline's name. Its ``task.id`` is always 0: each index of a mapped task is a pipeline of its own.
+    :param classes: stage -> the class of the converter, transform or sink.
+    :param with_context: False: add no headers.
     """
 
     connector: str
@@ -126,14 +130,14 @@ class Envelope:
     with_context: bool = True
 
     def records(self, letters: pa.Table) -> pa.RecordBatch:
-        """The records that are sent: key, value, headers and timestamp as they were, and the context behind the headers."""
+        """Return the records to send: key, value, timestamp and headers as they were read, followed by the context headers."""
         return _records(letters, self._context if self.with_context else None)
 
     def place(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The headers that say where a letter's record was read.
+        """Return the headers that say where the record of a letter was read.
 
-        :param row: the columns of many letters.
-        :return: for each header an array, or one value for all letters.
+        :param row: the columns of a batch of letters.
+        :return: header name -> an array, or one value for all letters.
         """
         return {PREFIX + name: value for name, value in place_of(row).items()}
 
@@ -161,16 +165,16 @@ def _shortened(reasons: pa.StringArray) -> pa.StringArray:
 
 
 def place_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a record was read."""
+    """Return topic, partition and offset of records."""
     return {name: row[name] for name in ("topic", "partition", "offset")}
 
 
 def routed_records(
     routed: pa.Table, pipeline: str, place: Callable[[Mapping[str, Any]], dict[str, Any]] = place_of
 ) -> pa.RecordBatch:
-    """The records that go elsewhere: as they were, and behind their headers why they are there.
+    """Return the records to send to other topics: as they were read, followed by headers that say why they are there.
 
-    :param place: what says where they come from, of the columns of many.
+    :param place: returns the facts that say where records come from, given the columns of a batch.
     """
 
     def context(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Arrow batches to lines of text, by Arrow's own vectorised functions: JSON as Spark's writer has it, and CSV (RFC 4180)."""
+"""Arrow batches as lines of text, by Arrow's vectorised functions: JSON as Spark's writer has it, and CSV (RFC 4180)."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
-    """One object per row, as Spark's JSON writer has it: nulls are left out, decimals are numbers, instants are ISO 8601 in UTC
-    (with microseconds, where Spark's writer drops them), binary is base64, NaN and the infinities are texts."""
+    """Return one JSON object per row, as Spark's writer has it: nulls are left out, decimals are numbers, timestamps are ISO 8601
+    in UTC (with microseconds, which Spark's writer drops), binary is base64, NaN and the infinities are strings."""
     return _bytes(_objects(batch.schema.names, batch.columns, batch.num_rows, end="}\n"))
 
 
 def csv_lines(batch: pa.RecordBatch, delimiter: str = ",") -> pa.Buffer:
-    """One line per row: text always in quotes, a quote doubled, null as nothing at all, everything else as in JSON."""
+    """Return one line per row: text always in quotes, quotes doubled, null as an empty cell, everything else as in JSON."""
     cells = [_quoted_csv(c) if _is_text(c.type) else csv_text(c) for c in map(_plain, batch.columns)]
     lines = pc.binary_join_element_wise(*(pc.fill_null(c, "") for c in cells), pa.scalar(delimiter))
     return _bytes(_join(lines, "\n"))
 
 
 def csv_header(names: Iterable[str], delimiter: str = ",") -> bytes:
-    """The header line. Names are quoted only where they must be: Spark reads them either way, people prefer them bare."""
+    """Return the header line. Names are quoted only if they must be."""
     special = (delimiter, '"', "\n", "\r")
     cells = ('"' + n.replace('"', '""') + '"' if any(s in n for s in special) else n for n in names)
     return (delimiter.join(cells) + "\n").encode()
 
 
 def _bytes(lines: pa.Array) -> pa.Buffer:
-    """The bytes of all strings of an array without nulls, one after the other; not copied."""
+    """Return the bytes of all strings of an array without nulls, one after the other, without a copy."""
     if not len(lines):
         return pa.py_buffer(b"")
     width = 8 if pa.types.is_large_string(lines.type) else 4
@@ -47,7 +47,7 @@ def _bytes(lines: pa.Array) -> pa.Buffer:
 
 
 def _join(*parts: pa.Array | str) -> pa.Array:
-    """Strings side by side; null where one of them is."""
+    """Concatenate strings; null where one of them is null."""
     return pc.binary_join_element_wise(*parts, "")
 
 
@@ -55,7 +55,7 @@ def _join(*parts: pa.Array | str) -> pa.Array:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """The same values in the plainest type: no dictionaries, views or large and fixed variants."""
+    """Return the same values in a basic type: no dictionaries, views, large or fixed-size variants."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return _plain(array.dictionary_decode())
@@ -78,7 +78,7 @@ def _strings(array: pa.Array) -> pa.Array:
 
 def _decimals(array: pa.Array) -> pa.Array:
     texts = _strings(array)
-    # Arrow writes 0E-10 for a zero of scale 10. A number all the same, but not every CSV reader's decimal.
+    # Arrow writes 0E-10 for a zero of scale 10, which not every CSV reader takes as a decimal.
     tiny = pc.fill_null(pc.match_substring(texts, "E"), False)
     if not pc.any(tiny).as_py():
         return texts
@@ -87,7 +87,7 @@ def _decimals(array: pa.Array) -> pa.Array:
 
 def _floats(array: pa.Array, non_finite: str = '"{}"') -> pa.Array:
     texts = _strings(array.cast(pa.float32()) if pa.types.is_float16(array.type) else array)
-    # 1 becomes 1.0, so that whoever guesses types from values sees a floating point column.
+    # 1 becomes 1.0, so that readers that infer types see a floating point column.
     whole = pc.invert(pc.match_substring_regex(texts, "[.en]"))
     texts = pc.if_else(whole, _join(texts, ".0"), texts)
     if pc.all(pc.is_finite(array)).as_py() is False:
@@ -97,7 +97,7 @@ def _floats(array: pa.Array, non_finite: str = '"{}"') -> pa.Array:
 
 
 def _instants(array: pa.Array) -> pa.Array:
-    # Without its zone a value is in UTC already, and thirty times as fast to write.
+    # Without its zone the value is in UTC already, and written thirty times as fast.
     texts = pc.replace_substring(_strings(array.cast(pa.timestamp("us"))), " ", "T", max_replacements=1)
     return _join(texts, "Z") if array.type.tz else texts
 
@@ -130,7 +130,7 @@ def _encoder(kind: pa.DataType, known: Iterable[tuple[Callable[[pa.DataType], bo
 
 
 def csv_text(array: pa.Array) -> pa.Array:
-    """What is not text, as it stands in a CSV cell."""
+    """Return the CSV cells of values that are not text."""
     if pa.types.is_floating(array.type):
         return _floats(array, non_finite="{}")
     if pa.types.is_binary(array.type):
@@ -148,7 +148,7 @@ _dumps = partial(json.dumps, ensure_ascii=False)
 
 
 def json_values(array: pa.Array) -> pa.Array:
-    """Each value as JSON text; null stays null."""
+    """Return each value as JSON; null stays null."""
     array = _plain(array)
     kind = array.type
     if pa.types.is_string(kind):
@@ -168,21 +168,21 @@ def json_values(array: pa.Array) -> pa.Array:
 
 
 def _nested(array: pa.ListArray, texts: pa.Array, start: str, end: str) -> pa.Array:
-    """The texts of a list's or a map's entries, joined per list."""
+    """Return the texts of the entries of lists or maps, joined per list."""
     lists = pa.ListArray.from_arrays(array.offsets, texts)
     return pc.if_else(pc.is_valid(array), _join(start, pc.binary_join(lists, ","), end), None)
 
 
 def _objects(names: Iterable[str], columns: Iterable[pa.Array], rows: int, end: str = "}") -> pa.Array:
-    """JSON objects of the given members; members that are null are left out."""
+    """Return JSON objects with the given members, without those that are null."""
     members = [_join(f",{_dumps(name)}:", json_values(column)) for name, column in zip(names, columns, strict=True)]
-    # Not null_handling="skip": that drops a row of nothing but nulls. Each member brings its comma, the first one gives way.
+    # Not null_handling="skip", which drops a row of nulls only. Each member begins with a comma; the first one is replaced.
     joined = pc.binary_join_element_wise(*members, "", null_handling="replace", null_replacement="") if members else None
     return _join(pc.binary_replace_slice(joined if members else pa.array([""] * rows, pa.string()), 0, 1, "{"), end)
 
 
 def _json_keys(array: pa.Array) -> pa.Array:
-    """Keys of maps: text, whatever they are."""
+    """Return the keys of maps as JSON strings, whatever their type."""
     texts = json_values(array)
     return pc.if_else(pc.starts_with(texts, '"'), texts, _join('"', texts, '"'))
 

@@ -31,7 +31,7 @@ class FilesSource(FilesSourceOptions, RowSource):
     directory keeps to three rules*:
 
     1. A file is complete when it is listed, and is never written to again. Objects of an object store are; on a file system let
-       the writer rename the file into the directory (Spark, and :class:`~airflow_kafka_spark.sinks.files.FilesSink`, do), give it
+       the writer rename the file into the directory (Spark, and :class:`~airflow_kafka_spark.sinks.FilesSink`, do), give it
        a name that begins with ``_`` or ``.`` until then, or set ``min_age``.
     2. A file's name is not used again. A file that was read and now has another size, modification time or etag is found when
        the next window is frozen (see ``on_change``); one that is changed or removed between freezing and reading is found before

@@ -1,4 +1,4 @@
-"""One open file of each format, fed with Arrow batches: what a format stores, what it cannot, and how it is written."""
+"""Writers of Parquet, ORC, JSON and CSV files from Arrow tables, and the values that a format cannot hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from airflow_kafka_spark.sinks.tasks.text import csv_header, csv_lines, json_lines
 
-# How much is collected before it is written: a Parquet row group; text is encoded in pieces that stay in the cache.
+# How much is buffered before it is written: a row group of Parquet and ORC; text is encoded in pieces that fit into the cache.
 _GROUP_ROWS, _GROUP_BYTES = 500_000, 64 << 20
 _TEXT_ROWS, _TEXT_BYTES = 32_768, 8 << 20
 
@@ -25,8 +25,8 @@ class FileSpec:
     """How the files of a sink are written.
 
     :param format: ``parquet``, ``json``, ``csv`` or ``orc``.
-    :param compression: the codec's name, None for the format's default.
-    :param partitioned: True when a task has several files open.
+    :param compression: the codec's name; None for the format's default.
+    :param partitioned: True if a task has several files open.
     :param options: the sink's options.
     """
 
@@ -37,6 +37,7 @@ class FileSpec:
 
     @property
     def writer(self) -> type[FileWriter]:
+        """The class that writes the format."""
         return _WRITERS[self.format]
 
     @property
@@ -61,17 +62,19 @@ class FileSpec:
 
     @property
     def format_options(self) -> dict[str, Any]:
-        """Those that the format's writer takes."""
+        """The options that are passed to the format's writer."""
         return {name: value for name, value in self.options.items() if name not in GENERAL_OPTIONS}
 
     def stored(self, schema: pa.Schema) -> pa.Schema:
-        """The schema as the files have it: instants in microseconds, as Spark has them. What is in a struct that may be null may
-        be so, too: to Parquet's writer a null there is one, whatever holds it."""
+        """Return the schema of the files: timestamps in microseconds, as Spark has them.
+
+        Members of nullable structs are nullable, since Parquet's writer takes a null struct as a null of each member.
+        """
         naive = self.format == "orc" and self.options.get("timestamps", "utc") == "utc"
         return pa.schema([_stored_field(f, naive, False) for f in schema])
 
     def unfit(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str]]:
-        """Position and reason of rows whose values the format cannot hold so that readers get them back."""
+        """Yield position and reason of the rows with values that readers would not get back from the format."""
         if self.format == "orc":
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 rows = _find(column, pa.types.is_timestamp, _outside_orc)
@@ -85,7 +88,7 @@ GENERAL_OPTIONS = {"max_open_files", "max_rows_per_group", "max_bytes_per_group"
 
 
 def _stored(kind: pa.DataType, naive: bool, absent: bool) -> pa.DataType:
-    """:param absent: whether what holds it may be null."""
+    """:param absent: True if the struct that holds it may be null."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", None if naive or not kind.tz else "UTC")
     if pa.types.is_struct(kind):
@@ -109,13 +112,14 @@ _ORC_FIRST, _ORC_LAST = -9_214_560_000_000_000, 9_214_646_400_000_000
 
 
 def _outside_orc(instants: pa.Array) -> np.ndarray:
-    """Arrow writes fractions before 1970 so that Java's reader rejects the file, and reads nanoseconds in 64 bits itself."""
+    """Return which timestamps ORC cannot hold: Java's reader rejects a file with fractions before 1970, and Arrow's reader
+    overflows 64 bits of nanoseconds."""
     micros = pc.fill_null(instants.cast(pa.timestamp("us", instants.type.tz)).cast(pa.int64()), 0).to_numpy()
     return ((micros < 0) & (micros % 1_000_000 != 0)) | (micros < _ORC_FIRST) | (micros > _ORC_LAST)
 
 
 def _find(array: pa.Array, wanted: Callable[[pa.DataType], bool], test: Callable[[pa.Array], np.ndarray]) -> np.ndarray:
-    """The rows of a column in which a value of a wanted type, however deep, meets the test."""
+    """Return the rows in which a value of a wanted type, nested at any depth, meets the test."""
     kind = array.type
     if wanted(kind):
         return np.flatnonzero(test(array))
@@ -134,24 +138,24 @@ def _find(array: pa.Array, wanted: Callable[[pa.DataType], bool], test: Callable
 
 
 class FileWriter(ABC):
-    """One file. Closing it finishes it; the stream stays the caller's."""
+    """Writes one file. Closing it finishes the file, but leaves the stream open."""
 
     codecs: Mapping[str | None, str]
-    """What the user may write as ``compression``, and how the writer calls it; None is the default."""
+    """The values of ``compression`` and the writer's names for them; None is the default."""
     defaults: Mapping[str, Any] = {}
     reserved: frozenset[str] = frozenset()
-    """Options the sink sets itself."""
+    """Options that the sink sets itself."""
 
     @abstractmethod
     def __init__(self, stream: pa.NativeFile, schema: pa.Schema, spec: FileSpec) -> None: ...
 
     @abstractmethod
     def write(self, table: pa.Table) -> None:
-        """Append rows: a row group, or lines."""
+        """Append rows, as a row group or as lines."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write what the format has at its end."""
+        """Write the end of the file."""
 
 
 class ParquetFile(FileWriter):
@@ -173,10 +177,10 @@ class OrcFile(FileWriter):
     reserved = frozenset({"where", "compression"})
 
     def __init__(self, stream: pa.NativeFile, schema: pa.Schema, spec: FileSpec) -> None:
-        # A stripe is kept in memory until it is full, and a partitioned task has many.
+        # A stripe is kept in memory until it is full, and a partitioned task has many files open.
         options = {"stripe_size": (4 if spec.partitioned else 64) << 20, **spec.format_options}
         self.writer = pyarrow.orc.ORCWriter(stream, compression=spec.codec, **options)
-        # A file without rows has its schema all the same.
+        # So that a file without rows has a schema, too.
         self.writer.write(schema.empty_table())
 
     def write(self, table: pa.Table) -> None:
@@ -198,7 +202,8 @@ class TextFile(FileWriter):
             self.stream.write(self.lines(batch))
 
     @abstractmethod
-    def lines(self, batch: pa.RecordBatch) -> pa.Buffer: ...
+    def lines(self, batch: pa.RecordBatch) -> pa.Buffer:
+        """Return the lines of a batch."""
 
     def close(self) -> None:
         if self.compressed is not None:
@@ -234,12 +239,12 @@ class CsvFile(TextFile):
 _WRITERS: dict[str, type[FileWriter]] = {"parquet": ParquetFile, "json": JsonFile, "csv": CsvFile, "orc": OrcFile}
 
 
-def probe(spec: FileSpec, schema: pa.Schema) -> str | None:
-    """Try to write a file of no rows, into memory. What went wrong, or None."""
+def try_writing(spec: FileSpec, schema: pa.Schema) -> str | None:
+    """Write a file without rows into memory, and return the error, or None."""
     try:
         writer = spec.writer(pa.BufferOutputStream(), spec.stored(schema), spec)
         writer.write(spec.stored(schema).empty_table())
-        # Lines of no rows would encode nothing.
+        # Text writers encode types only with a row.
         if isinstance(writer, TextFile):
             writer.lines(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema))
         writer.close()

@@ -1,4 +1,4 @@
-"""The task side of the files sink: writes one split into files of its own, in a place where no reader looks."""
+"""Writing one split in a Spark task, into files of its own that no reader sees."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_SAMPLES = 10
 
 @dataclass(frozen=True)
 class FilesTarget:
-    """What tasks need to know of a window, a sink and an attempt.
+    """The part of an attempt that tasks need.
 
     :param sink: the sink's URI, for messages.
     :param attempt: the attempt's directory, on a file system that all tasks share with the driver.
@@ -48,13 +48,13 @@ class FilesTarget:
 
     @property
     def file_schema(self) -> pa.Schema:
-        """What the files hold: all columns that are not in the path."""
+        """The schema of the files: all columns that are not in the path."""
         return self.spec.stored(pa.schema([f for f in self.schema if f.name not in self.partition_by]))
 
 
 @dataclass
 class _File:
-    """A file being written, and the rows that wait for it."""
+    """A file that is being written, and the rows that are buffered for it."""
 
     path: Path
     spec: FileSpec
@@ -90,15 +90,15 @@ class _File:
         for closing in (self.writer, self.stream):
             try:
                 closing.close()
-            except Exception:  # the file goes anyway
+            except Exception:  # the file is removed anyway
                 continue
 
 
 class FilesSplitWriter(SplitWriter):
-    """Writes one split into a directory named by nobody but this task attempt. What another attempt at the same split writes,
-    now or later, is in another directory; the driver takes the files of the attempt whose result Spark gave it.
+    """Writes one split into a directory of this task attempt alone. Other task attempts at the same split write into directories
+    of their own; the driver takes the files of the attempt whose result Spark returns.
 
-    :param target: what to write, and where.
+    :param target: where and how to write.
     """
 
     def __init__(self, target: FilesTarget) -> None:
@@ -112,8 +112,11 @@ class FilesSplitWriter(SplitWriter):
         return {"target": self.target, "place": None}
 
     def open(self, split: Split) -> None:
-        """:raises Fenced: a newer attempt at the window has taken this attempt's directory away.
-        :raises SinkUnavailable: the directory cannot be written here."""
+        """Begin a split.
+
+        :raises Fenced: a newer attempt at the window has removed this attempt's directory.
+        :raises SinkUnavailable: the directory cannot be written on this machine.
+        """
         self.split = split
         self.schema = self.target.file_schema
         self.token = uuid.uuid4().hex
@@ -129,7 +132,7 @@ class FilesSplitWriter(SplitWriter):
         self.place = place
 
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
-        """Rows with a value that the format cannot hold, or that no directory can be named after."""
+        """Return rows with a value that the format cannot hold, or that is too long for the name of a directory."""
         found: dict[int, str] = {}
         for row, reason in self.target.spec.unfit(rows.batch.select(self.schema.names)):
             found.setdefault(row, reason)
@@ -141,7 +144,10 @@ class FilesSplitWriter(SplitWriter):
         return found
 
     def write(self, rows: Rows) -> None:
-        """:raises BadRecords: a value that the format cannot hold, of a row that :meth:`unwritable` was not asked about."""
+        """Write the next rows.
+
+        :raises BadRecords: the format cannot hold a value, and :meth:`unwritable` was not called for its row.
+        """
         batch = rows.batch
         if batch.num_rows:
             stored = self._stored(rows)
@@ -154,7 +160,10 @@ class FilesSplitWriter(SplitWriter):
             self.rows += batch.num_rows
 
     def close(self) -> Mapping[str, Any]:
-        """:returns: ``rows``, the task's ``token`` and its ``files``: path below the window, rows and bytes of each."""
+        """Flush all files to disk.
+
+        :return: ``rows``, the task's ``token`` and its ``files``: path below the window, rows and bytes of each.
+        """
         assert self.place is not None
         try:
             while self.files:
@@ -178,7 +187,7 @@ class FilesSplitWriter(SplitWriter):
     # --- files --------------------------------------------------------------------------------------------------------
 
     def _file(self, key: tuple[str, ...]) -> _File:
-        """The open file of a partition directory; the one unused for longest gives way when there are too many."""
+        """Return the open file of a partition directory. If too many are open, finish the least recently used one first."""
         if key in self.files:
             self.files.move_to_end(key)
             return self.files[key]
@@ -198,7 +207,7 @@ class FilesSplitWriter(SplitWriter):
         self.finished.append({"path": "/".join([*key, file.path.name]), "rows": file.rows, "bytes": file.path.stat().st_size})
 
     def _write_waiting(self) -> None:
-        """Write full groups, and the largest ones as long as too much waits in all files together."""
+        """Write the files whose groups are full, and the larger half of the files if too much is buffered in all of them."""
         spec = self.target.spec
         for file in self.files.values():
             if file.waiting_rows >= spec.group_rows or file.waiting_bytes >= spec.group_bytes:
@@ -211,7 +220,7 @@ class FilesSplitWriter(SplitWriter):
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _stored(self, rows: Rows) -> pa.RecordBatch:
-        """The columns that go into the files, in the types they have there."""
+        """Return the columns of the files, in the types that the files have."""
         batch = rows.batch.select(self.schema.names)
         self._refuse([(int(rows.offsets[row].as_py()), reason) for row, reason in self.target.spec.unfit(batch)])
         columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, self.schema, strict=True)]
@@ -220,7 +229,7 @@ class FilesSplitWriter(SplitWriter):
     def _groups(
         self, batch: pa.RecordBatch, stored: pa.RecordBatch, offsets: pa.Array
     ) -> Iterator[tuple[tuple[str, ...], pa.RecordBatch]]:
-        """The rows of each partition directory, in offset order."""
+        """Yield the rows of each partition directory, in offset order."""
         if not self.target.partition_by:
             yield (), stored
             return
@@ -237,7 +246,7 @@ class FilesSplitWriter(SplitWriter):
             key = tuple(names[i][per_column[i][rows[0]]] for i in range(len(names)))
             if long := [n for n in key if len(n.encode()) > LONGEST_NAME]:
                 self._refuse([(int(offsets[rows[0]].as_py()), _too_long(long[0]))])
-            # Copied, so that a row that waits in a rarely used file does not keep its whole batch in memory.
+            # Copied, so that a row that is buffered for a rarely used file does not keep its whole batch in memory.
             yield key, stored.take(pa.array(rows))
 
     def _refuse(self, bad: list[tuple[int, str]]) -> None:
@@ -247,7 +256,7 @@ class FilesSplitWriter(SplitWriter):
             raise BadRecords(self.target.window, len(bad), samples)
 
     def _failed(self, error: OSError) -> Exception:
-        """Why the file system refused."""
+        """Return the error to raise for an error of the file system."""
         attempt = Path(self.target.attempt)
         directory = attempt.parent.parent
         doing = f"writing split {self.split.index} ({self.split.range})"
@@ -260,7 +269,7 @@ class FilesSplitWriter(SplitWriter):
 
 
 def _directories(column: str, values: pa.Array) -> tuple[list[str], np.ndarray]:
-    """The directories of a partition column's values, and which one each row goes to."""
+    """Return the directories of a partition column's values, and the index of the directory of each row."""
     encoded = values.dictionary_encode(null_encoding="encode")
     names = [partition_directory(column, value) for value in partition_values(encoded.dictionary)]
     return names, encoded.indices.to_numpy(zero_copy_only=False)
@@ -271,7 +280,7 @@ def _too_long(name: str) -> str:
 
 
 def partition_values(values: pa.Array) -> list[str | None]:
-    """Partition values as Spark writes them into a path, before escaping."""
+    """Return partition values as Spark writes them into a path, before escaping."""
     if pa.types.is_boolean(values.type):
         return [None if v is None else str(v).lower() for v in values.to_pylist()]
     if pa.types.is_decimal(values.type):

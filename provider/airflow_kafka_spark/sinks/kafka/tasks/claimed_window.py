@@ -1,8 +1,7 @@
-"""What a process has read of a window in the ledger, so that each look of its tasks reads only what came since. Runs in Spark's
-tasks: imports neither Airflow nor pyspark.
+"""The records of a claimed window that a process has read from the ledger.
 
-Spark's Python workers run many tasks, one after the other. Without this, each of n tasks would read the markers of all that were
-published before it.
+Spark's Python workers run many tasks, one after the other. With this, a task reads only the records that were written since the
+task before it. Without it, each of n tasks would read the markers of all splits that were published before.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from airflow_kafka_spark.ledger.topic import LedgerPlace
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_key, remember, split_prefix, window_key
 
 KEPT = 4
-"""Claims whose records a process keeps: several pipelines may share Spark's workers."""
+"""How many claims a process keeps the records of: several pipelines may share Spark's workers."""
 
 ReadFrom = Callable[[int], Iterator[LedgerRecord]]
-"""Returns the committed records of the ledger's partition from an offset on."""
+"""Reads the committed records of the ledger's partition from an offset on."""
 
 
 class ClaimedWindow:
-    """The newest records of one claimed window: its own, and the markers of its splits.
+    """The newest records of one claimed window: its own and the markers of its splits.
 
     :param place: the claim.
     """
@@ -33,7 +32,7 @@ class ClaimedWindow:
         self._last: LedgerRecord | None = None
 
     def read_on(self, read: ReadFrom, end: int) -> None:
-        """Read what came since the last time. Begin again at the claim if the log is not the one that was read then.
+        """Read the records since the last time. Begin again at the claim if the log is no longer the one that was read then.
 
         Reading goes on with the last record of this window, which has to be there as it was, leader epoch included. It is not
 
@@ -75,7 +74,7 @@ def look(place: LedgerPlace, split: int, read: ReadFrom, end: int) -> Memory:
     :param place: the claim. Its token is unique.
     :param end: the partition's high watermark: everything committed before it is seen.
     """
-    # Taken out while it is read on: a thread beside begins at the claim, and so does the next look after an error.
+    # Removed while it reads: another thread begins at the claim, and so does the next task after an error.
     window = _kept.pop(place, None) or ClaimedWindow(place)
     window.read_on(read, end)
     _kept[place] = window

@@ -1,4 +1,4 @@
-"""Headers of many records at once: ten on each dead letter are too many to make one by one. Runs in Spark's tasks, too."""
+"""Headers of many records as Arrow arrays. A dead letter has ten of them, which is too slow one by one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def extended(headers: pa.ListArray, facts: Mapping[str, Any]) -> pa.ListArray:
-    """Headers, and behind those of each record one more for each fact.
+    """Return headers with one more for each fact, behind those of each record.
 
-    :param headers: of :data:`HEADERS`; null where a record has none.
-    :param facts: by the header's name, an array with a value for each record, or one value for all of them.
+    :param headers: an array of type :data:`HEADERS`; null where a record has none.
+    :param facts: header name -> an array with a value for each record, or one value for all of them.
     """
     count, width = len(headers), len(facts)
     own_names, own_values = headers.flatten().flatten()
     own = len(own_names)
-    # Where the facts of each record begin: behind its own headers, and all that is before them.
+    # The position where each record's facts begin: behind its own headers and everything before them.
     ends = np.cumsum(_lengths(headers)) + np.arange(count) * width
     places = ends[:, None] + np.arange(width)
     names = np.empty(own + count * width, np.int64)
@@ -41,7 +41,7 @@ def extended(headers: pa.ListArray, facts: Mapping[str, Any]) -> pa.ListArray:
 
 
 def pairs_of(headers: pa.ListArray) -> list[list[tuple[str, bytes | None]]]:
-    """The headers of each record, as a client takes them.
+    """Return the headers of each record as the client takes them.
 
     :param headers: lists of structs with a ``key`` and a ``value``; null where a record has none.
     """

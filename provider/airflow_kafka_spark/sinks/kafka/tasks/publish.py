@@ -37,7 +37,7 @@ from airflow_kafka_spark.ledger.topic import PROMPT, LedgerPlace, read_to
 from airflow_kafka_spark.sinks.kafka.tasks.claimed_window import look
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming, Rejected, SourceRows
-from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, refused
+from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, refused_by_brokers
 from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, from_bytes
 from airflow_kafka_spark.windows.codec import encode_error, marker_to_json, result_to_json
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_key, marker_record, window_key
@@ -195,7 +195,7 @@ class Publisher:
             self._consume(producer, split)
             published = tuple(part for part in landed if part.topic not in self.routes)
             routed = tuple(part for part in landed if part.topic in self.routes)
-            marker = Marker(self.ledger.number, split, published, sender.bytes, incoming.result, dead, routed)
+            marker = Marker(self.ledger.number, split, published, sender.total_bytes, incoming.result, dead, routed)
             self._mark(producer, marker)
             faults.reached("publish.marked")
             producer.commit_transaction(self.transaction_timeout)
@@ -301,7 +301,7 @@ class Publisher:
         """Return the error to raise: :class:`KafkaRefused` if the brokers refused a record, which only the transaction reports if
         no callback watched its batch."""
         said = error.args[0] if isinstance(error, KafkaException) else None
-        return (said and refused(said, self.conn_id, "rows")) or self._unavailable(error, doing)
+        return (said and refused_by_brokers(said, self.conn_id, "rows")) or self._unavailable(error, doing)
 
     def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:
         return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe(error))

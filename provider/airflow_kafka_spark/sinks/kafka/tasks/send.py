@@ -1,6 +1,6 @@
-"""From Arrow batches into a producer's open transaction. Runs in Spark's tasks.
+"""Sending Arrow batches in a producer's open transaction.
 
-A batch has the columns ``key`` and ``value`` (binary) and, where asked for, ``topic``, ``partition``, ``timestamp``
+A batch has the columns ``key`` and ``value`` (binary) and, optionally, ``topic``, ``partition``, ``timestamp``
 (milliseconds) and ``headers``.
 """
 
@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import length_hint
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
 from airflow_kafka_spark.hooks.partitioner import partitions_of
@@ -31,7 +30,7 @@ _ROOM_SECONDS = 0.05
 
 @dataclass
 class _Place:
-    """What is known of one partition."""
+    """The records that were sent to one partition."""
 
     partition: int
     records: int = 0
@@ -41,17 +40,18 @@ class _Place:
 
 @dataclass
 class Sender:
-    """Sends batches, and counts where their records land.
+    """Sends batches and counts the records of each partition.
 
-    Every record is given its partition here, placed as the Java client places keys: so each is counted without a callback for it,
-    and the first and last of a partition tell the offsets, since a producer keeps a partition's order.
+    The partition of every record is decided here, as the Java client does. So records are counted without a callback for each,
+    and the callbacks of the first and last record of a partition are enough to know its offsets, since a producer keeps the
+    order.
 
-    :param producer: with a transaction begun.
-    :param topic: for records that name none.
-    :param partitions: partitions per topic; others are looked up.
-    :param turn: where records without a key begin.
-    :param patience: seconds without room in the producer's queue after which the brokers are given up.
-    :param called: what a row is, in messages.
+    :param producer: a producer whose transaction has begun.
+    :param topic: the topic of records that do not name their own.
+    :param partitions: partitions per topic; those of other topics are looked up.
+    :param turn: the partition of the first records without a key.
+    :param patience: seconds without room in the producer's queue after which sending fails.
+    :param called: the word for a row in messages.
     :param conn_id: the connection, for messages.
     """
 
@@ -62,7 +62,7 @@ class Sender:
     patience: float = 300.0
     called: str = "row"
     conn_id: str = ""
-    bytes: int = 0
+    total_bytes: int = 0
     rows: int = 0
     _places: dict[TopicPartition, _Place] = field(default_factory=dict)
     _errors: list[tuple[str, KafkaError]] = field(default_factory=list)
@@ -70,17 +70,17 @@ class Sender:
     def send(self, batch: pa.RecordBatch) -> None:
         """Queue a batch. Waits while the producer's queue is full.
 
-        :raises RowRejected: a row cannot be a record: too large, a partition or a topic that is not there.
-        :raises KafkaRefused: the brokers do not take one that was sent.
-        :raises KafkaUnavailable: the brokers take nothing.
+        :raises RowRejected: a row cannot become a record: it is too large, or its partition or topic does not exist.
+        :raises KafkaRefused: the brokers refused a record that was sent.
+        :raises KafkaUnavailable: the brokers do not accept records.
         """
         for start in range(0, batch.num_rows, BATCH):
             self._send(batch.slice(start, BATCH))
 
     def flush(self) -> tuple[Landed, ...]:
-        """Wait until the brokers have everything.
+        """Wait until the brokers have acknowledged everything.
 
-        :return: where it lies.
+        :return: per partition the number of records and the first and last offset.
         """
         left = self.producer.flush(self.patience)
         self._raise()
@@ -91,7 +91,7 @@ class Sender:
     def _send(self, batch: pa.RecordBatch) -> None:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         keys, values = columns["key"], columns["value"]
-        self.bytes += (pc.sum(pc.binary_length(keys)).as_py() or 0) + (pc.sum(pc.binary_length(values)).as_py() or 0)
+        self.total_bytes += (pc.sum(pc.binary_length(keys)).as_py() or 0) + (pc.sum(pc.binary_length(values)).as_py() or 0)
         if (names := columns.get("topic")) is None:
             assert self.topic is not None
             self._send_to(self.topic, columns, range(batch.num_rows))
@@ -102,7 +102,7 @@ class Sender:
                 self._send_to(topic, {name: column.take(pa.array(rows)) for name, column in columns.items()}, rows)
         self.rows += batch.num_rows
 
-    def _send_to(self, topic: str | None, columns: Mapping[str, Any], rows: Sequence[int]) -> None:
+    def _send_to(self, topic: str | None, columns: Mapping[str, pa.Array], rows: Sequence[int]) -> None:
         if not topic:
             raise RowRejected(self._row(rows[0]), "its topic is null or empty", "Give every row the name of a topic")
         count = self._count(topic)
@@ -110,7 +110,7 @@ class Sender:
         self.turn += 1
         if "partition" in columns:
             places = self._own_partitions(topic, columns["partition"], places, count, rows)
-        # Partition by partition: the client's queues, and the memory of what is sent together, then lie together.
+        # Sorted by partition, because the client has a queue for each: this keeps the memory of a request together.
         order = np.argsort(places, kind="stable")
         in_order = {name: columns[name].take(pa.array(order)) for name in _SENT if name in columns}
         lists = {name: pairs_of(column) if name == "headers" else column.to_pylist() for name, column in in_order.items()}
@@ -146,19 +146,26 @@ class Sender:
         while columns[0]:
             left = [iter(column) for column in columns]
             try:
-                # One call a record, and no line of Python around it: cheaper than produce_batch(), which wants a dictionary each.
+                # map() runs no Python code per record but the call. produce_batch() is slower: it needs a dictionary per record.
                 deque(map(produce, repeat(topic), *left), maxlen=0)
                 return
             except (BufferError, KafkaException) as error:
                 at = len(columns[0]) - length_hint(left[0]) - 1
                 if isinstance(error, KafkaException):
-                    raise self._refused(error.args[0], row_of(first + at)) from None
+                    raise self._rejected(error.args[0], row_of(first + at)) from None
                 self._make_room(deadline)
-                # On with the record that found no room.
+                # Continue with the record that found no room.
                 columns, first = [column[at:] for column in columns], first + at
 
     def _produce_dated(
-        self, topic: str, value: Any, key: Any, partition: int, note: Callable[..., None] | None, stamp: int, headers: list | None
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int,
+        note: Callable[..., None] | None,
+        stamp: int | None,
+        headers: list | None,
     ) -> None:
         self.producer.produce(topic, value, key, partition, note, timestamp=stamp or 0, headers=headers or None)
 
@@ -171,7 +178,7 @@ class Sender:
         if time.monotonic() > deadline:
             raise KafkaUnavailable("", "sending records", f"the queue has been full for {self.patience:.0f} s")
 
-    # --- where records go ---
+    # --- partitions ---
 
     def _count(self, topic: str) -> int:
         if topic not in self.partitions:
@@ -181,8 +188,8 @@ class Sender:
             self.partitions[topic] = len(found.partitions)
         return self.partitions[topic]
 
-    def _own_partitions(self, topic: str, column: Any, places: Any, count: int, rows: Sequence[int]) -> Any:
-        """What the rows ask for; null leaves it to the key."""
+    def _own_partitions(self, topic: str, column: pa.Array, places: np.ndarray, count: int, rows: Sequence[int]) -> np.ndarray:
+        """Return the partitions that the rows name, and those of their keys where they name none."""
         wrong = pc.indices_nonzero(pc.fill_null(pc.or_(pc.less(column, 0), pc.greater_equal(column, count)), False))
         if len(wrong):
             at = wrong[0].as_py()
@@ -192,11 +199,12 @@ class Sender:
         return np.where(asked < 0, places, asked)
 
     def _noting(self, topic: str, place: _Place) -> Callable[..., None]:
-        def on_delivery(error: KafkaError | None, message: Any) -> None:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self._errors.append((topic, error))
                 return
             offset = message.offset()
+            assert offset is not None, "it was delivered"
             place.first = offset if place.first < 0 else min(place.first, offset)
             place.last = max(place.last, offset)
 
@@ -207,7 +215,7 @@ class Sender:
     def _row(self, at: int) -> str:
         return f"{self.called} {self.rows + at + 1}"
 
-    def _refused(self, error: KafkaError, row: int) -> Exception:
+    def _rejected(self, error: KafkaError, row: int) -> Exception:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             action = "Raise `max.message.bytes` of the topic, or leave out what makes the row large"
             return RowRejected(self._row(row), "it is larger than a record of the topic may be (`max.message.bytes`)", action)
@@ -218,10 +226,10 @@ class Sender:
     def _raise(self) -> None:
         if self._errors:
             topic, error = self._errors[0]
-            raise refused(error, self.conn_id, f"{self.called}s", topic) or KafkaException(error)
+            raise refused_by_brokers(error, self.conn_id, f"{self.called}s", topic) or KafkaException(error)
 
 
-# --- refused --------------------------------------------------------------------------------
+# --- records that the brokers refuse -------------------------------------------------------------------------------------
 
 
 _VALIDATES = (
@@ -229,7 +237,7 @@ _VALIDATES = (
     "(`message.timestamp.before.max.ms`, `.after.max.ms`; or `message.timestamp.type=LogAppendTime`), keys where it is compacted"
 )
 
-HELP = {
+REMEDIES = {
     "MSG_SIZE_TOO_LARGE": "Raise `max.message.bytes` of {topic}",
     "INVALID_TIMESTAMP": _VALIDATES,
     "INVALID_RECORD": _VALIDATES,
@@ -238,20 +246,20 @@ HELP = {
     "POLICY_VIOLATION": _VALIDATES,
     "TOPIC_AUTHORIZATION_FAILED": "Grant the connection's user WRITE and DESCRIBE on {topic}",
 }
-"""By Kafka's name of the error, what helps."""
+"""Kafka's name of an error -> what to do."""
 
-AFTERWARDS = "The task may then be retried: it goes on with the same window"
+RETRY_HINT = "The task may then be retried: it goes on with the same window"
 
 
-def refused(error: Any, conn_id: str, called: str, topic: str | None = None) -> KafkaRefused | None:
-    """An error as what it is; None where it is not about records, and a retry may help.
+def refused_by_brokers(error: KafkaError, conn_id: str, called: str, topic: str | None = None) -> KafkaRefused | None:
+    """Return the exception for an error that refuses a record, or None if the error is not about records and a retry may help.
 
     :param error: the client's ``KafkaError``.
-    :param called: what is sent, in the plural.
-    :param topic: where to; None where that is not known.
+    :param called: the word for the rows in messages, in the plural.
+    :param topic: their topic; None if it is not known.
     """
-    if error.name() not in HELP:
+    if error.name() not in REMEDIES:
         return None
     where = f"topic `{topic}`" if topic else "the topic"
-    action = f"{HELP[error.name()].format(topic=where)}. {AFTERWARDS}"
+    action = f"{REMEDIES[error.name()].format(topic=where)}. {RETRY_HINT}"
     return KafkaRefused(conn_id, f"sending {called} to {where}", error.name(), error.str(), action)

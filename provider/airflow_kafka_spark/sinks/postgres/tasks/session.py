@@ -1,7 +1,7 @@
-"""Loading Arrow batches into a PostgreSQL table, in one transaction of one session. Runs in Spark's tasks.
+"""Loading Arrow batches into a PostgreSQL table, in one transaction of one session.
 
-ADBC's binary COPY is the fastest way in and needs no encoder of ours. Where it is missing, or too old to be trusted, psycopg
-does the same at half the rate.
+ADBC's binary COPY is the fastest way and needs no encoder of our own. If ADBC is not installed, or its release is too old to be
+correct, psycopg does the same at half the rate.
 """
 
 from __future__ import annotations
@@ -27,45 +27,48 @@ log = logging.getLogger(__name__)
 ADBC = (1, 12)
 """The first release whose decimals are right: 1.11 writes -6998001000.00 for -6998000000.10, and says nothing."""
 ADBC_ARRAYS = (1, 13)
-"""The first one that keeps a NULL inside of an array: 1.12 writes 0, false or an empty text."""
+"""The first release that keeps a NULL inside of an array: 1.12 writes 0, false or an empty text."""
 
 BUFFERED_BATCHES = 2
-"""Batches that wait for the server while the next one is read and decoded: what bounds a task's memory."""
+"""Maximum number of batches that wait for the server while the next one is read and decoded. It bounds a task's memory."""
 
 
 class LoadSession(ABC):
-    """A session with a transaction always open."""
+    """A session that always has a transaction open."""
 
     errors: tuple[type[BaseException], ...] = ()
-    """What its driver raises."""
+    """The exceptions of its driver."""
 
     @abstractmethod
     def run(self, statement: str) -> int:
-        """How many rows it wrote."""
+        """Run a statement and return how many rows it wrote."""
 
     @abstractmethod
-    def rows(self, statement: str) -> list[tuple]: ...
+    def rows(self, statement: str) -> list[tuple]:
+        """Run a query and return its rows."""
 
     @abstractmethod
     def load(self, table: Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
-        """COPY batches into a table, a temporary one where only its name is given. Blocks until the last one is there.
+        """COPY batches into a table and return how many rows it took. Blocks until the last batch is there.
 
+        :param table: the table; a plain string is the name of a temporary one.
         :param types: the PostgreSQL types of the batches' columns.
         """
 
     @abstractmethod
-    def commit(self) -> None: ...
+    def commit(self) -> None:
+        """Commit the transaction."""
 
     @abstractmethod
     def close(self) -> None:
-        """Roll back what is not committed. Never raises."""
+        """Roll back the transaction and close the session. Never raises."""
 
 
 def open_session(server: SinkServer, application_name: str, *, durable: bool, arrays: bool = False) -> LoadSession:
-    """A session of ADBC where that is installed and right, else of psycopg.
+    """Open a session of ADBC if a correct release of it is installed, else of psycopg.
 
-    :param durable: False where the loss of a commit in a crash of the server is noticed and repaired.
-    :param arrays: whether any column is an array.
+    :param durable: False if a commit may be lost in a crash of the server, because that is detected and repaired.
+    :param arrays: True if any column is an array.
     """
     session = (AdbcSession if adbc_serves(arrays) else PsycopgSession)(server.named(application_name))
     try:
@@ -78,7 +81,10 @@ def open_session(server: SinkServer, application_name: str, *, durable: bool, ar
 
 
 def adbc_serves(arrays: bool) -> bool:
-    """Whether ADBC is installed, and writes what it is given."""
+    """Return True if a release of ADBC is installed that writes these values correctly.
+
+    :param arrays: True if any column is an array.
+    """
     if importlib.util.find_spec("adbc_driver_postgresql") is None:
         return False
     release = tuple(map(int, re.findall(r"\d+", version("adbc-driver-postgresql"))[:2]))
@@ -92,7 +98,7 @@ def adbc_serves(arrays: bool) -> bool:
 
 
 class AdbcSession(LoadSession):
-    """:param conninfo: libpq's, with the password."""
+    """:param conninfo: libpq's connection string, with the password."""
 
     def __init__(self, conninfo: str) -> None:
         import adbc_driver_manager
@@ -125,7 +131,7 @@ class AdbcSession(LoadSession):
 
 
 class PsycopgSession(LoadSession):
-    """:param conninfo: libpq's, with the password."""
+    """:param conninfo: libpq's connection string, with the password."""
 
     def __init__(self, conninfo: str) -> None:
         import psycopg
@@ -167,13 +173,13 @@ def _without_modifier(kind: str) -> str:
 
 
 class Abandoned(Exception):
-    """The task gave its split up."""
+    """Ends a COPY whose task has given up its split."""
 
 
 class Stream:
-    """Batches handed over one by one to a COPY in a thread of its own: the task reads and decodes the next ones meanwhile.
+    """A COPY in a thread of its own, which gets its batches one by one. The task reads and decodes the next ones meanwhile.
 
-    :param session: used by nobody else until :meth:`finish` or :meth:`abandon` returned.
+    :param session: must not be used elsewhere until :meth:`finish` or :meth:`abandon` has returned.
     """
 
     def __init__(self, session: LoadSession, table: Name | str, schema: pa.Schema, types: Sequence[str]) -> None:
@@ -191,11 +197,11 @@ class Stream:
         self._thread.start()
 
     def put(self, batch: pa.RecordBatch) -> None:
-        """Waits while the server is behind. Raises what ended the COPY."""
+        """Hand over a batch. Waits while the server is behind. Raises the error that ended the COPY."""
         self._put(batch)
 
     def finish(self) -> int:
-        """Wait until everything is loaded; how many rows that were. Raises what ended the COPY."""
+        """Wait until everything is loaded and return the number of rows. Raises the error that ended the COPY."""
         self._put(None)
         self._thread.join()
         self._raise()
@@ -205,7 +211,7 @@ class Stream:
         """Make the COPY fail, and wait for that. Never raises."""
         with suppress(BaseException):
             self._put(Abandoned("the split is given up"))
-        # A server that is gone without a word is noticed by the keepalives of the session.
+        # If the server has disappeared, the session's keepalives detect it.
         self._thread.join(timeout=120)
 
     def _put(self, item: pa.RecordBatch | Exception | None) -> None:

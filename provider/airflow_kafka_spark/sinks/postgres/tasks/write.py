@@ -1,6 +1,7 @@
-"""The task's side of the PostgreSQL sink: one split, in one transaction of its own, into a stage that only the driver reads.
+"""Writing one split in a Spark task, in one transaction.
 
-Runs in Spark's tasks. :mod:`~airflow_kafka_spark.sinks.postgres.tasks.write` loads into the target itself.
+:class:`StageWriter` loads a stage that only the driver reads (``atomic="window"``). :class:`SplitAtomicWriter` loads the target
+itself (``atomic="split"``). Rows that not even a stage can hold are found before they are sent (:func:`unstorable`).
 """
 
 from __future__ import annotations
@@ -31,23 +32,25 @@ from airflow_kafka_spark.windows.model import BadRecord, Split
 
 SAMPLES = 5
 REMEMBERED_BATCHES = 32
-"""Batches whose offsets are kept, to name the record that the server refused some moments later."""
+"""How many batches' offsets are kept, to name a record that the server refuses some moments after it was sent."""
 
 _UNDEFINED_TABLE = "42P01"
 
 
 @dataclass(frozen=True)
 class Load:
-    """What all splits of an attempt have in common.
+    """What the splits of an attempt have in common.
 
-    :param server: where to, with the password.
-    :param application_name: by which a later attempt finds this one's sessions.
-    :param window: for people.
-    :param target: the table, for people.
-    :param columns: the rows' columns.
-    :param key: those that must not be null.
-    :param offset: name of the column that takes each row's offset, or None.
-    :param tombstone: name of the column that marks deletes, or None.
+    :param server: the server, with the password.
+    :param application_name: the name of the sessions, by which a later attempt finds them.
+    :param pipeline: the pipeline's name.
+    :param number: the window's number.
+    :param window: the window, for messages.
+    :param target: the table, for messages.
+    :param columns: the columns of the rows.
+    :param key: the columns that must not be null.
+    :param offset: the name of the column for each row's offset, or None.
+    :param tombstone: the name of the column that marks deletes, or None.
     """
 
     server: SinkServer
@@ -63,7 +66,7 @@ class Load:
 
     @property
     def definitions(self) -> list[tuple[str, str]]:
-        """Names and types of a stage's columns."""
+        """Names and PostgreSQL types of a stage's columns."""
         return [(c.name, c.sql) for c in self.columns] + [(name, kind) for name, kind, _ in self._hidden]
 
     @property
@@ -73,9 +76,11 @@ class Load:
 
     @property
     def schema(self) -> pa.Schema:
+        """The Arrow schema of a stage's columns."""
         return pa.schema([(c.name, c.arrow) for c in self.columns] + [(name, arrow) for name, _, arrow in self._hidden])
 
     def encode(self, rows: Rows) -> pa.RecordBatch:
+        """Return the rows in :attr:`schema`."""
         arrays = [_encode(array, column) for array, column in zip(rows.batch.columns, self.columns, strict=True)]
         if self.offset:
             arrays.append(rows.offsets)
@@ -98,17 +103,17 @@ def _as_sent(array: pa.Array, column: StageColumn) -> pa.Array:
     if array.type == column.arrow:
         return array
     plain = array.storage if isinstance(array, pa.ExtensionArray) else array
-    # Digits below a microsecond go; anything else that would be lost is an error.
+    # Digits below a microsecond are cut. Any other loss is an error.
     return pc.cast(plain, options=pc.CastOptions(target_type=column.arrow, allow_time_truncate=True))
 
 
 @dataclass
 class _Progress:
-    """How far one split is.
+    """The state of one split that is being written.
 
-    :param there: what is known of a split that needs no writing any more.
-    :param seen: rows handed over.
-    :param recent: the first row's number, and the offsets, of the batches sent last.
+    :param there: the token of a split that is written or deferred already: its rows are only counted.
+    :param seen: how many rows were handed over.
+    :param recent: number of the first row, and offsets, of the batches sent last.
     """
 
     split: Split
@@ -124,7 +129,7 @@ class _Progress:
 
 @dataclass
 class CopyWriter(SplitWriter):
-    """What both writers share: the session, the stream of batches, and errors that name the record."""
+    """Loads a split by COPY: keeps the session and the stream of batches, and finds the record that an error is about."""
 
     load: Load
     _split: Split | None = field(default=None, init=False, repr=False)
@@ -134,25 +139,28 @@ class CopyWriter(SplitWriter):
 
     @abstractmethod
     def _begin(self, session: LoadSession) -> Mapping[str, Any] | None:
-        """Look whether the split is there already, and what it holds then."""
+        """Begin the split. Returns its token if another task has written it already."""
 
     @abstractmethod
     def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
-        """The same, and nothing else."""
+        """Return the split's token if it is written already. Changes nothing."""
 
     @abstractmethod
     def _start(self, session: LoadSession) -> Stream:
-        """Where the rows go."""
+        """Start the COPY."""
 
     @abstractmethod
     def _end(self, session: LoadSession, rows: int) -> Mapping[str, Any]:
-        """Everything is loaded: commit."""
+        """Commit, when everything is loaded, and return the token.
+
+        :param rows: how many rows the COPY took.
+        """
 
     def _encode(self, rows: Rows) -> pa.RecordBatch:
         return self.load.encode(rows)
 
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
-        """Rows that not even a stage can hold, or that nobody could find again."""
+        """Return rows that not even a stage can hold, or whose key has a null."""
         return unstorable(rows.batch, self.load.key)
 
     @property
@@ -211,7 +219,7 @@ class CopyWriter(SplitWriter):
             with self._explained("flushing"):
                 token = self._flush()
         except SinkUnavailable:
-            # Perhaps the answer to COMMIT was lost, or another task had this split ready first and ended this one's session.
+            # The answer to COMMIT may be lost, or another task was faster with this split and has ended this session.
             now.session.close()
             if (there := self._look_again()) is None:
                 raise
@@ -225,7 +233,7 @@ class CopyWriter(SplitWriter):
         return self._end(now.session, stream.finish() if stream is not None else 0)
 
     def _look_again(self) -> Mapping[str, Any] | None:
-        """What is known of the split, asked in a new session."""
+        """Return the split's token if it is written, read in a new session."""
         with suppress(KafkaSparkError), self._explained("looking for"):
             session = self._open_session()
             try:
@@ -241,10 +249,11 @@ class CopyWriter(SplitWriter):
             self._progress.session.close()
             self._progress = None
 
-    # --- what can be wrong ---
+    # --- errors ---
 
     def _refuses(self, rows: Rows) -> bool:
-        """A row without a key cannot be found again. The rest of the split is only read to count such rows."""
+        """Return True if the split holds rows without a key, which fail the window. The rest of the split is then only read to
+        count them."""
         now, names = self.progress, rows.batch.schema.names
         keys = [rows.batch.column(names.index(k)) for k in self.load.key]
         if not now.without_key and not any(k.null_count for k in keys):
@@ -270,7 +279,7 @@ class CopyWriter(SplitWriter):
 
     @contextmanager
     def _explained(self, doing: str) -> Iterator[None]:
-        """Errors of the driver become ours; the session is of no use after one."""
+        """Raise errors of the driver as errors of this package. The session cannot be used after one."""
         try:
             yield
         except KafkaSparkError:
@@ -297,7 +306,7 @@ class CopyWriter(SplitWriter):
         return found
 
     def _offset_of(self, message: str) -> int | None:
-        """The offset of the line of a COPY that an error names."""
+        """Return the offset of the row whose line of the COPY an error names, if it names one."""
         found = re.search(r"COPY .*, line (\d+)", message)
         if found and self._progress is not None:
             row = int(found[1]) - 1
@@ -312,11 +321,11 @@ class CopyWriter(SplitWriter):
 
 @dataclass
 class StageWriter(CopyWriter):
-    """Loads a split into a stage of its own, and enters it into the attempt's registry: the first task attempt of a split wins,
+    """Loads a split into a stage of its own and enters it into the attempt's registry. The first task attempt at a split wins;
     the others leave nothing behind.
 
-    :param schema: where stages live.
-    :param attempt: begins the names of this attempt's tables.
+    :param schema: the schema of stages.
+    :param attempt: the beginning of the names of this attempt's tables.
     :param registry: the attempt's list of stages.
     """
 
@@ -325,12 +334,12 @@ class StageWriter(CopyWriter):
     registry: Name
     _stage: Name | None = field(default=None, init=False, repr=False)
 
-    # Stages do not survive a crash of the server anyway: the driver counts before it commits.
+    # A crash of the server empties stages anyway, which the driver notices, since it counts their rows before it commits.
     durable = False
 
     def _begin(self, session: LoadSession) -> Mapping[str, Any] | None:
         there = self._known(session)
-        # Nothing is held of the registry while the split loads: the next attempt can drop it.
+        # No lock on the registry is held while the split loads, so that the next attempt can drop it.
         session.commit()
         return there
 
@@ -351,7 +360,7 @@ class StageWriter(CopyWriter):
         if session.run(sql.register_stage(self.registry, *mine)) == 1:
             session.commit()
             return self._token(*mine)
-        # Another attempt at this split was faster. What is here goes with the transaction.
+        # Another task attempt at this split was faster. This stage is rolled back.
         return self._token(*session.rows(sql.select_stages(self.registry, self.split.index))[0])
 
     def _token(self, split: int, stage: str | None, rows: int, tombstones: int) -> Mapping[str, Any]:
@@ -363,7 +372,7 @@ class StageWriter(CopyWriter):
         return super()._explain(error, doing)
 
 
-# --- refusals --------------------------------------------------------------------------------
+# --- rows that not even a stage can hold --------------------------------------------------------------------------------
 
 
 _FIRST_DAY = -2_440_588
@@ -373,9 +382,9 @@ NUL = "\x00"
 
 
 def unstorable(batch: pa.RecordBatch, key: Sequence[str]) -> dict[int, str]:
-    """Where they are in the batch, and why.
+    """Return the rows that PostgreSQL cannot hold even in a stage: their positions in the batch, with the reasons.
 
-    :param key: columns that name a row: one without them could not be found again.
+    :param key: the columns that identify a row and must not be null.
     """
     found: dict[int, str] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -401,40 +410,43 @@ def _checks(column: pa.Array, of_key: bool) -> Iterator[tuple[Any, str]]:
 
 
 def _within(lists: pa.ListArray) -> pa.BooleanArray:
-    """Which lists have a text with it."""
+    """Return which lists hold a text with a NUL character."""
     texts = pc.list_flatten(lists)
     wrong = pc.match_substring(texts, NUL).fill_null(False)
     parents: Mapping[int, None] = dict.fromkeys(pc.list_parent_indices(lists).filter(wrong).to_pylist())
     return pa.array([at in parents for at in range(len(lists))], pa.bool_())
 
 
-# --- split --------------------------------------------------------------------------------
+# --- splits that commit one by one --------------------------------------------------------------------------------------
 
 
 DEFERRED = "deferred"
-"""What the token says of a split that was deferred."""
+"""Key of a token: the split is deferred."""
 
 _TEMPORARY = "airflow_split"
 _POLL_SECONDS = 0.05
 _IN_THE_WAY = ("40P01", "55P03")
-"""A deadlock, or a lock that is not to be had: other splits may hold, uncommitted, rows that exclude rows of this one."""
+"""SQLSTATEs of a deadlock and of a lock timeout: other splits may hold uncommitted rows that exclude rows of this one."""
 
 
 @dataclass
 class SplitAtomicWriter(CopyWriter):
-    """Loads a split into the target, in one transaction with its marker: a split is there once, or not at all.
+    """Loads a split into the target, in one transaction with its marker, so that the split is there once or not at all.
 
-    Whoever holds the split's lock may write its marker. The first task to come takes it, writes the marker and loads. Another
-    one loads a temporary table meanwhile and, once that is complete, waits for the lock; a holder that is still not done after
-    the lock timeout, perhaps paused for good, is ended.
+    Only the task that holds the split's lock may write its marker. The first task takes the lock, writes the marker and loads.
+    Another task loads a temporary table meanwhile and, when that is complete, waits for the lock. If the holder has not finished
+    after the lock timeout, its session is ended.
+
+    Where bad records are tolerated, a split is deferred if it holds some, or if the target refuses some of its rows: nothing of
+    it is written, and its marker keeps all tasks from writing it. The driver then commits it (:class:`.SplitsWindowWriter`), once
+    these records are known and handled.
 
     :param windows: the sink's record of windows.
-    :param splits: the markers.
-    :param merge: how rows get from a temporary table into the target.
-    :param direct: whether COPY may write the target itself.
-    :param owner: the attempt that these tasks belong to, as the splits table names it: once another one owns the pipeline's
-        splits, none of them commits anything.
-    :param tolerates: whether the split is deferred, and the window goes on, where the target refuses some of its rows.
+    :param splits: the table of markers.
+    :param merge: the statements that move rows from a temporary table into the target.
+    :param direct: True if COPY may write into the target itself.
+    :param owner: the attempt that these tasks belong to. Once another attempt owns the pipeline's splits, none of them commits.
+    :param tolerates: True if bad records are tolerated.
     """
 
     windows: Name
@@ -450,17 +462,17 @@ class SplitAtomicWriter(CopyWriter):
         return self._claim(session) if self._claimed else None
 
     def _claim(self, session: LoadSession) -> Mapping[str, Any] | None:
-        """With the lock held: write the marker, or tell what is there.
+        """Write the marker while holding the lock. Returns the split's token if it is written already.
 
         :raises Fenced: another attempt owns the pipeline's splits.
         :raises SinkRejected: another split is there that has some of the same offsets.
         """
-        # First: the row stays locked until this transaction ends. Whoever takes the window over waits for that, and then sees the
-        # marker; or was faster, and then this sees that.
+        # First lock the owner's row, until this transaction ends. An attempt that takes the window over waits for that and then
+        # sees the marker; or it was faster, and this task sees that.
         owners = session.rows(sql.lock_owner(self.splits, self.load.pipeline))
         if (there := self._known(session)) is not None:
             return there
-        # Its markers go when the next window is applied: a task that comes later still must not find the way free.
+        # Its markers are deleted when the next window is applied. A task that comes even later must not write the split again.
         if session.rows(sql.applied_since(self.windows, self.load.pipeline, self.load.number)):
             return {}
         if [owner for (owner,) in owners] != [self.owner]:
@@ -534,10 +546,10 @@ class SplitAtomicWriter(CopyWriter):
         return self.tolerates and (is_refusal(error) or getattr(error, "sqlstate", None) in _IN_THE_WAY)
 
     def _defer_split(self) -> Mapping[str, Any]:
-        """Take back what was written of the split, for good: whoever comes for it finds its marker. Another task may have been
-        faster, with that or with the split."""
+        """Roll back the split and write the marker that keeps all tasks from writing it. Another task may have been faster, with
+        this marker or with the split. Returns the token."""
         if self.progress.stream is not None:
-            # Its thread uses the session until then: to close that before it would crash the process.
+            # First end the thread of the COPY: to close a session that it uses would crash the process.
             self.progress.stream.abandon()
             self.progress.stream = None
         self.progress.session.close()
@@ -552,9 +564,9 @@ class SplitAtomicWriter(CopyWriter):
         return there
 
     def _wait(self, session: LoadSession) -> None:
-        """Take the split's lock, if need be from a task that is slower than this one."""
+        """Take the split's lock. Ends the session of its holder after the lock timeout."""
         deadline = time.monotonic() + self.load.server.lock_timeout
-        # Asked, not waited for: an error would cost the transaction, and what is loaded with it.
+        # Polled, since a lock timeout would be an error and roll back what is loaded.
         while not session.rows(sql.try_lock(self._lock))[0][0]:
             if time.monotonic() > deadline:
                 session.rows(sql.terminate_lock_holder(self._lock))
@@ -571,7 +583,7 @@ class SplitAtomicWriter(CopyWriter):
 
     @property
     def _copies(self) -> bool:
-        """Whether the rows go straight into the target."""
+        """Return True if COPY writes into the target itself."""
         return self.direct and self._claimed
 
     @property

@@ -16,8 +16,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.ledger.topic import LedgerPlace, read_to
-from airflow_kafka_spark.sinks.kafka.tasks import claimed_window as kafka_look_worker
-from airflow_kafka_spark.sinks.kafka.tasks import publish as kafka_worker
+from airflow_kafka_spark.sinks.kafka.tasks import claimed_window
 from airflow_kafka_spark.sinks.kafka.tasks.claimed_window import KEPT, ClaimedWindow, look
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
 from airflow_kafka_spark.windows.memory import (
@@ -50,7 +49,7 @@ def process(monkeypatch) -> Callable[[str], None]:
     kept: dict[str, OrderedDict] = {}
 
     def become(name: str) -> None:
-        monkeypatch.setattr(kafka_look_worker, "_kept", kept.setdefault(name, OrderedDict()))
+        monkeypatch.setattr(claimed_window, "_kept", kept.setdefault(name, OrderedDict()))
 
     become("first")
     return become
@@ -67,7 +66,7 @@ def read(monkeypatch) -> list[list[LedgerRecord]]:
             readings[-1].append(record)
             yield record
 
-    monkeypatch.setattr(kafka_worker, "read_to", counted)
+    monkeypatch.setattr("airflow_kafka_spark.sinks.kafka.tasks.publish.read_to", counted)
     return readings
 
 
@@ -110,7 +109,7 @@ def test_a_process_that_has_looked_before_sees_that_the_window_is_complete(made,
     process("first")
     with pytest.raises(Fenced):
         publish(made, 1)
-    assert made.publisher.ledger in kafka_look_worker._kept
+    assert made.publisher.ledger in claimed_window._kept
 
 
 def test_a_process_that_has_looked_before_sees_a_marker_that_came_since(made, process):
@@ -162,7 +161,7 @@ def test_what_a_process_keeps_is_bounded(process):
     places = [LedgerPlace("ledger", 0, 0, f"p{n}", 1, "token") for n in range(KEPT + 3)]
     for place in places:
         look(place, 0, lambda start: iter(()), 0)
-    assert list(kafka_look_worker._kept) == places[-KEPT:]
+    assert list(claimed_window._kept) == places[-KEPT:]
 
 
 # --- the same on a log in memory, which is cut off and compacted at random ---
