@@ -13,8 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.testing._processes import wait_until
-from airflow_kafka_spark.ui.links import PAGE, pipeline_url
-from airflow_kafka_spark.ui.plugin import KafkaSparkPlugin
+from airflow_kafka_spark.ui.plugin import PAGE, KafkaSparkPlugin, pipeline_url
 from tests.support.browser import Visit
 from tests.support.pipelines import order
 from tests.support.waiting import eventually

@@ -15,7 +15,7 @@ from airflow_kafka_spark.operators import (
 )
 from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.sources import JdbcSource
-from airflow_kafka_spark.ui.catalog import Catalog, LedgerName, _tasks_of
+from airflow_kafka_spark.ui.airflow_metadata import Catalog, LedgerName, _tasks_of
 
 VALUE = Json(schema="id bigint")
 LEDGER = LedgerName("kafka_default", "airflow-windows")

@@ -1,4 +1,4 @@
-"""The lag of all pipelines of a cluster in rounds: a few requests for all of them together, never one for each."""
+"""Measures the lag of all pipelines of a cluster in rounds. A round sends a few requests for all pipelines together."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka import KafkaHook
     from airflow_kafka_spark.hooks.kafka_values import PartitionOffsets, TopicDescription
 
-PEEKS = 200
-"""Partitions whose next record is read in one round, to know how old it is."""
-GROUPS = 50
-"""Groups whose committed offsets are asked for in one round: that takes one request each."""
+MAX_PEEKS = 200
+"""Partitions whose next record one round reads, to learn its timestamp."""
+MAX_GROUPS = 50
+"""Groups whose committed offsets one round fetches, with one request each."""
 
 
 @dataclass(frozen=True)
-class Stand:
-    """Where a pipeline stands.
+class ReadPosition:
+    """How far a pipeline has read.
 
     :param offsets: the next offset to read, by partition.
-    :param topic_ids: the ids of the topics when it read them.
-    :param topics: all that it reads, also those that it has not read yet.
-    :param group: its group; None when that is not known.
-    :param by_group: whether its group alone says where it stands, as for one that moves data intervals.
+    :param topic_ids: ids of the topics when the pipeline read them.
+    :param topics: all topics of the pipeline, including those that it has not read yet.
+    :param group: its consumer group; None if it is unknown.
+    :param by_group: True if only the group's committed offsets tell how far it has read, as with data intervals.
     """
 
     offsets: Mapping[TopicPartition, int]
@@ -41,14 +41,15 @@ class Stand:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a round has found of one pipeline.
+class LagMeasurement:
+    """Lag of one pipeline as one round has measured it.
 
-    :param lag: how far it is behind; None where that cannot be told, and ``problem`` says why.
-    :param offsets: the bounds of the log.
-    :param committed: of its group, where that was asked for.
-    :param at: when, seconds since the epoch.
-    :param estimated: whether some of the records were not looked at: then seconds are those of the others.
+    :param lag: the lag; None if it could not be measured.
+    :param offsets: the first and last offsets of the partitions.
+    :param at: time of the measurement, seconds since the epoch.
+    :param committed: committed offsets of the group; None if they were not fetched.
+    :param problem: why the lag could not be measured, or only partly; "" if it was.
+    :param estimated: True if the timestamps of some next records are unknown. Then ``seconds`` covers only the others.
     """
 
     lag: Lag | None
@@ -60,7 +61,7 @@ class Measured:
 
     @property
     def seconds(self) -> float | None:
-        """Age of the oldest unread record that was looked at; None when none of those that wait was."""
+        """Return the age of the oldest unread record whose timestamp is known; None if none is."""
         if self.lag is None:
             return None
         ages = [s.seconds for s in self.lag.partitions.values() if s.seconds is not None and (s.behind or not self.estimated)]
@@ -68,64 +69,71 @@ class Measured:
 
 
 @dataclass
-class LagRounds:
-    """Measures all pipelines of one cluster together, again and again.
+class LagMonitor:
+    """Measures all pipelines of one cluster, one round after the other.
 
-    Asked per round, for all pipelines at once: the topics, and the bounds of their partitions. Bounded per round: the next
-    records that are looked at, and the groups. Whoever was left out comes first in the next round.
+    Each round fetches the topics and the offsets of all their partitions. It reads at most :data:`MAX_PEEKS` next records and
+    fetches at most :data:`MAX_GROUPS` groups; those that it leaves out come first in the next round.
     """
 
     _known: dict[TopicPartition, Known] = field(default_factory=dict)
     _group_asked: dict[str, float] = field(default_factory=dict)
     _committed: dict[str, dict[TopicPartition, int | None]] = field(default_factory=dict)
 
-    def measure(self, hook: KafkaHook, stands: Mapping[str, Stand], interest: Iterable[str] = ()) -> dict[str, Measured]:
-        """The lag of each pipeline.
+    def measure(
+        self, hook: KafkaHook, positions: Mapping[str, ReadPosition], interest: Iterable[str] = ()
+    ) -> dict[str, LagMeasurement]:
+        """Return the lag of each pipeline.
 
-        :param stands: by pipeline.
-        :param interest: pipelines that somebody looks at closely: they come first, and their groups are asked for.
+        :param positions: how far each pipeline has read.
+        :param interest: pipelines whose pages are open. They are measured first, and their groups are fetched.
         :raises KafkaSparkError: the cluster does not answer.
         """
-        first = [name for name in dict.fromkeys(interest) if name in stands]
-        names = [*first, *(name for name in stands if name not in set(first))]
-        topics = {topic for stand in stands.values() for topic in (*stand.topics, *(tp.topic for tp in stand.offsets))}
+        first = [name for name in dict.fromkeys(interest) if name in positions]
+        names = [*first, *(name for name in positions if name not in set(first))]
+        topics = {
+            topic for position in positions.values() for topic in (*position.topics, *(tp.topic for tp in position.offsets))
+        }
         described = hook.describe_topics(sorted(topics), missing="omit") if topics else {}
-        self._ask_groups(hook, {name: stands[name] for name in names}, set(first), described)
+        self._ask_groups(hook, {name: positions[name] for name in names}, set(first), described)
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         offsets = hook.offsets(partitions) if partitions else {}
-        states = {name: self._states(stands[name], described, offsets) for name in names}
+        states = {name: self._states(positions[name], described, offsets) for name in names}
         heads, now = self._heads(hook, states, described), time.time()
-        return {name: self._measured(name, stands[name], states[name], heads, offsets, now, described) for name in names}
+        return {name: self._measured(name, positions[name], states[name], heads, offsets, now, described) for name in names}
 
     # --- groups ---
 
     def _ask_groups(
-        self, hook: KafkaHook, stands: Mapping[str, Stand], first: set[str], described: Mapping[str, TopicDescription]
+        self, hook: KafkaHook, positions: Mapping[str, ReadPosition], first: set[str], described: Mapping[str, TopicDescription]
     ) -> None:
         wanted = [
-            (name not in first, self._group_asked.get(stand.group, 0.0), stand.group, stand)
-            for name, stand in stands.items()
-            if stand.group and (stand.by_group or name in first)
+            (name not in first, self._group_asked.get(position.group, 0.0), position.group, position)
+            for name, position in positions.items()
+            if position.group and (position.by_group or name in first)
         ]
-        for _, _, group, stand in sorted(wanted, key=lambda item: item[:3])[:GROUPS]:
+        for _, _, group, position in sorted(wanted, key=lambda item: item[:3])[:MAX_GROUPS]:
             assert group is not None
-            there = [described[topic] for topic in stand.topics if topic in described]
-            partitions = [tp for topic in there for tp in topic.topic_partitions] or list(stand.offsets)
+            there = [described[topic] for topic in position.topics if topic in described]
+            partitions = [tp for topic in there for tp in topic.topic_partitions] or list(position.offsets)
             found = hook.committed(group, partitions, stable=False) if partitions else {}
             self._committed[group] = {tp: offset.offset if offset else None for tp, offset in found.items()}
             self._group_asked[group] = time.monotonic()
 
-    # --- where everybody stands ---
+    # --- positions ---
 
     def _states(
-        self, stand: Stand, described: Mapping[str, TopicDescription], offsets: Mapping[TopicPartition, PartitionOffsets]
+        self,
+        position: ReadPosition,
+        described: Mapping[str, TopicDescription],
+        offsets: Mapping[TopicPartition, PartitionOffsets],
     ) -> dict[TopicPartition, PartitionState]:
-        reads = {*stand.topics, *(tp.topic for tp in stand.offsets)}
-        committed = self._committed.get(stand.group or "", {}) if stand.by_group else stand.offsets
+        reads = {*position.topics, *(tp.topic for tp in position.offsets)}
+        committed = self._committed.get(position.group or "", {}) if position.by_group else position.offsets
         states = {}
         for topic in sorted(reads & described.keys()):
-            known = stand.topic_ids.get(topic, "")
-            # Offsets of a topic that was deleted and created again mean other records.
+            known = position.topic_ids.get(topic, "")
+            # Offsets of a topic that was deleted and created again refer to other records.
             same = not known or not described[topic].topic_id or known == described[topic].topic_id
             for tp in described[topic].topic_partitions:
                 bounds = offsets[tp]
@@ -133,7 +141,7 @@ class LagRounds:
                 states[tp] = state_of(at, bounds)
         return states
 
-    # --- how old the next record is ---
+    # --- timestamps of the next records ---
 
     def _heads(
         self,
@@ -141,7 +149,7 @@ class LagRounds:
         states: Mapping[str, Mapping[TopicPartition, PartitionState]],
         described: Mapping[str, TopicDescription],
     ) -> dict[tuple[TopicPartition, int], Peeked]:
-        """By partition and where a pipeline stands in it: two pipelines may stand at different places of one partition."""
+        """Return the next records by partition and offset, since two pipelines may read one partition at different offsets."""
         found: dict[tuple[TopicPartition, int], Peeked] = {}
         spans: dict[TopicPartition, tuple[int, int]] = {}
         for tp, state in (item for each in states.values() for item in each.items()):
@@ -151,12 +159,12 @@ class LagRounds:
             known = self._known.get(tp)
             if known and _holds(known, topic_id, state):
                 found[place] = known.peeked
-            elif tp not in spans and len(spans) < PEEKS:
+            elif tp not in spans and len(spans) < MAX_PEEKS:
                 spans[tp] = (state.start, state.end)
         try:
             peeked = peek(hook, spans)
         except (LogMoved, KafkaSparkError):
-            # Records that cannot be read, or were deleted meanwhile: the number of records is known all the same.
+            # Records that cannot be read, or that were deleted meanwhile: the lag in records is still known.
             peeked = {}
         for tp, head in peeked.items():
             start = spans[tp][0]
@@ -167,22 +175,22 @@ class LagRounds:
     def _measured(
         self,
         name: str,
-        stand: Stand,
+        position: ReadPosition,
         states: Mapping[TopicPartition, PartitionState],
         heads: Mapping[tuple[TopicPartition, int], Peeked],
         offsets: Mapping[TopicPartition, PartitionOffsets],
         now: float,
         described: Mapping[str, TopicDescription],
-    ) -> Measured:
-        committed = self._committed.get(stand.group or "")
-        reads = {*stand.topics, *(tp.topic for tp in stand.offsets)}
+    ) -> LagMeasurement:
+        committed = self._committed.get(position.group or "")
+        reads = {*position.topics, *(tp.topic for tp in position.offsets)}
         gone = sorted(reads - described.keys())
         bounds = {tp: offsets[tp] for tp in states}
-        if stand.by_group and committed is None:
-            return Measured(None, bounds, now, committed, "its group has not been asked yet")
+        if position.by_group and committed is None:
+            return LagMeasurement(None, bounds, now, committed, "the offsets of its group have not been fetched yet")
         if not states:
-            problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)}" if gone else "it is not known what it reads"
-            return Measured(None, bounds, now, committed, problem)
+            problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)}" if gone else "its topics are unknown"
+            return LagMeasurement(None, bounds, now, committed, problem)
         found, estimated = {}, False
         for tp, state in states.items():
             if state.start >= state.end:
@@ -190,13 +198,13 @@ class LagRounds:
                 continue
             peeked = heads.get((tp, state.start))
             estimated = estimated or peeked is None
-            # A record that nobody has looked at counts, but its age is not known.
+            # A record that was not read counts, but its age is unknown.
             found[tp] = aged(state, peeked.head if peeked else Head(state.start, None), now)
         problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)} any more" if gone else ""
-        return Measured(Lag(name, found, now), bounds, now, committed, problem, estimated)
+        return LagMeasurement(Lag(name, found, now), bounds, now, committed, problem, estimated)
 
 
 def _holds(known: Known, topic_id: str, state: PartitionState) -> bool:
-    """Whether the record that was found before is the next one still."""
+    """Return True if the record of an earlier round is still the next one to read."""
     there = known.peeked.head is not None and state.low <= known.peeked.until < state.end
     return there and known.covers(topic_id, state.start)
