@@ -146,7 +146,9 @@ def test_the_watch_ends_when_nobody_asks_and_goes_on_where_it_was(past, kafka, u
         idle_seconds=2.0,
     )
     # On a busy machine the first catalog may take longer than anybody waits for it.
-    eventually(lambda: watcher.request_received() or ((w := watcher.ledgers.get(name)) and (s := w.summaries.get("dag.task")) and s.last))
+    eventually(
+        lambda: watcher.request_received() or ((w := watcher.ledgers.get(name)) and (s := w.summaries.get("dag.task")) and s.last)
+    )
     watch = watcher.ledgers[name]
     thread = watch._thread
     eventually(lambda: not watcher.is_watching and not thread.is_alive())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_kafka_spark.errors import ConsumerUnwell, KafkaSparkError, Problem
+from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaSparkError, Problem
 from airflow_kafka_spark.hooks.lag import LagMeter
 from airflow_kafka_spark.sources.kafka import Subscription
 from airflow_kafka_spark.triggers import casting
@@ -92,13 +92,13 @@ class LagWatch:
 
     def look(self, hook: KafkaHook) -> Sight:
         """
-        :raises ConsumerUnwell: the status is one of ``fail_on``, and the lag is not what is waited for.
+        :raises ConsumerUnhealthy: the status is one of ``fail_on``, and the lag is not what is waited for.
         """
         lag, verdicts = self._meter.measure(hook)
         self.lag, verdict, done = lag, worst(verdicts), self.threshold.reached(lag)
         line = f"{lag.line}, status {verdict.status.value}{f' ({verdict.reason})' if verdict.reason else ''}"
         if not done and verdict.status.value in self.fail_on:
-            raise ConsumerUnwell(lag.of, verdict.status.value, verdict.reason, lag.line)
+            raise ConsumerUnhealthy(lag.of, verdict.status.value, verdict.reason, lag.line)
         return Sight(done, self._told(lag, verdict, verdicts), f"{line}; waiting for {self.threshold}")
 
     def _told(self, lag: Lag, verdict: Verdict, verdicts: Mapping[TopicPartition, Verdict]) -> dict[str, Any]:
