@@ -153,7 +153,8 @@ _OPTIONS = {
     "deployment": _option(
         "Name of this Airflow deployment among all deployments that share a Kafka cluster. The ledger records it with each\n"
         "pipeline. So the same DAGs in another deployment are refused, instead of taking windows from this one. It must be\n"
-        "equal on all workers, and must not change. Default: `[api] base_url`. If neither is set, deployments are not distinguished.\n",
+        "equal on all workers, and must not change. Default: `[api] base_url`. If neither is set, deployments are not\n"
+        "distinguished.\n",
         "production-eu",
     ),
     "ledgers": _option(

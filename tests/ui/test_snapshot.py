@@ -9,8 +9,17 @@ from airflow_kafka_spark.ui.airflow_metadata import AirflowState
 from airflow_kafka_spark.ui.snapshot import MAX_WINDOWS, LedgerSnapshot, PipelineSnapshot, summarize
 from airflow_kafka_spark.ui.views import dead_letters_json, window_json, windows_before, windows_of
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, family_of
-from airflow_kafka_spark.windows.memory import Attempt, Entry, LedgerRecord, interval_record, window_key, window_record
+from airflow_kafka_spark.windows.memory import (
+    Attempt,
+    Entry,
+    LedgerRecord,
+    interval_record,
+    position_record,
+    window_key,
+    window_record,
+)
 from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
+from airflow_kafka_spark.windows.plan import Position
 
 
 def entry(pipeline, number, state=State.COMPLETE, interval=None):
@@ -121,3 +130,14 @@ def test_a_snapshot_decodes_again_when_a_record_was_added():
     assert pipeline.memory() is first
     put(snapshot, window_record(entry("p", 2)), 2)
     assert sorted(pipeline.memory().entries) == [1, 2]
+
+
+def test_a_pipeline_has_a_position_from_its_first_planned_window_on():
+    snapshot = LedgerSnapshot()
+    put(snapshot, window_record(entry("p", 1, State.PLANNED)), 1)
+    found = summarize(snapshot.pipelines["p"])
+    assert (found.last, found.open.window.number) == (None, 1)
+    assert found.read_position.offsets == {TopicPartition("t", 0): 1}
+    # What was complete before says where it stands, not the window that is open.
+    put(snapshot, position_record("p", Position({TopicPartition("t", 0): 7}), 0), 2)
+    assert summarize(snapshot.pipelines["p"]).read_position.offsets == {TopicPartition("t", 0): 7}

@@ -411,15 +411,18 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
     by_group = bool(memory.intervals) and not memory.position.offsets
     group = next((str(e.report["group_id"]) for _, _, e in reversed(complete) if e.report and e.report.get("group_id")), None)
     ids = memory.position.topic_ids or (newest.window.topic_ids if newest else {})
-    read_position = ReadPosition(
-        {} if has_source else memory.position.offsets, ids, () if has_source else topics, group, by_group
-    )
+    open_entry = max(unfinished, key=lambda e: e.attempt.started_at, default=None)
+    offsets = {} if has_source else memory.position.offsets
+    if not (offsets or has_source or memory.intervals) and open_entry is not None:
+        # Only the first window is planned: the pipeline has read up to where it begins.
+        offsets = {r.topic_partition: r.start for r in open_entry.window.ranges}
+    read_position = ReadPosition(offsets, ids, () if has_source else topics, group, by_group)
     tasks = (task_of_run(e.attempt.run) for e in unfinished)
     return PipelineSummary(
         pipeline,
         read_position=read_position,
         last=last,
-        open=max(unfinished, key=lambda e: e.attempt.started_at, default=None),
+        open=open_entry,
         running_tasks=tuple(dict.fromkeys(task for task in tasks if task)),
         owner=task_of_run(newest.window.run) if newest else None,
         pause=memory.pause,

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
 
 from airflow_kafka_spark.ui.access import Access, access_of
 from airflow_kafka_spark.ui.airflow_metadata import (
@@ -113,6 +114,7 @@ def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now:
     pause = summary.pause if summary else None
     report = summary.report if summary else lambda name, default=None: default
     reads_rows = bool(summary and summary.has_source)
+    source, sink = (report(name) or (getattr(first, name) if first else "") or None for name in ("source", "sink"))
     return {
         "ledger": str(item.ledger),
         "pipeline": item.pipeline,
@@ -123,8 +125,11 @@ def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now:
         "activity": activity,
         "topics": topics,
         "group": None if reads_rows else report("group_id") or (first.group if first else None),
-        "source": report("source") or (first.source if first else "") or None,
-        "sink": report("sink") or (first.sink if first else "") or None,
+        "reads_rows": reads_rows,
+        "source": source,
+        "source_name": endpoint_name(source, first.source if first else ""),
+        "sink": sink,
+        "sink_name": endpoint_name(sink, first.sink if first else ""),
         "guarantee": report("guarantee") or None,
         "lag_records": lag.records() if lag else None,
         "lag_seconds": measured.seconds if measured and lag else None,
@@ -132,7 +137,9 @@ def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now:
         "rate": report("rate"),
         "last_window": _last_window(summary.last) if summary and summary.last else None,
         "running": _running(item, airflow, now) if activity in ("running", "conflict") else None,
+        "failure": _failure(item, airflow) if activity == "failed" else None,
         "may_edit": access.may_edit(item.dag_ids),
+        "actions": _actions(item),
         "is_paused": pause is not None,
         "pause": {"who": pause.who, "why": pause.why, "at": pause.at} if pause else None,
         "dag_paused": any(airflow.paused.get(dag) for dag in item.dag_ids),
@@ -177,6 +184,39 @@ def _activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
             state = found.state if found and found.state else "gone"
             return "failed", f"window {window_name(entry)} is open, and its task is {state}"
     return ("new" if summary.last is None and entry is None and not summary.problem else "idle"), ""
+
+
+def _failure(item: PipelineItem, airflow: AirflowState) -> JsonObject | None:
+    """Return the last attempt at the open window of a failed pipeline, with the task instance whose log has the error."""
+    entry = item.summary.open if item.summary else None
+    if entry is None:
+        return None
+    task = task_of_run(entry.attempt.run)
+    found = airflow.states.get(task) if task else None
+    return {
+        "name": window_name(entry),
+        "number": entry.window.number,
+        "attempt": entry.attempt.number,
+        "started_at": entry.attempt.started_at,
+        "run": entry.attempt.run,
+        "task_state": found.state if found else None,
+        "url": task.url if task and task.dag_id in airflow.paused else None,
+    }
+
+
+def _actions(item: PipelineItem) -> list[str]:
+    """Return the actions that this kind of pipeline allows. The others would be refused whatever their arguments."""
+    summary = item.summary
+    if summary is None or summary.problem:
+        return []
+    found = ["resume" if summary.pause else "pause"]
+    if not summary.has_source:
+        found.append("replay")
+    if not summary.has_intervals and (summary.open or not summary.has_source):
+        found.append("skip")
+    if not summary.has_intervals and not summary.has_source:
+        found.append("reset")
+    return found
 
 
 def _is_paused(item: PipelineItem, airflow: AirflowState) -> bool:
@@ -238,6 +278,35 @@ def _progress(entry: Entry, state: TaskInstanceState | None, now: float) -> Json
 
 def _number(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18 else None
+
+
+def endpoint_name(uri: str | None, asset: str = "") -> str | None:
+    """Return a source or a sink as users name it: ``connection: table``.
+
+    :param uri: URIs separated by ``", "``. Those of a report contain the server and the database instead of the connection.
+    :param asset: URI of the asset in the DAG file, which contains the connection. It is used if it names the same table.
+    :return: ``warehouse: public.orders``; without an asset ``db.example.org/shop: public.orders``; a directory or an unknown URI
+        as it is; None if ``uri`` is empty.
+    """
+    if not uri:
+        return None
+    if ", " in uri:
+        names = [str(endpoint_name(part)) for part in uri.split(", ")]
+        prefix = names[0].partition(": ")[0] + ": "
+        same = prefix != names[0] + ": " and all(name.startswith(prefix) for name in names)
+        return prefix + ", ".join(name.removeprefix(prefix) for name in names) if same else ", ".join(names)
+    scheme, separator, rest = uri.partition("://")
+    if scheme in ("postgres", "mysql") and asset.startswith("x-"):
+        # Both URIs end in the schema and the table.
+        table = asset.partition("://")[2].partition("/")[2]
+        if table and rest.endswith(f"/{table}"):
+            return endpoint_name(asset)
+    place, *path = (unquote(part) for part in rest.split("/"))
+    if scheme in ("kafka", "x-postgres", "x-jdbc") and place and path:
+        return f"{place}: {'.'.join(path)}"
+    if scheme in ("postgres", "mysql") and len(path) > 1:
+        return f"{place.rpartition('@')[2].partition(':')[0]}/{path[0]}: {'.'.join(path[1:])}"
+    return unquote(rest) if scheme == "file" and separator else uri
 
 
 # --- the list -----------------------------------------------------------------------------------------------------------
@@ -302,7 +371,8 @@ _KEYS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "pipeline": lambda r: r["pipeline"].casefold(),
     "ledger": lambda r: r["ledger"],
     "dag_id": lambda r: r["dag_id"],
-    "status": lambda r: _WORST_FIRST[r["status"]],
+    # Pipelines that need attention come first, whatever their lag.
+    "status": lambda r: (r["activity"] not in ("conflict", "failed"), _WORST_FIRST[r["status"]]),
     "activity": lambda r: _BUSY_FIRST[r["activity"]],
     "lag": lambda r: r["lag_records"],
     "lag_records": lambda r: r["lag_records"],
@@ -527,6 +597,7 @@ def _point(view: WindowView) -> JsonObject:
         "read": report.get("records_read"),
         "written": report.get("records_written"),
         "rejected": report.get("records_rejected"),
+        "bytes": report.get("bytes"),
         "gaps": sum(gap["end"] - gap["start"] for gap in report.get("gaps") or ()),
         "p50": latency.get("p50"),
         "p95": latency.get("p95"),
@@ -671,7 +742,7 @@ class UserView:
         total, complete = snapshot.intervals if snapshot else (0, 0)
         return {
             "row": pipeline_row(item, airflow, self.access, now),
-            "partitions": partitions_json(item.measured, memory.position.offsets if memory else {}),
+            "partitions": partitions_json(item.measured, item.summary.read_position.offsets if item.summary else {}),
             "partitions_age": round(now - item.measured.at, 1) if item.measured else None,
             "windows": [window_json(w, airflow) for w in shown],
             "windows_total": snapshot.windows_total if snapshot else 0,

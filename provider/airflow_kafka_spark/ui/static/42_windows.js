@@ -65,7 +65,7 @@ function WindowDetails({ w, row, onAction }) {
     }),
     gaps ? h(Note, { kind: "bad" }, `${plural(gaps, "offset")} were deleted before they could be read: ${w.gaps.map(rangeText).join(", ")}`) : null,
     h("div", null, h("div", { className: "aks-small aks-muted" }, "Offsets"), h("div", { className: "aks-pre" }, (w.ranges || []).map((r) => `${rangeText(r)}  ${plural(r.end - r.start, "offset")}`).join("\n") || "none")),
-    w.state === "COMPLETE"
+    w.state === "COMPLETE" && row.actions.includes("replay")
       ? h("div", null, h(C.Button, { size: "xs", variant: "outline", disabled: !row.may_edit, title: row.may_edit ? undefined : LOOK_ONLY, onClick: () => onAction({ action: "replay", window: w }) }, "Replay this window"))
       : null,
   );
