@@ -125,7 +125,7 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
 
 def offsets(stand: Stand) -> tuple[str, str]:
     """The whole topic, as Spark's Kafka source wants it."""
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     with KafkaHook() as hook:
         found = hook.offsets([events.TOPIC])

@@ -54,8 +54,8 @@ def _fill(kafka: Any) -> None:
     """Write what two years leave: a record of each partition in each hour, and the ledger."""
     from confluent_kafka import Producer
 
-    from airflow_kafka_spark.hooks.ledger_topic import CONFIG, murmur2
-    from airflow_kafka_spark.hooks.ledger_topic import PARTITIONS as LEDGER_PARTITIONS
+    from airflow_kafka_spark.ledger.topic import CONFIG, murmur2
+    from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
 
     kafka.create_topic(LEDGER, LEDGER_PARTITIONS, CONFIG)
     for topic in (TOPIC, OLD_TOPIC):
@@ -70,7 +70,7 @@ def _fill(kafka: Any) -> None:
                 producer.produce(topic, b"x", partition=partition, timestamp=at)
         producer.poll(0)
     assert producer.flush(120) == 0
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
     with KafkaHook() as hook:
@@ -140,7 +140,13 @@ def _intervals(index: int, topic_ids: dict[str, str]) -> Iterator[tuple[str, Any
 
 
 def _boundaries(topic: str, topic_id: str) -> Iterator[tuple[str, Any]]:
-    from airflow_kafka_spark.windows.boundaries import SINGLE, Boundary, BoundaryArchive, archive_to_record, boundary_to_record
+    from airflow_kafka_spark.windows.interval_boundaries import (
+        SINGLE,
+        Boundary,
+        BoundaryArchive,
+        archive_to_record,
+        boundary_to_record,
+    )
     from airflow_kafka_spark.windows.memory import LedgerRecord
 
     part: list[Boundary] = []
@@ -161,11 +167,11 @@ def _move(what: str) -> None:
     import confluent_kafka  # noqa: F401
     import pyarrow  # noqa: F401
 
-    from airflow_kafka_spark.hooks.boundaries import Boundaries
-    from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger
-    from airflow_kafka_spark.sources.kafka import read_log
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.log import read_log
+    from airflow_kafka_spark.ledger.attempt import Ledger
+    from airflow_kafka_spark.ledger.boundaries import Boundaries
+    from airflow_kafka_spark.ledger.interval import IntervalLedger
     from airflow_kafka_spark.windows.model import OffsetRange, Window
 
     hook = KafkaHook()
@@ -227,7 +233,7 @@ def _peak() -> float:
 
 def _next(hook: Any, pipeline: str) -> Any:
     """Return the first hour that a pipeline has not moved."""
-    from airflow_kafka_spark.hooks.pipeline_offsets import find
+    from airflow_kafka_spark.control.pipelines import find
 
     intervals = find(hook, pipeline).memory.intervals
     return next(hour for hour in (_hour(INTERVALS + n) for n in range(MORE)) if hour.name not in intervals)

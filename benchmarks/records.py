@@ -59,7 +59,7 @@ def _avro(stand: Stand) -> None:
     from pyspark.sql.avro.functions import from_avro
 
     from airflow_kafka_spark.formats import Avro
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from tests.support.registry import EmbeddedRegistry
 
     with EmbeddedRegistry() as registry:

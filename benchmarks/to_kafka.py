@@ -104,8 +104,8 @@ def run(stand: Stand) -> None:
 def _look(stand: Stand, splits: int = 64) -> None:
     """Each split of a window looks for its marker before it writes: here after all of them have written theirs."""
     from airflow_kafka_spark.formats import Json
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.operators.publishing import publisher
     from airflow_kafka_spark.sinks.kafka import KafkaSink
     from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming

@@ -90,7 +90,7 @@ def _prepared(stand: Stand, turn: int) -> None:
     Not offered by the sink: it needs ``max_prepared_transactions``, and a reader sees the splits appear one after the other.
     """
     from airflow_kafka_spark.formats import Json
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.sources.kafka_worker import Reader
     from airflow_kafka_spark.windows.model import OffsetRange, Window
     from airflow_kafka_spark.windows.plan import make_splits

@@ -87,8 +87,8 @@ def _write(kafka: Any) -> int:
     """A ledger as operators leave it; how many records it has."""
     from confluent_kafka import Producer
 
-    from airflow_kafka_spark.hooks.ledger_topic import CONFIG, murmur2
-    from airflow_kafka_spark.hooks.ledger_topic import PARTITIONS as LEDGER_PARTITIONS
+    from airflow_kafka_spark.ledger.topic import CONFIG, murmur2
+    from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
     from airflow_kafka_spark.windows.memory import Attempt, Entry, position_record, window_record
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
     from airflow_kafka_spark.windows.plan import Position, next_position

@@ -38,7 +38,8 @@ settings.load_profile("repeat")
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    from airflow_kafka_spark.hooks import jars, kafka_requests
+    from airflow_kafka_spark.hooks import jars
+    from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
 
     # A lone broker knows at once what there is not. Every new ledger is such a topic, and each was asked for over two seconds.
     kafka_requests.SPREAD_SECONDS = 0.2
@@ -75,7 +76,7 @@ _LONG = (
     "tests/triggers/",
     "tests/sensors/",
     "tests/testing/",
-    "tests/hooks/test_kafka",
+    "tests/hooks/kafka/",
     "tests/operators/",
     "tests/sources/",
     "tests/sinks/",
@@ -170,7 +171,7 @@ def kafka() -> Iterator[EmbeddedKafka]:
 @pytest.fixture
 def several_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Topics are asked for as long as brokers may not have heard of them."""
-    monkeypatch.setattr("airflow_kafka_spark.hooks.kafka_requests.SPREAD_SECONDS", 1.0)
+    monkeypatch.setattr("airflow_kafka_spark.hooks.kafka.requests.SPREAD_SECONDS", 1.0)
 
 
 @pytest.fixture(scope="session")

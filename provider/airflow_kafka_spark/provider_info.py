@@ -67,7 +67,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": INTEGRATION,
                 "python-modules": [
-                    "airflow_kafka_spark.hooks.kafka",
+                    "airflow_kafka_spark.hooks.kafka.hook",
                     "airflow_kafka_spark.hooks.schema_registry",
                     "airflow_kafka_spark.hooks.spark",
                 ],
@@ -91,7 +91,11 @@ def get_provider_info() -> dict[str, Any]:
 _OFFICIAL_SPARK = "apache-airflow-providers-apache-spark"
 
 # Airflow uses the hook of the first provider, by name, that declares the type. The form stays that of the official provider.
-_KAFKA = {"connection-type": "kafka", "hook-name": "Apache Kafka", "hook-class-name": "airflow_kafka_spark.hooks.kafka.KafkaHook"}
+_KAFKA = {
+    "connection-type": "kafka",
+    "hook-name": "Apache Kafka",
+    "hook-class-name": "airflow_kafka_spark.hooks.kafka.hook.KafkaHook",
+}
 
 _SCHEMA_REGISTRY = {
     "connection-type": "schema_registry",

@@ -13,10 +13,10 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.cli.commands import main
 from airflow_kafka_spark.cli.options import COMMANDS
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
-from airflow_kafka_spark.hooks.ledger_topic import TOPIC as LEDGER
-from airflow_kafka_spark.hooks.pipeline_offsets import log_of
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.topic import TOPIC as LEDGER
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
 from tests.support.oracle import wait_stable
 
@@ -50,7 +50,7 @@ def name(kafka, hook, unique):
             producer.produce(topic, b"v" * 1000, partition=0)
         producer.flush(30)
     with Ledger(hook, name, "dag/run1/task", group_id=name) as ledger:
-        log = log_of(hook, [topic])
+        log = read_log(hook, [topic])
         window = Window(name, 1, (OffsetRange(topic, 0, 0, 4),), "dag/run1/task", utc_now(), log.cluster_id, log.topic_ids)
         entry = ledger.plan(window)
         report = {"group_id": name, "completed_at": utc_now(), "records_read": 4, "records_written": 4, "timings": {"total": 2.0}}

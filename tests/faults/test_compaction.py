@@ -7,9 +7,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from airflow_kafka_spark.control.skip import skip
 from airflow_kafka_spark.errors import ValidationError
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.pipeline_skip import skip
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.transforms import Condition, Filter
 from tests.support.compacting import PARTITIONS, RECORDS, compact, send

@@ -123,7 +123,7 @@ def test_a_zombie_that_wakes_after_the_retry_has_finished_relays_nothing(orders)
 @pytest.mark.faults
 def test_output_and_consumed_offset_of_a_partition_move_together(orders):
     """Killed while some partitions are published and others are not: the group's offsets say exactly which."""
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.windows.model import TopicPartition
 
     orders.send(900)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_kafka_spark.control.rename import rename
+from airflow_kafka_spark.control.skip import skip
 from airflow_kafka_spark.errors import GroupOwned, PipelineRenamed, WindowOpen
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.pipeline_rename import rename
-from airflow_kafka_spark.hooks.pipeline_skip import skip
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from tests.support.oracle import wait_stable
 
 

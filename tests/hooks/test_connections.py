@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from airflow_kafka_spark.errors import ConnectionInvalid
-from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 from airflow_kafka_spark.hooks.spark import SparkConnectHook, SparkHook
 from airflow_kafka_spark.sinks import PostgresSink

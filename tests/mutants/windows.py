@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.mutants.model import Mutant
 
-_LEDGER = "tests/hooks/test_ledger.py"
+_LEDGER = "tests/ledger/test_attempt.py"
 _PLAN = "tests/windows/test_plan.py"
 _READER = "tests/sources/test_kafka_reader.py"
 
 _OF_LEDGER = (
     Mutant(
         name="ledger-plan-not-fenced",
-        path="hooks/ledger.py",
+        path="ledger/attempt.py",
         old='pool.submit(self._fence, "plan")',
         new='pool.submit(self._fence, f"plan.{secrets.token_hex(4)}")',
         breaks="An attempt that was replaced can no longer plan a window.",
@@ -19,7 +19,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="ledger-close-not-fenced",
-        path="hooks/ledger.py",
+        path="ledger/attempt.py",
         old='pool.submit(self._fence, "close")',
         new='pool.submit(self._fence, f"close.{secrets.token_hex(4)}")',
         breaks="An attempt that was replaced can no longer complete a window or move the group's offsets.",
@@ -27,7 +27,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="ledger-read-before-fencing",
-        path="hooks/ledger.py",
+        path="ledger/attempt.py",
         old="""        with ThreadPoolExecutor(2) as pool:
             planner, closer = pool.submit(self._fence, "plan"), pool.submit(self._fence, "close")
             self._planner, self._closer = planner.result(), closer.result()
@@ -46,7 +46,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="ledger-close-without-offsets",
-        path="hooks/ledger.py",
+        path="ledger/attempt.py",
         old="""self._send_offsets(
                 producer, self.group_id, offsets, lambda topic: offset_metadata(window, topic, hint), window.epochs
             )""",
@@ -56,7 +56,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="ledger-offsets-outside-transaction",
-        path="hooks/ledger.py",
+        path="ledger/attempt.py",
         old="        send_offsets(producer, self.hook.consumer_config(), group_id, committed, TRANSACTION_SECONDS, epochs)",
         new="""        from confluent_kafka import Consumer
         from confluent_kafka import TopicPartition as Place
@@ -77,7 +77,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="ledger-hidden-records-passed-over",
-        path="hooks/ledger_topic.py",
+        path="ledger/topic.py",
         old="if not _ours_are_hidden(config, tp, message.offset(), end, mine, on_hidden):",
         new="if message.offset() < end:",
         breaks="A pipeline's records behind an open transaction are waited for.",
@@ -141,17 +141,17 @@ _OF_PLANNING = (
 _OF_INTERVALS = (
     Mutant(
         name="intervals-overlap-not-withdrawn",
-        path="hooks/interval_ledger.py",
+        path="ledger/interval.py",
         old="if state.offset < mine.offset]",
         new="if state.offset < 0]",
         breaks="Of two overlapping intervals that are planned at the same moment the later one is withdrawn.",
         tests=(
-            "tests/hooks/test_interval_ledger.py::test_of_two_overlapping_intervals_that_are_planned_at_once_the_later_one_is_withdrawn",
+            "tests/ledger/test_interval.py::test_of_two_overlapping_intervals_that_are_planned_at_once_the_later_one_is_withdrawn",
         ),
     ),
     Mutant(
         name="intervals-boundary-one-too-far",
-        path="hooks/boundaries.py",
+        path="ledger/boundaries.py",
         old="ends[tp] if offset is None else offset for",
         new="ends[tp] if offset is None else offset + 1 for",
         breaks="A record at the end of an interval belongs to the next one.",
@@ -159,23 +159,25 @@ _OF_INTERVALS = (
     ),
     Mutant(
         name="intervals-late-boundary-not-moved",
-        path="windows/boundaries.py",
+        path="windows/interval_boundaries.py",
         old="return replace(proposal, offsets=offsets, epochs=epochs)",
         new="return proposal",
         breaks="A boundary that is decided late lies between its neighbours.",
-        tests=("tests/windows/test_boundaries.py::TestSettle::test_a_boundary_decided_late_stays_between_those_that_are_there",),
+        tests=(
+            "tests/windows/test_interval_boundaries.py::TestSettle::test_a_boundary_decided_late_stays_between_those_that_are_there",
+        ),
     ),
     Mutant(
         name="intervals-archive-over-a-hole",
         path="windows/interval_archive.py",
-        old="and all(ends.get(tp, start) == start for tp, (start, _) in pieces.items())",
-        new="and all(ends.get(tp, start) <= start for tp, (start, _) in pieces.items())",
+        old="and all(ends.get(tp, 0) == start for tp, (start, _) in pieces.items())",
+        new="and all(ends.get(tp, 0) <= start for tp, (start, _) in pieces.items())",
         breaks="Intervals of an archive continue each other in their offsets.",
         tests=("tests/windows/test_interval_archive.py::test_a_hole_ends_an_archive",),
     ),
     Mutant(
         name="ledger-reads-on-behind-what-is-hidden",
-        path="hooks/ledger_topic.py",
+        path="ledger/topic.py",
         old="read.past = record.offset + 1",
         new="read.past = bounds.high",
         breaks="Records that an open transaction hides are read once it has ended.",
@@ -194,7 +196,7 @@ _OF_INTERVALS = (
 _OF_READING = (
     Mutant(
         name="reading-uncommitted",
-        path="hooks/kafka_config.py",
+        path="hooks/kafka/config.py",
         old='"isolation.level": "read_committed",',
         new='"isolation.level": "read_uncommitted",',
         breaks="Records of an aborted transaction are never delivered.",
@@ -245,16 +247,14 @@ _OF_SOURCES = (
     ),
     Mutant(
         name="source-position-moved-with-the-plan",
-        path="hooks/ledger.py",
+        path="ledger/attempt.py",
         old="offsets = self.send(producer, [window_record(entry), *self.along(entry)])",
         new="""position = position_record(
                 self.pipeline, next_position(self.memory.position, entry.window), self.memory.last_number
             )
             offsets = self.send(producer, [window_record(entry), *self.along(entry), position])""",
         breaks="The position of a pipeline moves only when its window is complete.",
-        tests=(
-            "tests/hooks/test_pipeline_changes.py::TestReset::test_unless_it_is_given_up_and_then_its_number_is_not_used_again",
-        ),
+        tests=("tests/control/test_reset.py::TestReset::test_unless_it_is_given_up_and_then_its_number_is_not_used_again",),
     ),
 )
 

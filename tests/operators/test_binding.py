@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.control.rebind import rebind
 from airflow_kafka_spark.errors import (
     BadRecords,
     DestinationChanged,
@@ -17,8 +18,7 @@ from airflow_kafka_spark.errors import (
     SourceChanged,
 )
 from airflow_kafka_spark.formats import Json
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.pipeline_rebind import rebind
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource

@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import BoundRefused, GroupOwned, PlanError, ValidationError
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.windows.bounds import CommittedOffsets
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets
 from tests.support.pipelines import files_rows, make, order, row_of
 from tests.support.relay import relay
 from tests.support.runs import context

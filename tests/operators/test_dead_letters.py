@@ -9,6 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.control.rebind import rebind
 from airflow_kafka_spark.errors import (
     KafkaRefused,
     SparkJobFailed,
@@ -17,8 +18,7 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.formats import Json
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.pipeline_rebind import rebind
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators.tolerance import ErrorOptions
 from tests.support.dead_letters import BAD, check_sorted_out, is_bad, letters, produce_mixed, told
 from tests.support.lenient import Lenient
@@ -166,8 +166,8 @@ def test_a_letter_that_its_topic_does_not_take_fails_the_window_and_says_what_to
 def test_without_a_topic_bad_records_are_left_out_when_that_is_said_and_the_ledger_knows_how_many_before_the_sink_has_the_others(
     files: Pipeline, monkeypatch
 ):
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.attempt import Ledger
 
     bad, skip = produce_mixed(files, 20, 5), {"errors_tolerance": "all", "errors_skip": True}
 

@@ -80,7 +80,7 @@ def test_records_of_somebody_else_are_over_consumption_and_nothing_is_committed(
 
 
 def test_deleted_records_are_under_consumption(orders):
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     orders.sell(100)
     orders.run("run1")
@@ -91,7 +91,7 @@ def test_deleted_records_are_under_consumption(orders):
 
 
 def by_hand(change, orders, **options):
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from tests.support.oracle import wait_stable
 
     wait_stable(orders.kafka.connection_extra(), f"ledger-{orders.name}")
@@ -100,8 +100,8 @@ def by_hand(change, orders, **options):
 
 
 def test_a_window_that_was_given_up_and_a_pipeline_that_was_forgotten_are_followed_all_the_same(orders, monkeypatch):
-    from airflow_kafka_spark.hooks.pipeline_forget import forget
-    from airflow_kafka_spark.hooks.pipeline_skip import skip
+    from airflow_kafka_spark.control.forget import forget
+    from airflow_kafka_spark.control.skip import skip
 
     orders.sell(40)
     orders.run("run1")

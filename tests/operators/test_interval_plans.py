@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from airflow_kafka_spark.errors import BeginningDeleted, IntervalOverlaps, IntervalsOpen
-from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.windows.model import TopicPartition
 from tests.support.dry import Dry
 from tests.support.intervals import BEGIN

@@ -20,8 +20,8 @@ from airflow_kafka_spark.errors import (
     TopicRecreated,
     ValidationError,
 )
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.sinks import PostgresSink
 from tests.support.intervals import BEGIN, HOURS, Intervals, ends, hour
 from tests.support.oracle import same_multiset
@@ -312,7 +312,7 @@ def test_an_interval_that_the_sink_has_of_another_topic_is_not_taken_for_this_on
 
 
 def test_a_pipeline_of_intervals_that_was_forgotten_or_lost_its_ledger_doubles_nothing_when_it_runs_again(intervals):
-    from airflow_kafka_spark.hooks.pipeline_forget import forget
+    from airflow_kafka_spark.control.forget import forget
 
     intervals.fill()
     reports = [intervals.run(number) for number in (0, 1)]

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.errors import LedgerBehind, LogTruncated
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
-from airflow_kafka_spark.hooks.log_epochs import compared
-from airflow_kafka_spark.hooks.pipeline_changes import reset
-from airflow_kafka_spark.hooks.pipeline_offsets import find
-from airflow_kafka_spark.sources.kafka import read_log
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.kafka.log import compared, read_log
+from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.instants import instant_ms, iso
 from airflow_kafka_spark.windows.model import TopicPartition

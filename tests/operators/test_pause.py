@@ -6,9 +6,9 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.pipeline_offsets import find, show
-from airflow_kafka_spark.hooks.pipeline_pause import pause, resume
+from airflow_kafka_spark.control.pause import pause, resume
+from airflow_kafka_spark.control.pipelines import find, show
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks import PostgresSink
 from tests.support.intervals import Intervals
 from tests.support.oracle import wait_stable

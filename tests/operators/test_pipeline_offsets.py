@@ -10,7 +10,7 @@ import pytest
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import ValidationError, WindowConflict, WindowOpen
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
-from airflow_kafka_spark.windows.bounds import ShiftBy
+from airflow_kafka_spark.windows.offset_specs import ShiftBy
 from tests.support.oracle import wait_stable
 from tests.support.pipelines import row_of
 from tests.support.relay import relay
@@ -39,8 +39,8 @@ def values(pipeline) -> list[tuple[int, int, tuple]]:
 
 
 def test_moved_back_records_come_twice_moved_forward_they_are_skipped_and_a_jump_without_a_reset_is_refused(sunk):
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.windows.memory import position_record
     from airflow_kafka_spark.windows.plan import Position
 
@@ -96,7 +96,7 @@ def test_an_open_window_is_refused_until_its_task_has_run_again_or_it_is_given_u
     fail_once_the_sink_has_it("run2")
     # Given up: the sink has taken it, and takes what comes next all the same.
     done = control(sunk, action="reset", to="earliest", why="x", discard_open=True, group_id=sunk.name)
-    assert done["discarded"] == [2]
+    assert [w["number"] for w in done["given_up"]] == [2]
     report = sunk.run("run3")
     assert (report["window"], report["records_read"]) == ("0000000003", 60)
     assert Counter(sunk.rows()) == Counter({row: 3 for *_, row in values(sunk)})
@@ -160,7 +160,7 @@ def test_a_dag_with_it_is_serialised(tmp_path):
     """What the UI shows of starts and targets are values, too."""
     from airflow.sdk import DAG
 
-    from airflow_kafka_spark.windows.bounds import CommittedOffsets, SpecificOffsets
+    from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, SpecificOffsets
     from tests.support.pipelines import make
 
     try:

@@ -141,8 +141,8 @@ def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_publishe
     """What would break the promise of ``max_errors``, or lose a record, keeps its split from being published."""
     import pyarrow as pa
 
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
     from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
     from airflow_kafka_spark.sinks.dead_letters_worker import Envelope, to_bytes
     from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Producer
 
+from airflow_kafka_spark.control.replay import replay
+from airflow_kafka_spark.control.skip import skip
 from airflow_kafka_spark.errors import BadRecords, ValidationError
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger
-from airflow_kafka_spark.hooks.pipeline_replay import replay
-from airflow_kafka_spark.hooks.pipeline_skip import skip
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.sinks import PostgresSink
-from airflow_kafka_spark.sources.kafka import read_log
 from airflow_kafka_spark.windows.model import OffsetRange, State, Window
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset, wait_stable
@@ -48,7 +48,7 @@ def test_a_window_is_moved_once_more_once_though_its_operator_says_skip(table):
     group = table.committed()
     assert spoil(table) == 110
     asked = ask(replay, table, window=1)
-    assert (asked.dag_id, asked.run_id, asked.task_id) == ("dag", "run1", "task")
+    assert (asked.window.dag_id, asked.window.run_id, asked.window.task_id) == ("dag", "run1", "task")
     with pytest.raises(ValidationError, match="window_column"):
         table.run("run1", facts={"max_tries": 1}, sink=PostgresSink(conn_id="warehouse", table=table.place))
     again = table.run("run1", facts={"max_tries": 1})
@@ -124,7 +124,7 @@ def test_a_poisoned_window_is_skipped_and_the_next_one_goes_on_with_nothing_doub
     with pytest.raises(BadRecords):
         table.run("run2")
     done = ask(skip, table, running=False)
-    assert (done.window, done.offsets, done.attempt) == (2, 21, 1)
+    assert ([(w.number, w.attempts) for w in done.given_up], done.skipped_offsets) == ([(2, 1)], 21)
     assert table.committed() == {m.partition: m.after for m in done.moves} != before
     table.produce(40)
     report = table.run("run2")

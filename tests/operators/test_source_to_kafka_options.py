@@ -10,7 +10,7 @@ import pytest
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import PartitionsChanged, TopicRecreated, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
-from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Filter

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_kafka_spark.errors import RowRejected, RowsRejected, TooManyBadRecords, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
-from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.transforms import (
     Cast,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
 @pytest.fixture(autouse=True)

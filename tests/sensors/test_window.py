@@ -9,8 +9,8 @@ import pytest
 from airflow.sdk.exceptions import AirflowSensorTimeout, TaskDeferred
 
 from airflow_kafka_spark.errors import ValidationError
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.sensors import KafkaWindowSensor
 from airflow_kafka_spark.windows.model import OffsetRange, Window
 from tests.support.triggers import fire

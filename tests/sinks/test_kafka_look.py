@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import Fenced
-from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
-from airflow_kafka_spark.hooks.ledger_topic import LedgerPlace, read_to
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.topic import LedgerPlace, read_to
 from airflow_kafka_spark.sinks import kafka_look_worker, kafka_worker
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
 from airflow_kafka_spark.sinks.kafka_look_worker import KEPT, ClaimedWindow, look

@@ -12,9 +12,9 @@ from confluent_kafka import Producer
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
 from airflow_kafka_spark.formats.marks import END
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
-from airflow_kafka_spark.hooks.ledger_topic import murmur2 as one_by_one
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.topic import murmur2 as one_by_one
 from airflow_kafka_spark.road.relay_worker import Filtered
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming

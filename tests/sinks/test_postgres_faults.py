@@ -18,7 +18,7 @@ import pytest
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.hooks.postgres_names import Name
+from airflow_kafka_spark.hooks.postgres import Name
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.postgres import PostgresSink
 from airflow_kafka_spark.sinks.postgres_attempt import stage_prefix

@@ -15,15 +15,15 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.pipeline_changes import reset
-from airflow_kafka_spark.hooks.pipeline_pause import pause, resume
-from airflow_kafka_spark.hooks.pipeline_rename import rename
-from airflow_kafka_spark.hooks.pipeline_replay import replay
-from airflow_kafka_spark.hooks.pipeline_skip import skip
+from airflow_kafka_spark.control.pause import pause, resume
+from airflow_kafka_spark.control.rename import rename
+from airflow_kafka_spark.control.replay import replay
+from airflow_kafka_spark.control.reset import reset
+from airflow_kafka_spark.control.skip import skip
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
-from airflow_kafka_spark.windows.bounds import ShiftBy
+from airflow_kafka_spark.windows.offset_specs import ShiftBy
 from tests.faults.test_capturing import Other
 from tests.operators.test_follows import load
 from tests.support.cluster import Driver, connection

@@ -9,7 +9,7 @@ from math import inf, nan
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.hooks.postgres_names import quote
+from airflow_kafka_spark.hooks.postgres import quote
 from airflow_kafka_spark.sources.jdbc import JdbcSource
 from airflow_kafka_spark.sources.jdbc_postgres_types import MICROS, MICROS_BEFORE_14
 from tests.sinks.postgres_kit import Place

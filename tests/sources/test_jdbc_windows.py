@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.postgres_names import quote
+from airflow_kafka_spark.hooks.postgres import quote
 from airflow_kafka_spark.sources import jdbc_window
 from airflow_kafka_spark.sources.jdbc import JdbcSource
 from tests.sinks.postgres_kit import Place

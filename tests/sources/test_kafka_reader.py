@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, OffsetsWentBack
-from airflow_kafka_spark.hooks import kafka_config
-from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.kafka import config as kafka_config
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sources import kafka_worker
 from airflow_kafka_spark.sources.kafka_worker import Reader
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition

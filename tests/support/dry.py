@@ -146,7 +146,7 @@ class Dry:
         return {place: sorted(offsets) for place, offsets in found.items() if offsets}
 
     def committed(self, *topics: str) -> dict[str, int]:
-        from airflow_kafka_spark.hooks.kafka import KafkaHook
+        from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
         with KafkaHook("kafka_default") as hook:
             places = [tp for t in hook.describe_topics(topics or (self.topic,)).values() for tp in t.topic_partitions]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.model import TopicPartition
 from tests.support.waiting import eventually

@@ -1,7 +1,7 @@
 """A model of Kafka and of a sink, small enough that everything which can happen between several attempts is tried.
 
-What runs in it is the real code: operators/base.py and from_kafka.py, hooks/ledger.py, ledger_topic.py and interval_ledger.py,
-the commands of hooks/pipeline_*.py, and all of windows/. Only the calls that leave the process are replaced: each is one *step*
+What runs in it is the real code: operators/base.py and from_kafka.py, ledger/attempt.py, topic.py and interval.py,
+the commands of control/, and all of windows/. Only the calls that leave the process are replaced: each is one *step*
 on a :class:`World`, a value. An actor is a function that is run again from its beginning, answered from its history, until it
 asks for its next step; so what it does depends on its history alone, and each history is run once.
 
@@ -24,24 +24,19 @@ from unittest.mock import patch
 
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
+from airflow_kafka_spark.control import pause, position_change, replay, requests, result
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
 from airflow_kafka_spark.formats import String
-from airflow_kafka_spark.hooks import boundaries as boundaries_hook
-from airflow_kafka_spark.hooks import (
-    ledger,
-    ledger_topic,
-    pipeline_changes,
-    pipeline_control,
-    pipeline_pause,
-    pipeline_replay,
-)
-from airflow_kafka_spark.hooks.kafka_values import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
+from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
+from airflow_kafka_spark.ledger import attempt as ledger
+from airflow_kafka_spark.ledger import boundaries as boundaries_hook
+from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding
 from airflow_kafka_spark.sinks.base import Guarantee, Sink
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.boundaries import Boundary
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.instants import instant_of
+from airflow_kafka_spark.windows.interval_boundaries import Boundary
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, remember
 from airflow_kafka_spark.windows.model import Applied, OffsetRange, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report
@@ -525,10 +520,10 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(base, "emit", lambda report: None),
         patch.object(base.Stopwatch, "stop", lambda watch: {}),
         patch.object(binding, "deployment", lambda: ""),
-        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, pipeline_changes, pipeline_pause, pipeline_replay)),
+        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, position_change, pause, replay)),
         # Who loses against somebody else tries again; twice shows what happens then.
-        *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (pipeline_control, "TRIES"))),
-        *(patch.object(m, "_user", lambda: "somebody") for m in (pipeline_changes,)),
+        *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (requests, "TRIES"))),
+        patch.object(result, "_user", lambda: "somebody"),
         *more,
     ]
     for p in patches:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
-from airflow_kafka_spark.hooks.pipeline_changes import reset
-from airflow_kafka_spark.hooks.pipeline_offsets import find, log_of
+from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.reset import reset
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
 from tests.support.oracle import wait_stable
@@ -41,7 +42,7 @@ class Piped:
 
     def window(self, ledger: Ledger, *ends: int, **facts: Any) -> Window:
         self.run += 1
-        position, log = ledger.memory.position, log_of(self.hook, [self.topic])
+        position, log = ledger.memory.position, read_log(self.hook, [self.topic])
         ranges = tuple(OffsetRange(self.topic, p, position.offsets.get(self.tp(p), 0), end) for p, end in enumerate(ends))
         number = ledger.memory.last_number + 1
         given = {"cluster_id": log.cluster_id, "topic_ids": log.topic_ids, "moved": position.moved, **facts}

@@ -115,14 +115,15 @@ class Relay(Attempts):
         :param becomes: what is expected of a record, None where it is left out.
         :param found: what is compared of a record that is there.
         """
-        from airflow_kafka_spark.hooks.kafka import KafkaHook
+        from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
         settled(self.output, self.arguments["ledger_topic"])
         expected = [what for record in self.read(self.topic) if (what := becomes(record)) is not None]
         compared = same_multiset(expected, map(found or (lambda r: r.content), self.read(self.output)))
         with KafkaHook() as hook:
-            lags = hook.lag(self.name, [self.topic])
-            assert len(lags) == PARTITIONS and all(lag.committed == lag.end for lag in lags.values()), lags
+            committed, offsets = hook.committed(self.name, [self.topic]), hook.offsets([self.topic])
+            assert len(committed) == PARTITIONS
+            assert {tp: there and there.offset for tp, there in committed.items()} == {tp: o.lso for tp, o in offsets.items()}
         return compared
 
     def check_sorted_out(

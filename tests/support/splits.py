@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.sinks.kafka_worker import Publisher
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.model import SourcePlan, Window

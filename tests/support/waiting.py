@@ -27,7 +27,7 @@ def settled(*topics: str, seconds: float = 45.0) -> None:
 
     :param seconds: less than it takes until the brokers end one that was left open: that is to be found.
     """
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     with KafkaHook() as hook:
 

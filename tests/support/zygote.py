@@ -75,7 +75,7 @@ def main() -> None:
     import pyarrow.dataset  # noqa: F401
     import pyspark.sql  # noqa: F401
 
-    import airflow_kafka_spark.hooks.ledger
+    import airflow_kafka_spark.ledger.attempt
     import airflow_kafka_spark.operators
     import airflow_kafka_spark.road.job
     import airflow_kafka_spark.sinks

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_kafka_spark.hooks.kafka import KafkaHook
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
 @pytest.fixture(autouse=True)

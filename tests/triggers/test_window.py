@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger, utc_now
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.triggers.window import KafkaWindowTrigger, WindowWatch
 from airflow_kafka_spark.windows.model import OffsetRange, Window
 from tests.support.triggers import again, fire, first

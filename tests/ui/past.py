@@ -11,9 +11,9 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.hooks.kafka import KafkaHook
-from airflow_kafka_spark.hooks.ledger import Ledger
-from airflow_kafka_spark.hooks.ledger_topic import TOPIC, LedgerTopic
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.topic import TOPIC, LedgerTopic
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.dead_letters import Batch, DeadLetters
 from airflow_kafka_spark.windows.latency import Latency

@@ -15,7 +15,7 @@ from airflow_kafka_spark.windows.lag import (
     History,
     Lag,
     Observation,
-    PartitionState,
+    PartitionLag,
     Status,
     Threshold,
     Verdict,
@@ -31,7 +31,7 @@ SEEDS = range(50)
 
 
 def state(committed, end, head=None, seconds=0.0, low=0):
-    return PartitionState(committed, low, end, None if head is None else Head(head, 0), seconds=seconds)
+    return PartitionLag(committed, low, end, None if head is None else Head(head, 0), seconds=seconds)
 
 
 def lag(*states):

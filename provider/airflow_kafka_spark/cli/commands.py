@@ -15,17 +15,12 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.table import render
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.pipeline_changes import Reset
-    from airflow_kafka_spark.hooks.pipeline_forget import Forgotten
-    from airflow_kafka_spark.hooks.pipeline_offsets import PipelineState, WindowState
-    from airflow_kafka_spark.hooks.pipeline_pause import Pause
-    from airflow_kafka_spark.hooks.pipeline_preview import Preview
-    from airflow_kafka_spark.hooks.pipeline_rebind import Rebind
-    from airflow_kafka_spark.hooks.pipeline_rename import Rename
-    from airflow_kafka_spark.hooks.pipeline_replay import Replay
-    from airflow_kafka_spark.hooks.pipeline_skip import Skip
-    from airflow_kafka_spark.hooks.pipeline_unblock import Unblocked
+    from airflow_kafka_spark.control.pipelines import PipelineState, WindowState
+    from airflow_kafka_spark.control.preview import Preview
+    from airflow_kafka_spark.control.result import ChangeResult
+    from airflow_kafka_spark.control.unblock import Unblocked
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
     from airflow_kafka_spark.windows.binding import Binding
     from airflow_kafka_spark.windows.changes import Change
     from airflow_kafka_spark.windows.model import OffsetRange
@@ -44,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run one command whose arguments are parsed; see :func:`main`."""
-    from airflow_kafka_spark.hooks.pipeline_offsets import to_json
+    from airflow_kafka_spark.control.pipelines import to_json
 
     try:
         with _hook(args) as hook:
@@ -60,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _hook(args: argparse.Namespace) -> KafkaHook:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     if not args.bootstrap_servers:
         if args.config:
@@ -88,20 +83,24 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _show(hook: KafkaHook, args: argparse.Namespace) -> PipelineState:
-    from airflow_kafka_spark.hooks.pipeline_offsets import show
+    from airflow_kafka_spark.control.pipelines import show
 
     return show(hook, args.pipeline, ledger_topic=args.ledger_topic, group_id=args.group_id)
 
 
 def _windows(hook: KafkaHook, args: argparse.Namespace) -> tuple[WindowState, ...]:
-    from airflow_kafka_spark.hooks.pipeline_offsets import windows
+    from airflow_kafka_spark.control.pipelines import windows
 
     return windows(hook, args.pipeline, ledger_topic=args.ledger_topic, limit=args.limit)
 
 
 def _plan(hook: KafkaHook, args: argparse.Namespace) -> Preview:
-    from airflow_kafka_spark.hooks.pipeline_preview import preview
+    from airflow_kafka_spark.control.preview import preview
 
+    if args.dag_file:
+        task = _task_of(args.dag_file, args.pipeline)
+        with task.kafka:
+            return task.preview()
     if args.max_records is not None and args.max_records < 1:
         raise ValueError(f"--max-records takes a number of at least 1, not {args.max_records}")
     return preview(
@@ -117,9 +116,31 @@ def _plan(hook: KafkaHook, args: argparse.Namespace) -> Preview:
     )
 
 
-def _reset(hook: KafkaHook, args: argparse.Namespace) -> Reset:
-    from airflow_kafka_spark.hooks.pipeline_changes import reset
-    from airflow_kafka_spark.windows.bounds import ShiftBy
+def _task_of(file: str, pipeline: str) -> FromKafkaOperator:
+    """Return the task of a DAG file that moves a pipeline.
+
+    :raises ValueError: the file cannot be imported, or no task in it moves this pipeline.
+    """
+    try:
+        from airflow.dag_processing.dagbag import DagBag
+    except ImportError:  # Airflow 3.0 and 3.1
+        from airflow.models.dagbag import DagBag  # type: ignore[no-redef]
+
+    from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
+
+    bag = DagBag(file, safe_mode=False)
+    tasks = [task for dag in bag.dags.values() for task in dag.tasks if isinstance(task, FromKafkaOperator)]
+    names = {task.pipeline or f"{task.dag_id}.{task.task_id}": task for task in tasks}
+    if pipeline not in names:
+        broken = "; ".join(str(error).strip().splitlines()[-1] for error in bag.import_errors.values())
+        there = ", ".join(sorted(names)) or broken or "none"
+        raise ValueError(f"no task in {file} moves pipeline `{pipeline}` from Kafka; there is: {there}")
+    return names[pipeline]
+
+
+def _reset(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
+    from airflow_kafka_spark.control.reset import reset
+    from airflow_kafka_spark.windows.offset_specs import ShiftBy
 
     if (args.to is None) == (args.shift_by is None):
         raise ValueError("reset takes either --to or --shift-by")
@@ -137,8 +158,8 @@ def _reset(hook: KafkaHook, args: argparse.Namespace) -> Reset:
     )
 
 
-def _forget(hook: KafkaHook, args: argparse.Namespace) -> Forgotten:
-    from airflow_kafka_spark.hooks.pipeline_forget import forget
+def _forget(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
+    from airflow_kafka_spark.control.forget import forget
 
     return forget(
         hook,
@@ -153,47 +174,47 @@ def _forget(hook: KafkaHook, args: argparse.Namespace) -> Forgotten:
     )
 
 
-def _pause(hook: KafkaHook, args: argparse.Namespace) -> Pause:
-    from airflow_kafka_spark.hooks.pipeline_pause import pause
+def _pause(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
+    from airflow_kafka_spark.control.pause import pause
 
     return pause(hook, args.pipeline, **_wish(args))
 
 
-def _resume(hook: KafkaHook, args: argparse.Namespace) -> Pause:
-    from airflow_kafka_spark.hooks.pipeline_pause import resume
+def _resume(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
+    from airflow_kafka_spark.control.pause import resume
 
     return resume(hook, args.pipeline, **_wish(args))
 
 
-def _skip(hook: KafkaHook, args: argparse.Namespace) -> Skip:
-    from airflow_kafka_spark.hooks.pipeline_skip import skip
+def _skip(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
+    from airflow_kafka_spark.control.skip import skip
 
     running = False if args.not_running else None
     return skip(hook, args.pipeline, group_id=args.group_id, running=running, **_wish(args))
 
 
-def _replay(hook: KafkaHook, args: argparse.Namespace) -> Replay:
-    from airflow_kafka_spark.hooks.pipeline_replay import replay
+def _replay(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
+    from airflow_kafka_spark.control.replay import replay
 
     if (args.window is None) == (not args.interval):
         raise ValueError("replay takes either --window or --interval")
     return replay(hook, args.pipeline, window=args.window, name=args.interval, **_wish(args))
 
 
-def _rebind(hook: KafkaHook, args: argparse.Namespace) -> Rebind:
-    from airflow_kafka_spark.hooks.pipeline_rebind import rebind
+def _rebind(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
+    from airflow_kafka_spark.control.rebind import rebind
 
     return rebind(hook, args.pipeline, running=False if args.not_running else None, **_wish(args))
 
 
-def _rename(hook: KafkaHook, args: argparse.Namespace) -> Rename:
-    from airflow_kafka_spark.hooks.pipeline_rename import rename
+def _rename(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
+    from airflow_kafka_spark.control.rename import rename
 
     return rename(hook, args.pipeline, args.to, group_id=args.group_id, **_wish(args))
 
 
 def _unblock(hook: KafkaHook, args: argparse.Namespace) -> Unblocked:
-    from airflow_kafka_spark.hooks.pipeline_unblock import unblock
+    from airflow_kafka_spark.control.unblock import unblock
 
     return unblock(hook, args.pipeline, ledger_topic=args.ledger_topic, dry_run=args.dry_run)
 
@@ -299,12 +320,11 @@ def _table_of_preview(found: Preview) -> str:
     age = "" if found.age is None else f"; its oldest record is {_age(found.age)} old"
     held = f"\n{found.held_back:,} offsets behind an open transaction are left to a later one" if found.held_back else ""
     total = f"At most {found.offsets:,} records, about {_size(found.bytes)}{age}{held}"
-    return "\n".join(
-        [first, "", render(("topic", "partition", "offset range", "at most", "about", "oldest record"), rows), "", total]
-    )
+    table = render(("topic", "partition", "offset range", "at most", "about", "oldest record"), rows)
+    return "\n".join([first, "", table, "", total, *_sentences(found.warnings)])
 
 
-def _table_of_reset(done: Reset) -> str:
+def _table_of_reset(done: ChangeResult) -> str:
     rows = [
         (
             m.topic,
@@ -316,28 +336,28 @@ def _table_of_reset(done: Reset) -> str:
         for m in done.moves
     ]
     said = "Nothing was changed. It would be" if done.dry_run else "Done:"
-    lost = [f"Window {number} is given up; its sink may have taken it already" for number in done.discarded]
+    lost = [f"Window {window.number} is given up; its sink may have taken it already" for window in done.given_up]
     first = f"{said} change {done.change} of pipeline {done.pipeline} and group {done.group_id}, by {done.who}: {done.why}"
     return "\n".join([first, *lost, "", render(("topic", "partition", "from", "to", ""), rows)])  # fmt: skip
 
 
-def _table_of_forgotten(done: Forgotten) -> str:
+def _table_of_forgotten(done: ChangeResult) -> str:
     said = "Nothing was changed. It would forget" if done.dry_run else "Forgot"
     group = f", and delete group {done.group_id}" if done.group_id else ""
     return f"{said} pipeline {done.pipeline}: {done.records:,} records of the ledger{group}. By {done.who}: {done.why}"
 
 
-def _text_of_pause(done: Pause) -> str:
+def _text_of_pause(done: ChangeResult) -> str:
     first = (
         f"{_begun(done)} {done.action} pipeline {done.pipeline}, by {done.who}: {done.why}" if done.changed else "Nothing to do."
     )
     return "\n".join([first, *_sentences(done.warnings)])
 
 
-def _table_of_skip(done: Skip) -> str:
+def _table_of_skip(done: ChangeResult) -> str:
     lines = [f"{_begun(done)} change {done.change} of pipeline {done.pipeline}, by {done.who}: {done.why}"]
-    if done.window is not None:
-        lines.append(f"Window {done.window}, which run {done.run} planned, is given up after {done.attempt} attempts")
+    for window in done.given_up[:1]:
+        lines.append(f"Window {window.number}, which run {window.run} planned, is given up after {window.attempts} attempts")
     rows = [(g.topic, g.partition, f"[{g.start}, {g.end})", f"{g.end - g.start:,}") for g in done.skipped]
     table = ["", render(("topic", "partition", "skipped", "at most"), rows), ""] if rows else []
     return "\n".join([*lines, *table, *_sentences(done.warnings)])
@@ -349,15 +369,16 @@ def _text_of_unblocked(found: Unblocked) -> str:
     return "\n".join([f"{first}.", *_sentences(found.warnings)])
 
 
-def _text_of_rename(done: Rename) -> str:
-    first = f"{_begun(done)} change {done.change}: pipeline {done.pipeline} is called {done.to}, by {done.who}: {done.why}"
+def _text_of_rename(done: ChangeResult) -> str:
+    renamed = f"pipeline {done.pipeline} is called {done.renamed_to}"
+    first = f"{_begun(done)} change {done.change}: {renamed}, by {done.who}: {done.why}"
     stands = f"It goes on after window {done.last_window:,}, and group {done.group_id} mirrors it"
     return "\n".join([first, f"{stands}.", *_sentences(done.warnings)])
 
 
-def _text_of_rebind(done: Rebind) -> str:
+def _text_of_rebind(done: ChangeResult) -> str:
     first = f"{_begun(done)} change {done.change}: pipeline {done.pipeline} may be bound anew, by {done.who}: {done.why}"
-    return "\n".join([first if done.changed else "Nothing to do.", *_bound(done.known), *_sentences(done.warnings)])
+    return "\n".join([first if done.changed else "Nothing to do.", *_bound(done.binding), *_sentences(done.warnings)])
 
 
 def _bound(binding: Binding | None) -> list[str]:
@@ -371,14 +392,17 @@ def _bound(binding: Binding | None) -> list[str]:
     ]
 
 
-def _table_of_replay(done: Replay) -> str:
-    which = f"interval {done.name}" if done.name else f"window {done.window}"
+def _table_of_replay(done: ChangeResult) -> str:
+    window = done.window
+    assert window is not None, "a replay names its window"
+    which = f"interval {window.interval}" if window.interval else f"window {window.number}"
     first = f"{_begun(done)} change {done.change}: {which} of pipeline {done.pipeline} once more, by {done.who}: {done.why}"
-    lines = [first, "", f"  {_ranges(done.ranges)}", "", *_sentences(done.warnings)]
-    if done.dag_id:
-        asked = {"dag_run_id": done.run_id, "task_ids": [[done.task_id, done.map_index] if done.map_index >= 0 else done.task_id]}
+    lines = [first, "", f"  {_ranges(window.ranges)}", "", *_sentences(done.warnings)]
+    if window.dag_id:
+        task = [window.task_id, window.map_index] if window.map_index >= 0 else window.task_id
+        asked = {"dag_run_id": window.run_id, "task_ids": [task]}
         body = json.dumps({**asked, "only_failed": False, "dry_run": False})
-        lines += ["", f"In Airflow's UI, or by its API: POST /api/v2/dags/{done.dag_id}/clearTaskInstances {body}"]
+        lines += ["", f"In Airflow's UI, or by its API: POST /api/v2/dags/{window.dag_id}/clearTaskInstances {body}"]
     return "\n".join(lines)
 
 

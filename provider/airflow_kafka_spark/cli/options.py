@@ -56,6 +56,7 @@ COMMANDS = (
         (
             *PLACE,
             GROUP,
+            Option(("--dag-file",), "its DAG file: take the options of its operator, and ask its sink", {"metavar": "FILE"}),
             Option(("--topics",), "topics that it subscribes to (default: what it has read)", {"nargs": "+", "default": []}),
             Option(("--starting-offsets",), f"as its operator says: {BOUND}"),
             Option(("--ending-offsets",), f"as its operator says: {BOUND}"),

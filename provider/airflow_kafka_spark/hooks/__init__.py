@@ -1,1 +1,1 @@
-"""What wraps Kafka and Spark: metadata and offsets, the ledger, sessions, connector jars."""
+"""Connections to other systems: Kafka, Spark, PostgreSQL and schema registries, and the connector jars that Spark loads."""

@@ -38,9 +38,9 @@ from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, firs
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.sinks.kafka import KafkaSink
     from airflow_kafka_spark.windows.memory import Entry
 
@@ -383,7 +383,7 @@ class WindowOperator(VisibleOperator):
 
     @cached_property
     def kafka(self) -> KafkaHook:
-        from airflow_kafka_spark.hooks.kafka import KafkaHook
+        from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
         return KafkaHook(self.kafka_conn_id)
 

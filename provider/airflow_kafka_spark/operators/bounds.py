@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import GroupOwned, Problem
-from airflow_kafka_spark.windows.bounds import CommittedOffsets, Latest, parse_start, parse_stop
 from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Latest, parse_start, parse_stop
 from airflow_kafka_spark.windows.plan import Log
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.kafka_values import CommittedOffset
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
+    from airflow_kafka_spark.ledger.attempt import Ledger
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def refuse_owned(ledger: Ledger, group_id: str, committed: Mapping[TopicPartitio
     :param committed: what the group has committed.
     :raises GroupOwned: it mirrors another pipeline.
     """
-    from airflow_kafka_spark.hooks.bounds import owner_of
+    from airflow_kafka_spark.ledger.group import owner_of
 
     pipeline, whole = ledger.family_name, ledger.whole
     owner = owner_of(pipeline, committed)
@@ -70,7 +70,7 @@ def starts(
     :param committed: what its group has committed, by somebody else.
     :raises PlanError: one of its subclasses, when the log does not hold what was asked for.
     """
-    from airflow_kafka_spark.hooks.bounds import resolve_start
+    from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start
 
     start = parse_start(value)
     if isinstance(start, CommittedOffsets):

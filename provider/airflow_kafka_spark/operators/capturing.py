@@ -24,7 +24,7 @@ from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Gap,
 from airflow_kafka_spark.windows.offset_set import OffsetSet, digest_of
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.road.columns import NullValues
     from airflow_kafka_spark.windows.report import Report
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,17 +9,17 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.errors import FollowedMismatch, LedgerBehind, Problem, ValidationError
+from airflow_kafka_spark.errors import FollowedMismatch, Problem, ResetRefused, ValidationError
+from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.operators.base import WindowOperator
 from airflow_kafka_spark.operators.bounds import refuse_owned, starts
 from airflow_kafka_spark.operators.from_kafka_check import argument_problems, kafka_problems, max_records, upstream_counts
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of
 from airflow_kafka_spark.operators.run import Run
-from airflow_kafka_spark.sources.kafka import Subscription, read_log
+from airflow_kafka_spark.sources.kafka import Subscription
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.bounds import CommittedOffsets, Written, parse_stop
-from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written, parse_stop
 from airflow_kafka_spark.windows.plan import (
     DataLossPolicy,
     Log,
@@ -35,8 +34,8 @@ from airflow_kafka_spark.windows.plan import (
 from airflow_kafka_spark.windows.report import Report
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka_values import CommittedOffset
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.control.preview import Preview
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.job import ReadWith
     from airflow_kafka_spark.sinks.base import Sink
     from airflow_kafka_spark.windows.memory import Entry
@@ -51,9 +50,9 @@ class FromKafkaOperator(WindowOperator):
     :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
         that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
         ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
-        :func:`~airflow_kafka_spark.windows.bounds.parse_start`. Templated.
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
     :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
-        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.bounds.parse_stop`.
+        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`.
         Templated.
     :param max_records: at most so many offsets per window, shared among the partitions; None (default) is everything there is.
     :param data_loss: ``fail`` (default) when records were deleted before they were read, or ``skip``: a gap in ledger and report.
@@ -145,8 +144,8 @@ class FromKafkaOperator(WindowOperator):
     # --- 2. fence and look ---
 
     def open_ledger(self, run: Run) -> Ledger:
-        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
-        from airflow_kafka_spark.hooks.ledger import Ledger
+        from airflow_kafka_spark.ledger.attempt import Ledger
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         name = self.pipeline_name(run)
         options: dict[str, Any] = {
@@ -169,10 +168,11 @@ class FromKafkaOperator(WindowOperator):
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.bounds import position_of_group, resolve_stop
-        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
-        from airflow_kafka_spark.hooks.ledger import utc_now
-        from airflow_kafka_spark.hooks.log_epochs import compared
+        from airflow_kafka_spark.hooks.kafka.log import compared
+        from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
+        from airflow_kafka_spark.ledger.attempt import utc_now
+        from airflow_kafka_spark.ledger.beginning import decide_beginning
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if isinstance(ledger, IntervalLedger):
             return self._intervals.window(ledger, run)
@@ -181,20 +181,23 @@ class FromKafkaOperator(WindowOperator):
         of_group = self.kafka.committed(self.group_id, log.partitions)
         refuse_owned(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
-        position, last_number = ledger.memory.position, ledger.memory.last_number
-        if ledger.memory.is_blank:
-            position, last_number = self.position_of_sink(ledger.pipeline, log)
-        elif position.moved and (known := self.record_of_sink(ledger.pipeline)) is not None:
-            # The ledger, or its end, was lost and somebody has said where to begin: the sink counts from its own last window.
-            last_number = max(last_number, known.number)
-        else:
-            self._refuse_behind(ledger, of_group, log)
-        if ledger.memory.intervals:
-            position = after_intervals(ledger.memory, log, committed, self._first)
-        if not position.offsets:
-            # Offsets that this pipeline has committed itself: to begin elsewhere would double or lose what it has moved.
-            position, number = position_of_group(ledger.pipeline, of_group)
-            last_number = max(last_number, number)
+        found = decide_beginning(
+            ledger.memory,
+            log,
+            of_group,
+            group_id=self.group_id,
+            ledger_topic=self.ledger_topic,
+            last_applied=self.record_of_sink,
+            data_loss=self.data_loss,
+            after_intervals=lambda: after_intervals(ledger.memory, log, committed, self._first),
+        )
+        position = found.position
+        if found.decided_by == "sink":
+            self.log.warning(
+                "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d",
+                ledger.pipeline,
+                found.last_number,
+            )
         beginning = {} if position.offsets else starts(self.kafka, self.starting_offsets, log, self.group_id, of_group)
         log = compared(self.kafka, log, position.offsets, position.epochs, position.topic_ids)
         followed, log = self._follow(log, position, beginning, topics)
@@ -210,7 +213,7 @@ class FromKafkaOperator(WindowOperator):
         self._compare_group(committed, position)
         window = Window(
             pipeline=ledger.pipeline,
-            number=max(last_number, ledger.memory.last_used) + 1,
+            number=max(found.last_number, ledger.memory.last_used) + 1,
             ranges=planned.ranges,
             run=run.id,
             planned_at=utc_now(),
@@ -227,26 +230,35 @@ class FromKafkaOperator(WindowOperator):
             self.check_followed(window, window.span)
         return window
 
-    def _refuse_behind(self, ledger: Ledger, of_group: Mapping[TopicPartition, CommittedOffset | None], log: Log) -> None:
-        """Make sure that the ledger knows every window that the group knows: both change in one transaction.
+    def preview(self) -> Preview:
+        """Return what the next window of this task would be if it were planned now. The sink is asked; nothing is changed.
 
-        :raises LedgerBehind: it does not.
+        Arguments that are templates have to be rendered.
+
+        :raises ResetRefused: the task moves data intervals.
+        :raises KafkaSparkError: planning would fail, too.
         """
-        from airflow_kafka_spark.hooks.bounds import windows_of
+        from airflow_kafka_spark.control.preview import preview
 
-        newest, known = max(windows_of(ledger.pipeline, of_group).values(), default=0), ledger.memory.last_number
-        if newest <= known or ledger.memory.position.moved:
-            return
-        there = self.record_of_sink(ledger.pipeline)
-        to = f"committed:{self.group_id}"
-        if there is not None and there.number >= newest:
-            # What the sink has taken after the group's window is not moved again.
-            refuse_foreign(there, log.cluster_id, log.topic_ids)
-            ends: dict[str, dict[str, int]] = {}
-            for r in there.ranges:
-                ends.setdefault(r.topic, {})[str(r.partition)] = r.end
-            to = json.dumps(ends)
-        raise LedgerBehind(ledger.pipeline, self.group_id, newest, known, self.ledger_topic, to)
+        pipeline = self.pipeline or f"{self.dag_id}.{self.task_id}"
+        if self.window == "interval":
+            raise ResetRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
+        found = preview(
+            self.kafka,
+            pipeline,
+            ledger_topic=self.ledger_topic,
+            topics=self.resolve(),
+            group_id=self.group_id,
+            starting_offsets=self.starting_offsets,
+            ending_offsets=self.ending_offsets,
+            max_records=max_records(self.max_records),
+            data_loss=self.data_loss,
+            last_applied=self.record_of_sink,
+        )
+        if not self.follows or found.run:
+            return found
+        follows = f"The run ends with what pipeline `{self.follows}` has published until then"
+        return replace(found, warnings=(*found.warnings, follows))
 
     def _follow(
         self, log: Log, position: Position, starts: dict[TopicPartition, int], topics: Sequence[str]
@@ -254,7 +266,7 @@ class FromKafkaOperator(WindowOperator):
         """Where another pipeline is followed: what that has published, and the log up to there."""
         if not self.follows:
             return None, log
-        from airflow_kafka_spark.hooks.ledger_topic import LedgerTopic
+        from airflow_kafka_spark.ledger.topic import LedgerTopic
         from airflow_kafka_spark.windows.follow import beginnings, follow, log_up_to, reached_of
 
         ledgers = LedgerTopic(self.kafka, self.ledger_topic)
@@ -290,23 +302,6 @@ class FromKafkaOperator(WindowOperator):
             raise error
         self.log.warning("%s", error)
 
-    def position_of_sink(self, pipeline: str, log: Log) -> tuple[Position, int]:
-        """Where a pipeline goes on that the ledger knows nothing of: after the last window that its sink remembers, if that is of
-        this cluster and these topics. A topic that was created anew passes with ``data_loss="skip"``, and begins at its first
-        record.
-
-        :return: the position and the number of that window; empty, and 0, for a pipeline that is new to the sink, too.
-        :raises ForeignOffsets: the sink's record holds offsets of another cluster, or of another topic of the same name.
-        """
-        last = self.record_of_sink(pipeline)
-        if last is None:
-            return Position(), 0
-        refuse_foreign(last, log.cluster_id, {} if self.data_loss == "skip" else log.topic_ids)
-        self.log.warning(
-            "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d", pipeline, last.number
-        )
-        return Position({r.topic_partition: r.end for r in last.ranges}, last.topic_ids, last.cluster_id), last.number
-
     def record_of_sink(self, pipeline: str) -> Applied | None:
         """The last window that the sink remembers of a pipeline; None where it remembers none."""
         return self.sink.last_applied(pipeline)
@@ -330,7 +325,7 @@ class FromKafkaOperator(WindowOperator):
 
     def compared_log(self, window: Window) -> Log:
         """The same as :meth:`log_of`, and whether it still is the log that the window was planned with."""
-        from airflow_kafka_spark.hooks.log_epochs import compared
+        from airflow_kafka_spark.hooks.kafka.log import compared
 
         # An empty range says where the pipeline stands: nothing of it is read.
         ends = {r.topic_partition: r.end for r in window.ranges if r.span}
@@ -362,7 +357,7 @@ class FromKafkaOperator(WindowOperator):
     # --- 6. close ---
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
-        from airflow_kafka_spark.hooks.ledger import utc_now
+        from airflow_kafka_spark.ledger.attempt import utc_now
 
         # The group has been there when the window was moved first, and follows intervals by itself.
         offsets = {} if window.replay or window.interval else self.offsets_to_commit(window)
@@ -373,7 +368,7 @@ class FromKafkaOperator(WindowOperator):
         return report
 
     def follow(self, ledger: Ledger) -> None:
-        from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if not isinstance(ledger, IntervalLedger):
             return

@@ -10,21 +10,21 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsOpen, Problem
-from airflow_kafka_spark.hooks.log_epochs import compared
+from airflow_kafka_spark.hooks.kafka.log import compared
 from airflow_kafka_spark.operators.bounds import refuse_owned
 from airflow_kafka_spark.sinks.base import Sink
-from airflow_kafka_spark.windows.boundaries import Boundary, interval_ranges, known_epochs
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.instants import instant_ms
 from airflow_kafka_spark.windows.interval import Interval, contiguous, taken_up_at
+from airflow_kafka_spark.windows.interval_boundaries import Boundary, interval_ranges, known_epochs
 from airflow_kafka_spark.windows.memory import Memory, known_topic_ids
 from airflow_kafka_spark.windows.model import State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, epochs_of, refuse_recreated
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.boundaries import Boundaries
-    from airflow_kafka_spark.hooks.interval_ledger import IntervalLedger
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.boundaries import Boundaries
+    from airflow_kafka_spark.ledger.interval import IntervalLedger
     from airflow_kafka_spark.operators.run import Run
 
 log = logging.getLogger(__name__)
@@ -82,8 +82,8 @@ class IntervalPlan:
         :raises TopicRecreated: the pipeline has read another topic of this name, and ``data_loss`` is ``fail``.
         :raises ForeignOffsets: the sink has taken this interval from another cluster, or from another topic of this name.
         """
-        from airflow_kafka_spark.hooks.boundaries import Boundaries
-        from airflow_kafka_spark.hooks.ledger import utc_now
+        from airflow_kafka_spark.ledger.attempt import utc_now
+        from airflow_kafka_spark.ledger.boundaries import Boundaries
 
         interval, bounds = ledger.interval, (ledger.interval.start_ms, ledger.interval.end_ms)
         ledger.refuse_overlaps()
@@ -149,7 +149,7 @@ class IntervalPlan:
         return current
 
     def _log(self) -> Log:
-        from airflow_kafka_spark.sources.kafka import read_log
+        from airflow_kafka_spark.hooks.kafka.log import read_log
 
         return read_log(self.kafka, self.topics)
 

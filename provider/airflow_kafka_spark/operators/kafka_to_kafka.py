@@ -31,7 +31,7 @@ from airflow_kafka_spark.windows.plan import check_readable, whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_relayed
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.relay import Change
     from airflow_kafka_spark.road.relay_shaping import Reshaping
@@ -288,7 +288,7 @@ class KafkaToKafkaOperator(TransformingOperator):
 
         :raises LedgerBehind: the group says that it is.
         """
-        from airflow_kafka_spark.hooks.bounds import windows_of
+        from airflow_kafka_spark.ledger.group import windows_of
 
         committed = self.kafka.committed(self.group_id, [r.topic_partition for r in left])
         named = windows_of(ledger.pipeline, committed)
@@ -331,7 +331,7 @@ class KafkaToKafkaOperator(TransformingOperator):
 
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> Consumed:
         """What the group commits with each partition; nothing where it stands further ahead already."""
-        from airflow_kafka_spark.hooks.ledger import offset_metadata
+        from airflow_kafka_spark.ledger.group import offset_metadata
         from airflow_kafka_spark.sinks.kafka_worker import Consumed
 
         ends: dict[TopicPartition, int] = self.offsets_to_commit(window)

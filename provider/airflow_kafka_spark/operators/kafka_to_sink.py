@@ -38,7 +38,7 @@ from airflow_kafka_spark.windows.report import Report, sum_up
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.job import SinkJob
     from airflow_kafka_spark.road.shaping import Shaping
     from airflow_kafka_spark.road.tolerance import Tolerance

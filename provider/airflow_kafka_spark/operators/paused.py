@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowSkipException
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.ledger.attempt import Ledger
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from airflow.providers.common.compat.sdk import BaseOperator
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.operators.links import Links, WindowLink, of_pipeline
 from airflow_kafka_spark.operators.run import Run
-from airflow_kafka_spark.windows.bounds import ShiftBy, Written, parse_start, parse_stop, parse_target
+from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_start, parse_stop, parse_target
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 Action = Literal["show", "plan", "reset", "windows", "forget", "pause", "resume", "skip", "rename", "rebind", "replay"]
 ACTIONS = get_args(Action)
@@ -137,7 +137,7 @@ class PipelineOffsetsOperator(BaseOperator):
         """:raises ValidationError: arguments that cannot be; nothing was asked or changed.
         :raises KafkaSparkError: it was refused, or Kafka did not answer; nothing was changed.
         """
-        from airflow_kafka_spark.hooks.pipeline_offsets import to_json
+        from airflow_kafka_spark.control.pipelines import to_json
 
         if problems := self._problems():
             raise ValidationError(problems)
@@ -147,17 +147,17 @@ class PipelineOffsetsOperator(BaseOperator):
         return to_json(found)
 
     def _show(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_offsets import show
+        from airflow_kafka_spark.control.pipelines import show
 
         return show(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, group_id=self.group_id or None)
 
     def _windows(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_offsets import windows
+        from airflow_kafka_spark.control.pipelines import windows
 
         return windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
 
     def _plan(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_preview import preview
+        from airflow_kafka_spark.control.preview import preview
 
         return preview(
             self.kafka,
@@ -172,7 +172,7 @@ class PipelineOffsetsOperator(BaseOperator):
         )
 
     def _reset(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_changes import reset
+        from airflow_kafka_spark.control.reset import reset
 
         done = reset(self.kafka, self.pipeline, self._target(), only=_several(self.only), **self._change(run))
         for move in done.moves:
@@ -180,40 +180,40 @@ class PipelineOffsetsOperator(BaseOperator):
         return done
 
     def _forget(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_forget import forget
+        from airflow_kafka_spark.control.forget import forget
 
         return forget(self.kafka, self.pipeline, delete_group=self.delete_group, **self._change(run))
 
     def _pause(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_pause import pause
+        from airflow_kafka_spark.control.pause import pause
 
         return self._warned(pause(self.kafka, self.pipeline, **self._asked(run)))
 
     def _resume(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_pause import resume
+        from airflow_kafka_spark.control.pause import resume
 
         return self._warned(resume(self.kafka, self.pipeline, **self._asked(run)))
 
     def _skip(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_skip import skip
+        from airflow_kafka_spark.control.skip import skip
 
         running = False if self.not_running else None
         group = self.group_id or None
         return self._warned(skip(self.kafka, self.pipeline, group_id=group, running=running, **self._asked(run)))
 
     def _rename(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_rename import rename
+        from airflow_kafka_spark.control.rename import rename
 
         return self._warned(rename(self.kafka, self.pipeline, self.new_name, group_id=self.group_id or None, **self._asked(run)))
 
     def _rebind(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_rebind import rebind
+        from airflow_kafka_spark.control.rebind import rebind
 
         running = False if self.not_running else None
         return self._warned(rebind(self.kafka, self.pipeline, running=running, **self._asked(run)))
 
     def _replay(self, run: Run) -> Any:
-        from airflow_kafka_spark.hooks.pipeline_replay import replay
+        from airflow_kafka_spark.control.replay import replay
 
         window, name = _whole(self.window), self.interval or None
         return self._warned(replay(self.kafka, self.pipeline, window=window, name=name, **self._asked(run)))
@@ -259,7 +259,7 @@ class PipelineOffsetsOperator(BaseOperator):
 
     @cached_property
     def kafka(self) -> KafkaHook:
-        from airflow_kafka_spark.hooks.kafka import KafkaHook
+        from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
         return KafkaHook(self.kafka_conn_id)
 

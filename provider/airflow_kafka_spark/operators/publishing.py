@@ -12,8 +12,8 @@ from airflow_kafka_spark.errors import PartitionsChanged, SparkJobFailed, TopicR
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, Marker, SplitResult, Target, Window
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.operators.tolerance import ErrorOptions
     from airflow_kafka_spark.road.publish import PublishJob
     from airflow_kafka_spark.road.relay import RelayJob

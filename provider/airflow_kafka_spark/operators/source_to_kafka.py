@@ -32,7 +32,7 @@ from airflow_kafka_spark.windows.model import TRANSFORMATION, Applied, SourcePla
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.publish import ReadWith
     from airflow_kafka_spark.road.publish_shaping import RowShaping
     from airflow_kafka_spark.sinks.kafka_worker import Publisher
@@ -196,7 +196,7 @@ class SourceToKafkaOperator(TolerantOperator):
     # --- 2. fence and look ---
 
     def open_ledger(self, run: Run) -> Ledger:
-        from airflow_kafka_spark.hooks.ledger import Ledger
+        from airflow_kafka_spark.ledger.attempt import Ledger
 
         pipeline = self.pipeline_name(run)
         # A group of the pipeline's own, which nobody consumes with: its offset carries the short cut into the ledger.
@@ -220,7 +220,7 @@ class SourceToKafkaOperator(TolerantOperator):
         return self.source.origin()
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.ledger import utc_now
+        from airflow_kafka_spark.ledger.attempt import utc_now
 
         self.sink.ensure_topic(self.kafka)
         frozen = self.source.freeze(ledger.memory.position.source)
@@ -325,7 +325,7 @@ class SourceToKafkaOperator(TolerantOperator):
     # --- 6. close ---
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
-        from airflow_kafka_spark.hooks.ledger import utc_now
+        from airflow_kafka_spark.ledger.attempt import utc_now
 
         report = replace(report, completed_at=utc_now(), source=self.source.uri)
         place = ledger.place

@@ -12,8 +12,8 @@ from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, T
 from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.windows.dead_letters import DeadLetters

@@ -13,7 +13,7 @@ from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, TRANSFORMATION, VALUE_CONVERTER
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.transforms.chaining import TransformLike
 
 

@@ -22,7 +22,7 @@ from airflow_kafka_spark.windows.model import Split, SplitResult, Window
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.tolerance import Tolerance

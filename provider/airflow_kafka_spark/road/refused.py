@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, OffsetRange, Split, SplitResult
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
 def replaced(results: Sequence[SplitResult], again: Sequence[SplitResult]) -> list[SplitResult]:

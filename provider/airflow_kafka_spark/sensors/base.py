@@ -19,7 +19,7 @@ from airflow.providers.common.compat.sdk import (
 from airflow_kafka_spark.errors import KafkaSparkError, ValidationError
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight, Watch
 
 # How much later than the trigger Airflow itself ends the waiting, should the trigger not come to it.
@@ -141,7 +141,7 @@ class KafkaSensor(BaseSensorOperator):
 
     def _look(self, context: Mapping[str, Any]) -> Sight:
         if self._looking is None:
-            from airflow_kafka_spark.hooks.kafka import KafkaHook
+            from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
             watch = self.make_trigger(context, **self._trigger_options()).checked_watch()
             self._looking = watch, KafkaHook(self.kafka_conn_id)

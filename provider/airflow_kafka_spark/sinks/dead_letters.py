@@ -22,7 +22,7 @@ from airflow_kafka_spark.errors import (
     TooManyDeadLetters,
     TooManyRouted,
 )
-from airflow_kafka_spark.hooks.kafka_transactions import abort
+from airflow_kafka_spark.hooks.kafka.transactions import abort
 from airflow_kafka_spark.windows.dead_letters import Batch, Captured, DeadLetters
 from airflow_kafka_spark.windows.memory import LedgerRecord, dead_record
 from airflow_kafka_spark.windows.model import SplitResult, TopicPartition
@@ -30,8 +30,8 @@ from airflow_kafka_spark.windows.model import SplitResult, TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.ledger import Ledger
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.sinks.dead_letters_worker import Envelope
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class SetAside:
         :raises KafkaRefused: a topic does not take one: it is too large, or too old, or a permission is missing.
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
-        from airflow_kafka_spark.hooks.kafka import DEFAULT_LARGEST
+        from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
         from airflow_kafka_spark.sinks.dead_letters_worker import LIMIT_BYTES, ROUTED, from_bytes, without
 
         results, window = list(results), ledger.claimed.window

@@ -15,7 +15,7 @@ from airflow_kafka_spark.windows.binding import Endpoint
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.sinks.kafka_encode_worker import RecordEncoder
 
 _TOPICS, _NUMBERS, _TIMES = ("text",), ("integer",), ("integer", "zoned", "local")

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import RowsCutOff
 from airflow_kafka_spark.formats.marks import END
-from airflow_kafka_spark.hooks.handover_worker import whole
+from airflow_kafka_spark.hooks.tasks.end_of_stream import whole
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import SplitResult
 

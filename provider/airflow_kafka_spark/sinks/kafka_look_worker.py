@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
-from airflow_kafka_spark.hooks.ledger_topic import LedgerPlace
+from airflow_kafka_spark.ledger.topic import LedgerPlace
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_key, remember, split_prefix, window_key
 
 KEPT = 4

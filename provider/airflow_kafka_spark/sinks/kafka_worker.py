@@ -30,10 +30,10 @@ from airflow_kafka_spark.errors import (
     SparkJobFailed,
     TransactionTimedOut,
 )
-from airflow_kafka_spark.hooks.held_up import Holder, end_held
-from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.kafka_transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
-from airflow_kafka_spark.hooks.ledger_topic import PROMPT, LedgerPlace, read_to
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
+from airflow_kafka_spark.ledger.open_transactions import Holder, end_held
+from airflow_kafka_spark.ledger.topic import PROMPT, LedgerPlace, read_to
 from airflow_kafka_spark.sinks.dead_letters_worker import Envelope, from_bytes
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting, Rows
 from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming, Rejected

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.postgres import system_identifier
-from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
+from airflow_kafka_spark.hooks.postgres import Name, parse_name, resolve, system_identifier
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.sinks.postgres_settings import PostgresSettings
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint

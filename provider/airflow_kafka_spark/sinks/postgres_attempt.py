@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from airflow_kafka_spark.errors import SinkRejected, WindowConflict
-from airflow_kafka_spark.hooks.postgres import APPLICATION, rows, run
-from airflow_kafka_spark.hooks.postgres_names import Name, parse_name, resolve
+from airflow_kafka_spark.hooks.postgres import APPLICATION, Name, parse_name, resolve, rows, run
 from airflow_kafka_spark.sinks import postgres_evolve as evolution
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.postgres_catalog import Table, read_table

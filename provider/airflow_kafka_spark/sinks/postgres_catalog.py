@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.hooks.postgres import rows
-from airflow_kafka_spark.hooks.postgres_names import Name, literal
+from airflow_kafka_spark.hooks.postgres import Name, literal, rows
 from airflow_kafka_spark.sinks.postgres_types import TargetColumn
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
-from airflow_kafka_spark.hooks.postgres_names import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
+from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.postgres_types import StageColumn, UnsupportedType, misfit, stage_column
 

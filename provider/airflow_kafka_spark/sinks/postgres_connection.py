@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, SinkRejected, SinkUnavailable
 from airflow_kafka_spark.hooks.connections import look_up
-from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer, read_server, run
-from airflow_kafka_spark.hooks.postgres_names import Name
+from airflow_kafka_spark.hooks.postgres import APPLICATION, Name, PostgresServer, read_server, run
 from airflow_kafka_spark.sinks import postgres_sql as sql
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.hooks.postgres import rows, run
-from airflow_kafka_spark.hooks.postgres_names import quote
+from airflow_kafka_spark.hooks.postgres import quote, rows, run
 from airflow_kafka_spark.sinks import postgres_sql as sql
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, SinkRejected
-from airflow_kafka_spark.hooks.postgres import run
-from airflow_kafka_spark.hooks.postgres_names import Name, quote
+from airflow_kafka_spark.hooks.postgres import Name, quote, run
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.postgres_catalog import Table, read_table
 from airflow_kafka_spark.sinks.postgres_connection import lock_key

@@ -18,7 +18,7 @@ from importlib.metadata import version
 
 import pyarrow as pa
 
-from airflow_kafka_spark.hooks.postgres_names import Name, quote
+from airflow_kafka_spark.hooks.postgres import Name, quote
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.postgres_connection import Server
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from airflow_kafka_spark.hooks.postgres_names import Name, literal, quote
+from airflow_kafka_spark.hooks.postgres import Name, literal, quote
 from airflow_kafka_spark.sinks.postgres_sql import OFFSET_COLUMNS
 
 

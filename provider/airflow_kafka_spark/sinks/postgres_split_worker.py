@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import Fenced, SinkRejected
-from airflow_kafka_spark.hooks.postgres_names import Name, quote
+from airflow_kafka_spark.hooks.postgres import Name, quote
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.postgres_connection import is_refusal, lock_key

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from airflow_kafka_spark.hooks.postgres_names import Name, literal, quote
+from airflow_kafka_spark.hooks.postgres import Name, literal, quote
 
 OFFSET_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
 """Where a row came from; the names of the JDBC sink's ``pk.mode=kafka``."""

@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SinkRejected
-from airflow_kafka_spark.hooks.postgres import rows, run
-from airflow_kafka_spark.hooks.postgres_names import Name
+from airflow_kafka_spark.hooks.postgres import Name, rows, run
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.sinks import postgres_windows as record
 from airflow_kafka_spark.sinks.postgres_attempt import Attempt

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.postgres import rows, run
-from airflow_kafka_spark.hooks.postgres_names import Name, literal
+from airflow_kafka_spark.hooks.postgres import Name, literal, rows, run
 from airflow_kafka_spark.sinks import postgres_sql as sql
 from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.postgres_names import parse_name
+from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.base import Frozen, RowSource
 from airflow_kafka_spark.sources.jdbc_settings import JdbcSettings
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint

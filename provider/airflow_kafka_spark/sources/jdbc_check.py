@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
-from airflow_kafka_spark.hooks.postgres_names import parse_name
+from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.jdbc_connection import read_database
 from airflow_kafka_spark.sources.jdbc_database import Column, Database, Missing, Relation, Session
 

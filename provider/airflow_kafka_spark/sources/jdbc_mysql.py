@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.postgres_names import parse_name
+from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.jdbc_database import Column, Database, Dialect, Missing, Reader, Relation, Session
 from airflow_kafka_spark.sources.jdbc_mysql_types import Facts, column
 

@@ -13,8 +13,16 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer, system_identifier
-from airflow_kafka_spark.hooks.postgres_names import literal, parse_name, quote, resolve, tables_alike
+from airflow_kafka_spark.hooks.postgres import (
+    APPLICATION,
+    PostgresServer,
+    literal,
+    parse_name,
+    quote,
+    resolve,
+    system_identifier,
+    tables_alike,
+)
 from airflow_kafka_spark.sources.jdbc_database import Column, Database, Dialect, Missing, Reader, Relation, Session
 from airflow_kafka_spark.sources.jdbc_postgres_types import MICROS, MICROS_BEFORE_14, column
 

@@ -7,7 +7,7 @@ and calendar. What Spark has no type for crosses as the text that the database i
 from __future__ import annotations
 
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.hooks.postgres_names import literal
+from airflow_kafka_spark.hooks.postgres import literal
 from airflow_kafka_spark.sources.jdbc_database import Column
 
 SPARK_DIGITS = 38

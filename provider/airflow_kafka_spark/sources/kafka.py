@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaRefused, Problem
 from airflow_kafka_spark.windows.model import TOPIC_NAME
-from airflow_kafka_spark.windows.plan import Log, PartitionLog
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 log = logging.getLogger(__name__)
 
@@ -72,20 +71,6 @@ class Subscription:
 
     def __str__(self) -> str:
         return f"topics matching `{self.pattern}`" if self.pattern else ", ".join(self.topics)
-
-
-def read_log(hook: KafkaHook, topics: Sequence[str]) -> Log:
-    """What Kafka holds of these topics now: ids, and low watermark, last stable offset and high watermark of every partition.
-
-    :param topics: names; those that do not exist are left out of the answer.
-    """
-    described = hook.describe_topics(topics, missing="omit")
-    offsets = hook.offsets([tp for topic in described.values() for tp in topic.topic_partitions])
-    return Log(
-        cluster_id=hook.cluster_id(),
-        topic_ids={name: topic.topic_id for name, topic in described.items()},
-        partitions={tp: PartitionLog(o.low, o.lso, o.high, o.epoch) for tp, o in offsets.items()},
-    )
 
 
 def compacted_topics(hook: KafkaHook, topics: Collection[str]) -> frozenset[str]:

@@ -16,7 +16,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Kaf
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, OffsetsWentBack
-from airflow_kafka_spark.hooks.handover_worker import whole
+from airflow_kafka_spark.hooks.tasks.end_of_stream import whole
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
 BATCH_RECORDS = 20_000
@@ -82,7 +82,7 @@ class Reader:
     Done when a record or the end of the partition is seen at or past ``end``: the last offsets of a range may be control records,
     which no consumer is ever handed.
 
-    :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka_config.consumer_config`).
+    :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka.config.consumer_config`).
     :param range: the offsets to read.
     :param skip_lost: pass over records that were deleted meanwhile, and note them in ``gaps``; else they are an error.
     :param with_headers: whether headers are wanted.

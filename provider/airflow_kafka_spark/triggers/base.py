@@ -22,7 +22,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, TopicMissing, Validation
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.errors import Problem
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 T = TypeVar("T")
 
@@ -220,7 +220,7 @@ async def connect(conn_id: str) -> KafkaHook:
 
 def _hook_of(conn_id: str, connection: Any) -> KafkaHook:
     # In a thread: importing the client takes its time.
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     class Connected(KafkaHook):
         def get_connection(self, conn_id: str) -> Any:  # type: ignore[override]

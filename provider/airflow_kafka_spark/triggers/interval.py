@@ -8,14 +8,14 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.first_records import TOLERANCE_SECONDS
+from airflow_kafka_spark.hooks.kafka.resolve_offsets import TOLERANCE_SECONDS
 from airflow_kafka_spark.sources.kafka import Subscription
 from airflow_kafka_spark.triggers import casting
 from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight
 from airflow_kafka_spark.windows.instants import now_ms
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.windows.model import TopicPartition
 
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaSparkError, Problem
-from airflow_kafka_spark.hooks.lag import LagMeter
+from airflow_kafka_spark.ledger.lag import LagMeter
 from airflow_kafka_spark.sources.kafka import Subscription
 from airflow_kafka_spark.triggers import casting
 from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight, connect, in_thread, raise_for
 from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, worst
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.windows.model import TopicPartition
 
 _THRESHOLDS = ("at_most_records", "at_most_seconds", "at_least_records", "at_least_seconds")

@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.lag import LedgerReader
+from airflow_kafka_spark.ledger.topic import LedgerReader
 from airflow_kafka_spark.triggers import casting
 from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight
 from airflow_kafka_spark.windows.completed import Wanted, completed
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
 class WindowWatch:

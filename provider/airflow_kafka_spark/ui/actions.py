@@ -1,7 +1,7 @@
 """Actions that change a pipeline from its page: reset, skip, replay, pause and resume.
 
 This module validates requests and describes results. The changes themselves, their checks and the record of who made them are in
-:mod:`airflow_kafka_spark.hooks`.
+:mod:`airflow_kafka_spark.control`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey
 from airflow_kafka_spark.ui.responses import RequestRefused
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.pipeline_changes import Move
+    from airflow_kafka_spark.control.result import Move
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 ActionName: TypeAlias = Literal["reset", "skip", "replay", "pause", "resume"]
 ACTIONS: tuple[ActionName, ...] = ("reset", "skip", "replay", "pause", "resume")
@@ -160,7 +160,7 @@ def perform(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> 
 
 
 def _reset(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
-    from airflow_kafka_spark.hooks.pipeline_changes import reset
+    from airflow_kafka_spark.control.reset import reset
 
     try:
         found = reset(
@@ -192,7 +192,7 @@ def _with_skip(error: WindowOpen) -> KafkaSparkError:
 
 
 def _skip(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
-    from airflow_kafka_spark.hooks.pipeline_skip import skip
+    from airflow_kafka_spark.control.skip import skip
 
     found = skip(
         hook,
@@ -204,9 +204,9 @@ def _skip(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> Ac
         running=context.running,
         dry_run=request.dry_run,
     )
-    what = f"Window {found.window}" if found.window is not None else "The backlog"
+    what = f"Window {found.given_up[0].number}" if found.given_up else "The backlog"
     title = f"{what} of pipeline {request.pipeline} " + ("would be skipped" if request.dry_run else "was skipped")
-    lines = (f"{found.offsets:,} offsets in all: an upper bound of the records", *found.warnings)
+    lines = (f"{found.skipped_offsets:,} offsets in all: an upper bound of the records", *found.warnings)
     return ActionResult(not request.dry_run, title, lines, *_moves(found.moves))
 
 
@@ -216,7 +216,7 @@ def _moves(moves: Sequence[Move]) -> Table:
 
 
 def _replay(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
-    from airflow_kafka_spark.hooks.pipeline_replay import replay
+    from airflow_kafka_spark.control.replay import replay
 
     found = replay(
         hook,
@@ -229,16 +229,18 @@ def _replay(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> 
         dry_run=request.dry_run,
     )
     did = "would be moved once more" if request.dry_run else "is moved once more"
-    title = f"Window {found.name or found.window} of pipeline {request.pipeline} {did}"
-    rows = tuple((f"{r.topic}-{r.partition}", str(r.start), str(r.end)) for r in found.ranges)
+    window = found.window
+    assert window is not None, "a replay names its window"
+    title = f"Window {window.interval or window.number} of pipeline {request.pipeline} {did}"
+    rows = tuple((f"{r.topic}-{r.partition}", str(r.start), str(r.end)) for r in window.ranges)
     clear = None
-    if found.dag_id and found.run_id and found.task_id:
-        clear = TaskInstanceKey(found.dag_id, found.run_id, found.task_id, found.map_index)
+    if window.dag_id and window.run_id and window.task_id:
+        clear = TaskInstanceKey(window.dag_id, window.run_id, window.task_id, window.map_index)
     return ActionResult(not request.dry_run, title, found.warnings, ("partition", "start", "end"), rows, clear)
 
 
 def _pause_or_resume(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
-    from airflow_kafka_spark.hooks.pipeline_pause import pause, resume
+    from airflow_kafka_spark.control.pause import pause, resume
 
     change = pause if request.action == "pause" else resume
     found = change(

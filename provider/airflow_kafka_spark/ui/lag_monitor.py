@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.hooks.lag import Known, LogMoved, Peeked, aged, peek, state_of
-from airflow_kafka_spark.windows.lag import Head, Lag, PartitionState
+from airflow_kafka_spark.ledger.lag import NextRecords, aged, lags_of
+from airflow_kafka_spark.windows.lag import Head, Lag, PartitionLag
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.kafka_values import PartitionOffsets, TopicDescription
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets, TopicDescription
 
 MAX_PEEKS = 200
 """Partitions whose next record one round reads, to learn its timestamp."""
@@ -76,7 +75,7 @@ class LagMonitor:
     fetches at most :data:`MAX_GROUPS` groups; those that it leaves out come first in the next round.
     """
 
-    _known: dict[TopicPartition, Known] = field(default_factory=dict)
+    _next_records: NextRecords = field(default_factory=NextRecords)
     _group_asked: dict[str, float] = field(default_factory=dict)
     _committed: dict[str, dict[TopicPartition, int | None]] = field(default_factory=dict)
 
@@ -99,7 +98,10 @@ class LagMonitor:
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         offsets = hook.offsets(partitions) if partitions else {}
         states = {name: self._states(positions[name], described, offsets) for name in names}
-        heads, now = self._heads(hook, states, described), time.time()
+        ids = {name: topic.topic_id for name, topic in described.items()}
+        lags = (item for each in states.values() for item in each.items())
+        # Records that cannot be read, or that were deleted meanwhile, have no age. The lag in records is still known.
+        heads, now = self._next_records.find(hook, lags, ids, most=MAX_PEEKS, tolerate=True), time.time()
         return {name: self._measured(name, positions[name], states[name], heads, offsets, now, described) for name in names}
 
     # --- groups ---
@@ -127,57 +129,18 @@ class LagMonitor:
         position: ReadPosition,
         described: Mapping[str, TopicDescription],
         offsets: Mapping[TopicPartition, PartitionOffsets],
-    ) -> dict[TopicPartition, PartitionState]:
+    ) -> dict[TopicPartition, PartitionLag]:
         reads = {*position.topics, *(tp.topic for tp in position.offsets)}
         committed = self._committed.get(position.group or "", {}) if position.by_group else position.offsets
-        states = {}
-        for topic in sorted(reads & described.keys()):
-            known = position.topic_ids.get(topic, "")
-            # Offsets of a topic that was deleted and created again refer to other records.
-            same = not known or not described[topic].topic_id or known == described[topic].topic_id
-            for tp in described[topic].topic_partitions:
-                bounds = offsets[tp]
-                at = committed.get(tp) if same else None
-                states[tp] = state_of(at, bounds)
-        return states
-
-    # --- timestamps of the next records ---
-
-    def _heads(
-        self,
-        hook: KafkaHook,
-        states: Mapping[str, Mapping[TopicPartition, PartitionState]],
-        described: Mapping[str, TopicDescription],
-    ) -> dict[tuple[TopicPartition, int], Peeked]:
-        """Return the next records by partition and offset, since two pipelines may read one partition at different offsets."""
-        found: dict[tuple[TopicPartition, int], Peeked] = {}
-        spans: dict[TopicPartition, tuple[int, int]] = {}
-        for tp, state in (item for each in states.values() for item in each.items()):
-            place, topic_id = (tp, state.start), described[tp.topic].topic_id
-            if state.start >= state.end or place in found:
-                continue
-            known = self._known.get(tp)
-            if known and _holds(known, topic_id, state):
-                found[place] = known.peeked
-            elif tp not in spans and len(spans) < MAX_PEEKS:
-                spans[tp] = (state.start, state.end)
-        try:
-            peeked = peek(hook, spans)
-        except (LogMoved, KafkaSparkError):
-            # Records that cannot be read, or that were deleted meanwhile: the lag in records is still known.
-            peeked = {}
-        for tp, head in peeked.items():
-            start = spans[tp][0]
-            self._known[tp] = Known(described[tp.topic].topic_id, start, head, time.monotonic())
-            found[tp, start] = head
-        return found
+        there = {topic: described[topic] for topic in sorted(reads & described.keys())}
+        return lags_of(committed, position.topic_ids, there, offsets)
 
     def _measured(
         self,
         name: str,
         position: ReadPosition,
-        states: Mapping[TopicPartition, PartitionState],
-        heads: Mapping[tuple[TopicPartition, int], Peeked],
+        states: Mapping[TopicPartition, PartitionLag],
+        heads: Mapping[tuple[TopicPartition, int], Head | None],
         offsets: Mapping[TopicPartition, PartitionOffsets],
         now: float,
         described: Mapping[str, TopicDescription],
@@ -196,15 +159,9 @@ class LagMonitor:
             if state.start >= state.end:
                 found[tp] = state
                 continue
-            peeked = heads.get((tp, state.start))
-            estimated = estimated or peeked is None
+            is_known = (tp, state.start) in heads
+            estimated = estimated or not is_known
             # A record that was not read counts, but its age is unknown.
-            found[tp] = aged(state, peeked.head if peeked else Head(state.start, None), now)
+            found[tp] = aged(state, heads[tp, state.start] if is_known else Head(state.start, None), now)
         problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)} any more" if gone else ""
         return LagMeasurement(Lag(name, found, now), bounds, now, committed, problem, estimated)
-
-
-def _holds(known: Known, topic_id: str, state: PartitionState) -> bool:
-    """Return True if the record of an earlier round is still the next one to read."""
-    there = known.peeked.head is not None and state.low <= known.peeked.until < state.end
-    return there and known.covers(topic_id, state.start)

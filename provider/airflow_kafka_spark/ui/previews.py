@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.ledger_topic import PROMPT
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.ledger.topic import PROMPT
 from airflow_kafka_spark.ui.responses import RequestRefused, redacted, status_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
-    from airflow_kafka_spark.hooks.pipeline_preview import Preview
+    from airflow_kafka_spark.control.preview import Preview
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 T = TypeVar("T")
 
@@ -78,6 +78,7 @@ def next_window(work: Callable[[], Preview]) -> dict[str, Any]:
     except ValueError as error:
         return {"refused": redacted(str(error))}
     facts = {name: getattr(found, name) for name in ("number", "begins", "run", "offsets", "bytes", "age", "held_back")}
+    facts["warnings"] = list(found.warnings)
     return {"next": {**facts, "ranges": [vars(r) for r in found.ranges], "gaps": [vars(g) for g in found.gaps]}}
 
 

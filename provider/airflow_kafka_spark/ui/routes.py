@@ -71,7 +71,7 @@ def windows(
 @router.get("/next")
 def preview_next_window(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> PlainJSONResponse:
     """Return the window that a run would plan now."""
-    from airflow_kafka_spark.hooks.pipeline_preview import Preview, preview
+    from airflow_kafka_spark.control.preview import Preview, preview
 
     item, watch = view.find(ledger, name)
     task = item.tasks[0] if item.tasks else None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from airflow_kafka_spark.hooks.lag import instant
+from airflow_kafka_spark.ledger.lag import instant
 from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
 from airflow_kafka_spark.ui.lag_monitor import ReadPosition
 from airflow_kafka_spark.windows.changes import Change

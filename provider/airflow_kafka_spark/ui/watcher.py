@@ -15,8 +15,8 @@ from threading import Event, Lock, RLock, Thread
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka_client import ClientEvents
-from airflow_kafka_spark.hooks.ledger_topic import PROMPT
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.ledger.topic import PROMPT
 from airflow_kafka_spark.ui.airflow_metadata import (
     DEFAULT_CONNECTION,
     DEFAULT_TOPIC,
@@ -34,7 +34,7 @@ from airflow_kafka_spark.windows.model import TopicPartition
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 log = logging.getLogger(__name__)
 
@@ -413,7 +413,7 @@ FIRST_SECONDS = 3.0
 
 def make_hook(conn_id: str) -> KafkaHook:
     """Return a hook with a short timeout."""
-    from airflow_kafka_spark.hooks.kafka import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     return KafkaHook(conn_id, timeout=HOOK_SECONDS)
 

@@ -1,1 +1,1 @@
-"""The ground floor: the values of a window and the pure functions that plan it. Imports neither Airflow nor Spark nor Kafka."""
+"""The values of a window and the pure functions that plan it. Imports neither Airflow nor Spark nor Kafka."""

@@ -73,7 +73,7 @@ class Binding:
     :param writer: the task that planned it.
     :param destination: where its rows go.
     :param origin: where its rows come from, beside the offsets of the window.
-    :param decided: the number of the newest decision (:func:`~airflow_kafka_spark.hooks.pipeline_rebind.rebind`) that the ledger
+    :param decided: the number of the newest decision (:func:`~airflow_kafka_spark.control.rebind.rebind`) that the ledger
         held when the window was planned; 0 without one. A later decision allows another binding.
     """
 
@@ -110,15 +110,15 @@ def other_writer(known: Writer, found: Writer) -> tuple[Difference, ...]:
     Deployments are compared only if both are known. Map indexes are compared only within one DAG run, because the list that a
     task is mapped over may change from run to run.
     """
-    told = []
+    differences = []
     if known.deployment and found.deployment and known.deployment != found.deployment:
-        told.append(Difference("deployment", known.deployment, found.deployment))
+        differences.append(Difference("deployment", known.deployment, found.deployment))
     for what, one, other in (("DAG", known.dag_id, found.dag_id), ("task", known.task_id, found.task_id)):
         if one != other:
-            told.append(Difference(what, one, other))
-    if not told and known.run_id == found.run_id and known.map_index != found.map_index:
-        told.append(Difference("map index", str(known.map_index), str(found.map_index)))
-    return tuple(told)
+            differences.append(Difference(what, one, other))
+    if not differences and known.run_id == found.run_id and known.map_index != found.map_index:
+        differences.append(Difference("map index", str(known.map_index), str(found.map_index)))
+    return tuple(differences)
 
 
 def other_place(known: Endpoint, found: Endpoint) -> tuple[Difference, ...]:
@@ -137,15 +137,15 @@ def other_endpoint(known: Endpoint, found: Endpoint) -> tuple[Difference, ...]:
 
 
 def _differences(known: Mapping[str, str], found: Mapping[str, str], *, all_of: bool) -> tuple[Difference, ...]:
-    told = []
+    differences = []
     for what, was in sorted(known.items()):
         before, is_server, kind = what.rpartition(" ")[0], what.rpartition(" ")[1], what.rpartition(" ")[2]
         if kind == SERVER_ID or (kind == SERVER and _same_server(known, found, before + is_server)):
             continue
         now = found.get(what, "none")
         if (what in found or all_of) and was and now and now != was:
-            told.append(Difference(what, was, now))
-    return tuple(told)
+            differences.append(Difference(what, was, now))
+    return tuple(differences)
 
 
 def _same_server(known: Mapping[str, str], found: Mapping[str, str], prefix: str) -> bool:

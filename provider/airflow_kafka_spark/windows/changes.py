@@ -1,4 +1,4 @@
-"""What somebody has done to a pipeline by hand, as the ledger remembers it."""
+"""Manual changes of a pipeline (reset, skip, pause, replay ...), as the ledger remembers them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ABOUT_A_WINDOW = ("replay", "rebind", "rename", "forget")
 
 @dataclass(frozen=True)
 class Change:
-    """One change by hand.
+    """One manual change of a pipeline.
 
     :param number: from 1, within its pipeline.
     :param action: ``reset``: its position was moved; ``skip``: it was moved on, past an open window or past what waited;
         ``forget``: the ledger forgot it; ``pause`` and ``resume``: whether it may move windows; ``replay``: a window is to be
-        moved once more; ``rebind``: it may go elsewhere, or be moved by somebody else; ``rename``: it has another name.
+        moved once more; ``rebind``: another destination or another task is allowed; ``rename``: it has another name.
     :param who: who asked for it.
     :param why: what for.
     :param at: UTC instant, ISO 8601.
@@ -56,15 +56,16 @@ class Change:
 
 
 def change_to_json(change: Change) -> dict[str, Any]:
-    """``before`` and ``after`` are ``[[topic, partition, offset], ...]``. What only some changes have is left out of others:
-    older releases know nothing of it."""
+    """Return a change as JSON. ``before`` and ``after`` are ``[[topic, partition, offset], ...]``. Facts that only some actions
+    have are left out of the others, because older releases do not know them.
+    """
     offsets = {name: [[*tp, offset] for tp, offset in sorted(getattr(change, name).items())] for name in ("before", "after")}
     asked = {name: getattr(change, name) for name in _OF_REPLAYS} if change.action in _ABOUT_A_WINDOW else {}
-    told = {
+    facts = {
         **({"landed": landed_to_json(change.landed)} if change.landed is not None else {}),
         **({"published": published_to_json(change.published)} if change.published else {}),
     }
-    return {**{n: getattr(change, n) for n in _SERIALIZED}, **offsets, "discarded": list(change.discarded), **asked, **told}
+    return {**{n: getattr(change, n) for n in _SERIALIZED}, **offsets, "discarded": list(change.discarded), **asked, **facts}
 
 
 def change_from_json(value: Mapping[str, Any], offset: int = -1) -> Change:
@@ -81,7 +82,7 @@ def change_from_json(value: Mapping[str, Any], offset: int = -1) -> Change:
 
 
 def landed_to_json(parts: Iterable[Landed]) -> list[list[Any]]:
-    """``[[topic, partition, first, last, records], ...]``"""
+    """Return ``[[topic, partition, first, last, records], ...]``."""
     return [[p.topic, p.partition, p.first, p.last, p.records] for p in parts]
 
 
@@ -90,7 +91,7 @@ def landed_from_json(value: Iterable[Sequence[Any]]) -> tuple[Landed, ...]:
 
 
 def published_to_json(published: Mapping[TopicPartition, Published]) -> list[list[Any]]:
-    """``[[topic, partition, end, records], ...]``"""
+    """Return ``[[topic, partition, end, records], ...]``."""
     return [[*tp, found.end, found.records] for tp, found in sorted(published.items())]
 
 

@@ -1,4 +1,4 @@
-"""Windows and their parts as JSON values, for the ledger, for the sinks' own records, and for what tasks tell the driver."""
+"""Windows and their parts as JSON, for the ledger, for the sinks' own records, and for the results of tasks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def unpacked(text: str) -> list[Any]:
 
 
 def ranges_to_json(ranges: Sequence[OffsetRange]) -> list[list[Any]]:
-    """``[[topic, partition, start, end], ...]``"""
+    """Return ``[[topic, partition, start, end], ...]``."""
     return [[r.topic, r.partition, r.start, r.end] for r in ranges]
 
 
@@ -154,7 +154,7 @@ def _source_from_json(value: Mapping[str, Any]) -> SourcePlan:
 
 
 def marker_to_json(marker: Marker) -> dict[str, Any]:
-    """``landed`` is ``[[topic, partition, first, last, records], ...]``."""
+    """Return a marker as JSON; ``landed`` is ``[[topic, partition, first, last, records], ...]``."""
     places = {"landed": marker.landed, "dead_letters": marker.dead_letters, "routed": marker.routed}
     told = {name: landed_to_json(parts) for name, parts in places.items()}
     more = {
@@ -175,7 +175,7 @@ _STREAMS = ("letters", "routes")
 
 
 def result_to_json(result: SplitResult) -> dict[str, Any]:
-    """Without its dead letters: those travel once, beside it."""
+    """Return a split's result as JSON, without its dead letters, which travel once, beside it."""
     return {
         **{name: value for name, value in vars(result).items() if name not in _STREAMS},
         "samples": [list(vars(s).values()) for s in result.samples],
@@ -197,13 +197,13 @@ def result_from_json(value: Mapping[str, Any]) -> SplitResult:
 
 
 def encode_result(result: SplitResult) -> str:
-    """As a task tells it to the driver, with its dead letters."""
+    """Return the text that a task sends to the driver: the split's result with its dead letters."""
     streams = {name: base64.b64encode(stream).decode() for name in _STREAMS if (stream := getattr(result, name))}
     return json.dumps({**result_to_json(result), **streams})
 
 
 def decode_result(text: str) -> SplitResult:
-    """What a task told.
+    """Return the result that a task has sent.
 
     :raises KafkaSparkError: the error that ended the split, as it was raised in the task.
     """
@@ -239,17 +239,19 @@ def position_from_json(value: Mapping[str, Any]) -> Position:
 
 
 def _followed_to_json(followed: Mapping[str, Reached]) -> dict[str, Any]:
-    """``{pipeline: [number, {topic: records}]}``"""
+    """Return ``{pipeline: [number, {topic: records}]}``."""
     return {pipeline: [reached.number, dict(reached.totals)] for pipeline, reached in followed.items()}
 
 
 def _followed_from_json(value: Mapping[str, Any]) -> dict[str, Reached]:
-    """Older records hold numbers alone."""
+    """Return how far other pipelines were followed. Older records hold numbers only."""
     return {name: Reached(*found) if isinstance(found, list) else Reached(found) for name, found in value.items()}
 
 
 def _epochs_to_json(partitions: Sequence[TopicPartition], epochs: Mapping[TopicPartition, int]) -> dict[str, list[int]]:
-    """``{"epochs": [3, -1, ...]}``, in the order of these partitions, -1 where it is not known; empty if none is known."""
+    """Return ``{"epochs": [3, -1, ...]}`` in the order of these partitions, -1 where an epoch is not known; empty if none is
+    known.
+    """
     known = [epochs.get(tp, -1) for tp in partitions]
     return {"epochs": known} if any(epoch >= 0 for epoch in known) else {}
 
@@ -260,12 +262,12 @@ def _epochs_from_json(partitions: Sequence[TopicPartition], value: Mapping[str, 
 
 
 def encode_error(error: KafkaSparkError) -> str:
-    """An error that a task ends with, as its result: a traceback from a worker is no message for a user."""
+    """Return the error that ends a task as its result. A traceback from a worker is no message for a user."""
     return json.dumps({"error": base64.b64encode(pickle.dumps(error)).decode()})
 
 
 def decode_facts(text: str) -> dict[str, Any]:
-    """What a task told, as it stands.
+    """Return what a task has sent, as JSON.
 
     :raises KafkaSparkError: the error that ended it, as it was raised in the task.
     """

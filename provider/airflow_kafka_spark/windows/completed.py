@@ -1,4 +1,4 @@
-"""Which of a pipeline's windows somebody waits for, and whether it is complete."""
+"""The search for a complete window, for sensors that wait for one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_kafka_spark.windows.model import State
 
 @dataclass(frozen=True)
 class Wanted:
-    """A window that is waited for: all that is given has to hold.
+    """The criteria for a window that a sensor waits for. All that are given have to hold.
 
     :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``. Of a run of another DAG with another id, the moment in
         the id counts: ``scheduled__2026-01-01T00:00:00+00:00`` and ``manual__2026-01-01T00:00:00+00:00_x7Qa`` are one.
@@ -37,7 +37,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Completed:
-    """A complete window that is what was waited for.
+    """A complete window that meets the criteria.
 
     :param window: its number within the pipeline as text; for one that belongs to a data interval, the interval's name.
     :param run: the run that planned it.
@@ -50,7 +50,7 @@ class Completed:
 
 
 def completed(memory: Memory, wanted: Wanted) -> Completed | None:
-    """The newest complete window that is wanted, None while there is none. Nothing else decides this.
+    """Return the newest complete window that matches, or None. No other function decides this.
 
     :param memory: what the ledger holds of the pipeline; windows it does not remember any more are not found.
     """
@@ -81,7 +81,7 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:?\d\d)?")
 
 
 def same_run(known: str, wanted: str) -> bool:
-    """Whether two runs are the same, or tasks of two DAGs of which the runs belong to the same moment."""
+    """Return True if two runs are the same, or belong to tasks of two DAGs and to the same moment."""
     if known == wanted:
         return True
     known_dag, known_run, known_task = _parts(known)
@@ -95,7 +95,9 @@ def same_run(known: str, wanted: str) -> bool:
 
 
 def _parts(run: str) -> tuple[str, str, str]:
-    """DAG, run and task, with the index of a mapped one; a run's id may hold slashes, the others may not."""
+    """Return the DAG, the run and the task of a run's name; the task includes the index of a mapped one. Only the id of a run may
+    contain slashes.
+    """
     dag, _, rest = run.partition("/")
     run_id, _, task = rest.rpartition("/")
     if task.isdecimal() and "/" in run_id:
@@ -105,7 +107,7 @@ def _parts(run: str) -> tuple[str, str, str]:
 
 
 def _moment(run_id: str) -> datetime | None:
-    """The moment that Airflow has put into a run's id."""
+    """Return the moment that Airflow has put into a run's id, or None."""
     found = _MOMENT.search(run_id)
     try:
         moment = datetime.fromisoformat(found.group().replace("Z", "+00:00")) if found else None

@@ -1,4 +1,4 @@
-"""What a sink's record of windows says of a window: the compare of a sink's compare-and-set.
+"""The compare of a sink's compare-and-set: does a window continue the last one that the sink has recorded?
 
 Offsets are compared only where they mean the same records: those of another cluster, or of a topic that was deleted and created
 again, are refused (:func:`refuse_foreign`).
@@ -14,11 +14,11 @@ from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, TopicPa
 
 
 def continues(previous: Applied, window: Window) -> list[str]:
-    """Why ``window`` cannot be the pipeline's next window after ``previous``; an empty list when it can.
+    """Return the reasons why ``window`` cannot be the pipeline's next window after ``previous``; an empty list if it can.
 
     Each partition has to start where the previous window ended, or behind it if the window's own gaps account for every offset
     between. A partition that ``previous`` did not have may start anywhere, and a topic may be left out as a whole. A window that
-    begins where somebody has moved the pipeline to (offset control) may start anywhere: its plan says so, and no other's does.
+    begins where a manual change has put the pipeline (offset control) may start anywhere; only its plan says so.
 
     :param previous: the last window a sink remembers of this pipeline.
     :param window: the one that is to be applied now.
@@ -92,13 +92,15 @@ def refuse_foreign(applied: Applied, cluster_id: str, topic_ids: Mapping[str, st
 
 
 def without_recreated(previous: Applied, window: Window) -> Applied:
-    """``previous`` without the topics that were deleted and created again since: their offsets mean other records now."""
+    """Return ``previous`` without the topics that were deleted and created again since. Offsets of these topics mean other
+    records now.
+    """
     kept = tuple(r for r in previous.ranges if not _differ(previous.topic_ids.get(r.topic), window.topic_ids.get(r.topic)))
     return replace(previous, ranges=kept)
 
 
 def same_ranges(one: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> bool:
-    """Whether two windows of the same number are the same window."""
+    """Return True if two windows of the same number are the same window."""
     return sorted(one) == sorted(other)
 
 
@@ -107,7 +109,7 @@ def _differ(one: str | None, other: str | None) -> bool:
 
 
 def _covers(gaps: Sequence[Gap], tp: TopicPartition, start: int, end: int) -> bool:
-    """Whether gaps of one partition account for every offset of ``[start, end)``."""
+    """Return True if gaps of one partition account for every offset of ``[start, end)``."""
     for gap in sorted((g for g in gaps if (g.topic, g.partition) == tp), key=lambda g: g.start):
         if gap.start <= start:
             start = max(start, gap.end)

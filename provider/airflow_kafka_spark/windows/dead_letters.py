@@ -1,4 +1,4 @@
-"""Records of a window that went to a dead letter topic: decided once, remembered, and never decided again."""
+"""The dead letters of a window, as the ledger remembers them. Whether a record is one is decided once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Runs = tuple[tuple[int, int], ...]
 
 
 def runs_of(offsets: Iterable[int]) -> Runs:
-    """Offsets, each once and in any order, as runs."""
+    """Return offsets as runs. They may come in any order, each of them once."""
     ordered = sorted(set(offsets))
     runs = []
     for _, members in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
@@ -24,13 +24,13 @@ def runs_of(offsets: Iterable[int]) -> Runs:
 
 
 def offsets_in(runs: Runs) -> frozenset[int]:
-    """The offsets of runs, one by one."""
+    """Yield the offsets of runs."""
     return frozenset(offset for start, end in runs for offset in range(start, end))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Dead letters of one transaction.
+    """The dead letters of one transaction.
 
     :param replay: which of the window's replays sent them; 0 is the first time.
     :param token: of the attempt that did.
@@ -52,7 +52,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Captured:
-    """What another sink takes of a window: decided before any sink takes anything.
+    """The part of a window that another sink takes. It is decided before any sink commits.
 
     :param replay: which of the window's replays it is of; 0 is the first time.
     :param name: which of the pipeline's other sinks it is.
@@ -70,7 +70,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """All dead letters of one window, as the ledger remembers them; and the records that were routed elsewhere.
+    """All dead letters of one window, and the records that were routed to other topics, as the ledger remembers them.
 
     :param window: the window's number.
     :param topic: the dead letter topic; empty without one.
@@ -89,14 +89,14 @@ class DeadLetters:
     skipped: tuple[tuple[int, int], ...] = ()
 
     def sent(self, replay: int | None = None) -> dict[TopicPartition, frozenset[int]]:
-        """The dead letters that were sent.
+        """Return the dead letters that were sent.
 
         :param replay: only in this replay; None: ever.
         """
         return _offsets_of(b for b in self.batches if not b.routed and replay in (None, b.replay))
 
     def routed(self, replay: int | None = None, topic: str | None = None) -> dict[TopicPartition, frozenset[int]]:
-        """The records that were routed elsewhere.
+        """Return the records that were routed to other topics.
 
         :param replay: only in this replay; None: ever.
         :param topic: only those that went to this one.
@@ -105,33 +105,37 @@ class DeadLetters:
 
     @property
     def landed(self) -> tuple[Landed, ...]:
-        """Where dead letters lie, per partition of their topic."""
+        """Return where dead letters lie, per partition of their topic."""
         return merge_landed(part for batch in self.batches if not batch.routed for part in batch.landed)
 
     @property
     def routes(self) -> tuple[Landed, ...]:
-        """Where records lie that were routed elsewhere, per partition of those topics."""
+        """Return where routed records lie, per partition of their topics."""
         return merge_landed(part for batch in self.batches if batch.routed for part in batch.landed)
 
     def captures(self, replay: int) -> tuple[Captured, ...]:
-        """What other sinks take in this replay."""
+        """Return what other sinks take in this replay."""
         return tuple(found for found in self.captured if found.replay == replay)
 
     def with_captured(self, captured: Sequence[Captured]) -> DeadLetters:
-        """The same, and what other sinks take, in place of what was decided of them before in these replays."""
+        """Return these dead letters with what other sinks take. It replaces what was decided for the same sinks and replays
+        before.
+        """
         replays = {found.replay for found in captured}
         return replace(self, captured=(*(c for c in self.captured if c.replay not in replays), *captured))
 
     def skips(self, replay: int) -> int:
-        """How many bad records this replay leaves out without a letter."""
+        """Return how many bad records this replay leaves out without sending a dead letter."""
         return dict(self.skipped).get(replay, 0)
 
     def rejected(self, replay: int) -> int:
-        """How many bad records this replay leaves out."""
+        """Return how many bad records this replay leaves out."""
         return sum(map(len, self.sent(replay).values())) + self.skips(replay)
 
     def with_skipped(self, replay: int, count: int) -> DeadLetters:
-        """The same, and how many that are, in place of what was counted before."""
+        """Return these dead letters with the count of bad records that were left out. It replaces the count of the previous
+        attempt.
+        """
         counts = {**dict(self.skipped), replay: count}
         return replace(self, skipped=tuple((at, n) for at, n in sorted(counts.items()) if n))
 
@@ -159,7 +163,7 @@ def dead_letters_from_json(window: int, value: Mapping[str, Any], offset: int = 
 
 
 def _batch_to_json(batch: Batch) -> dict[str, Any]:
-    """Runs as distance from the end of the one before and length: ``[12, 1, 5, 3]``."""
+    """Return runs as the distance from the end of the previous run, and the length: ``[12, 1, 5, 3]``."""
     return {
         "replay": batch.replay,
         "token": batch.token,

@@ -1,4 +1,4 @@
-"""Windows that follow another pipeline's: read exactly what it has published, and count that it is all there.
+"""Windows that follow another pipeline: they read exactly what it has published, and compare the counts.
 
 What is expected is counted in one of two ways. A pipeline that has come to where it stands by following counts by the difference
 of what the other one had published in all then, and has now: so it does not matter how many windows that was, nor whether the
@@ -24,8 +24,8 @@ def follow(
     starts: Mapping[TopicPartition, int],
     recreated: Collection[str] = (),
 ) -> tuple[Followed, dict[TopicPartition, int]]:
-    """What the upstream pipeline has published since it was last followed: by windows that are complete, and by those that were
-    given up, whose records stay in their topics.
+    """Return what the upstream pipeline has published since it was last followed. Windows that were given up count, too, because
+    their records stay in the topics.
 
     :param upstream: what the ledger holds of it, all of it.
     :param reached: up to where it was followed; None where the position was not reached by following it.
@@ -56,7 +56,7 @@ def follow(
 
 
 def reached_of(upstream: Memory, position: Position) -> Reached | None:
-    """Up to where a pipeline was followed, by this name or by one that it had before it was renamed."""
+    """Return how far a pipeline was followed, under this name or under a name that it had before it was renamed."""
     names = [upstream.pipeline, *(c.name for _, c in sorted(upstream.changes.items(), reverse=True) if c.action == "rename")]
     return next((position.followed[name] for name in names if name in position.followed), None)
 
@@ -64,7 +64,8 @@ def reached_of(upstream: Memory, position: Position) -> Reached | None:
 def beginnings(
     log: Log, position: Position, starts: Mapping[TopicPartition, int], *, expects_all: bool
 ) -> dict[TopicPartition, int]:
-    """Where a window begins that follows another pipeline: at the position, or where a pipeline without one begins.
+    """Return where a window begins that follows another pipeline: at the position, or at the start of a pipeline that has no
+    position.
 
     :param expects_all: a pipeline without a position that begins with the first record which is still there expects those before
         it, too: that they were deleted is loss of data.
@@ -93,8 +94,9 @@ def _published(upstream: Memory) -> Mapping[TopicPartition, Published]:
 def published_behind(
     upstream: Memory, published: Mapping[TopicPartition, Published], tp: TopicPartition, start: int
 ) -> int | None:
-    """How many of the records that a pipeline has published to a partition lie at or behind an offset; None where that is not
-    known, because a window lies on both sides of it, or the ledger no longer holds the windows there."""
+    """Return how many of the records that a pipeline has published to a partition lie at or behind an offset. None means that
+    this is not known: a window lies on both sides of the offset, or the ledger no longer holds the windows there.
+    """
     total = published[tp].records if tp in published else 0
     if start == 0:
         return total
@@ -118,7 +120,7 @@ def published_behind(
 
 
 def _number_before(upstream: Memory, starts: Mapping[TopicPartition, int]) -> int:
-    """The number of the last window of which nothing lies behind these offsets, as far as the ledger holds it."""
+    """Return the number of the last window that has no record behind these offsets, as far as the ledger remembers."""
     if not any(starts.values()):
         return 0
     behind = [
@@ -136,7 +138,8 @@ def log_up_to(
     starts: Mapping[TopicPartition, int],
     recreated: Collection[str] = (),
 ) -> Log:
-    """The log as if it ended with what is followed; a partition that got nothing ends where the pipeline stands.
+    """Return the log as if it ended with the records that are followed. A partition that got no records ends at the pipeline's
+    position.
 
     :param starts: where a pipeline without a position would begin.
     :param recreated: topics that were deleted and created again: neither the position nor an end behind the log means them.

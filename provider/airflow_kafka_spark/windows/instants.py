@@ -1,4 +1,4 @@
-"""Instants as Kafka has them: whole milliseconds since the epoch."""
+"""Conversions between datetimes and Kafka's timestamps: whole milliseconds since the epoch."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def instant_ms(instant: datetime) -> int:
-    """The first whole millisecond at or after an instant, which has a time zone."""
+    """Return the first whole millisecond at or after an instant. The instant needs a time zone."""
     elapsed = instant - EPOCH
     return -(-((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) // 1000)
 
 
 def now_ms() -> int:
-    """This instant."""
+    """Return the current time."""
     return time.time_ns() // 1_000_000
 
 
 def instant_of(milliseconds: int) -> datetime:
-    """The instant, in UTC."""
+    """Return the instant in UTC."""
     return EPOCH + timedelta(milliseconds=milliseconds)
 
 
 def iso(milliseconds: int) -> str:
-    """An instant as a person reads it, in UTC; one beyond the year 9999 in milliseconds, as microseconds are when somebody has
-    taken them for milliseconds."""
+    """Return an instant as ISO 8601 in UTC. An instant beyond the year 9999 (microseconds that were taken for milliseconds) is
+    returned in milliseconds.
+    """
     try:
         instant = instant_of(milliseconds)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Windows that belong to a data interval: their names, what is known of them, and how far they are complete without a hole.
+"""Data intervals of a pipeline: their names, their states, and the offsets up to which they are complete without a hole.
 
 An interval of a pipeline is moved in a *lane* of its own, ``<pipeline>.<interval>``: with its own number, fence and place in the
 sink, so that intervals may be moved in any order and side by side. What all lanes have in common is the pipeline's list of
@@ -23,7 +23,7 @@ _LANE = re.compile(rf"^(?P<family>.+)\.(?P<interval>{_INSTANT}-{_INSTANT})$", re
 
 @dataclass(frozen=True, order=True)
 class Interval:
-    """A half-open span of time, ``[start, end)``, in UTC: nothing here adds hours to days, so daylight saving changes nothing.
+    """A half-open span of time, ``[start, end)``, in UTC. Daylight saving time has no effect on it.
 
     Instants are whole milliseconds, as timestamps of records are; finer ones are moved to the next.
 
@@ -46,7 +46,7 @@ class Interval:
 
     @classmethod
     def of_ms(cls, start: int, end: int) -> Interval:
-        """From milliseconds since the epoch."""
+        """Return the interval between two instants, in milliseconds since the epoch."""
         return cls(instant_of(start), instant_of(end))
 
     @classmethod
@@ -72,15 +72,15 @@ class Interval:
 
     @property
     def name(self) -> str:
-        """``20260101T000000Z-20260101T010000Z``: sorts as the intervals do, and every file system takes it."""
+        """Return ``20260101T000000Z-20260101T010000Z``. Names sort as the intervals do and are valid in every file system."""
         return f"{_basic(self.start)}-{_basic(self.end)}"
 
     def lane(self, pipeline: str) -> str:
-        """Under which name ledger and sink know this interval of a pipeline."""
+        """Return the name under which the ledger and the sink know this interval of a pipeline."""
         return f"{pipeline}.{self.name}"
 
     def overlaps(self, other: Interval) -> bool:
-        """Whether an instant belongs to both."""
+        """Return True if an instant belongs to both."""
         return self.start < other.end and other.start < self.end
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class IntervalState:
-    """What a pipeline knows of one of its intervals.
+    """The state of one data interval of a pipeline, as the ledger remembers it.
 
     :param state: PLANNED, or COMPLETE.
     :param ranges: the offsets it stands for.
@@ -116,41 +116,42 @@ class IntervalState:
     tries: Mapping[str, Tries] = field(default_factory=dict)
 
     def has(self, topic: str, topic_id: str) -> bool:
-        """Whether it has a topic: the one with this id, as far as ids are known."""
+        """Return True if it has a topic: the one with this id, as far as ids are known."""
         known = self.topic_ids.get(topic, "")
         return any(r.topic == topic for r in self.ranges) and not (known and topic_id and known != topic_id)
 
     def ranges_of(self, topic_ids: Mapping[str, str]) -> tuple[OffsetRange, ...]:
-        """Its ranges without those of topics that were deleted and created again since.
+        """Return its ranges without those of topics that were deleted and created again since.
 
         :param topic_ids: the ids that the topics have now; a topic that is missing is not compared.
         """
         return tuple(r for r in self.ranges if self.counts(r.topic, topic_ids))
 
     def counts(self, topic: str, topic_ids: Mapping[str, str]) -> bool:
-        """Whether its offsets of a topic are those of the topic of today, as far as ids are known."""
+        """Return True if its offsets of a topic belong to the topic of today, as far as ids are known."""
         known, found = self.topic_ids.get(topic), topic_ids.get(topic)
         return not (known and found and known != found)
 
 
 def family_of(name: str) -> tuple[str, str | None]:
-    """The pipeline that a name in ledger or sink belongs to, and which of its data intervals it is; None for the pipeline
-    itself."""
+    """Return the pipeline that a name in the ledger or in a sink belongs to, and the data interval of that name; None for the
+    pipeline itself.
+    """
     found = _LANE.match(name)
     return (found["family"], found["interval"]) if found else (name, None)
 
 
 def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[IntervalState]:
-    """The other intervals of the pipeline that share instants with this one: their records would be moved twice."""
+    """Return the other intervals of the pipeline that share instants with this one. Their records would be moved twice."""
     return sorted(
         (other for other in known if other.interval != interval and other.interval.overlaps(interval)), key=lambda o: o.interval
     )
 
 
 def taken_up_at(topic: str, topic_id: str, interval: Interval, known: Iterable[IntervalState]) -> datetime | None:
-    """Where an interval takes a topic up: at its own start, or at that of the intervals directly before it that were planned
-    without the topic, since nobody else will move what the topic has of these. None: no interval has it, and there are others:
-    the topic has joined the pipeline, and is taken up at its first record.
+    """Return the instant from which an interval reads a topic: its own start, or the start of the intervals directly before it
+    that were planned without the topic, because no other interval will move the topic's records of that time. None means that
+    no interval has the topic although there are others: the topic has joined the pipeline, and is read from its first record.
 
     :param known: the pipeline's intervals, planned and complete.
     """
@@ -167,8 +168,8 @@ def taken_up_at(topic: str, topic_id: str, interval: Interval, known: Iterable[I
 def what_others_leave(
     ranges: Sequence[OffsetRange], topic_ids: Mapping[str, str], others: Iterable[IntervalState]
 ) -> tuple[OffsetRange, ...]:
-    """The ranges of an interval without the offsets that other intervals of the pipeline have: one in which a topic was taken up
-    has those of all times before it.
+    """Return the ranges of an interval without the offsets of other intervals of the pipeline. The interval that took up a topic
+    owns the topic's offsets of all times before it.
 
     :param topic_ids: the ids of the topics.
     """
@@ -191,7 +192,7 @@ def what_others_leave(
 def sharing_offsets(
     ranges: Iterable[OffsetRange], topic_ids: Mapping[str, str], known: Iterable[IntervalState]
 ) -> Iterator[tuple[IntervalState, OffsetRange]]:
-    """Intervals that have some of these offsets, with their range.
+    """Yield the intervals that have some of these offsets, with their range.
 
     :param topic_ids: the ids of the topics that the ranges are of.
     """
@@ -212,7 +213,7 @@ def contiguous(
     first: datetime | None = None,
     topic_ids: Mapping[str, str] | None = None,
 ) -> dict[TopicPartition, int]:
-    """How far everything is complete, without a hole: what the consumer group may commit.
+    """Return up to which offsets everything is complete, without a hole: the offsets that the consumer group may commit.
 
     Intervals count by their offsets, not by their times: one continues another if it begins at or before the offset at which
     that ends, in all its partitions.

@@ -3,7 +3,7 @@
 An hourly pipeline has 17,520 intervals after two years. All of them count: an interval must not overlap one that was moved, and
 nobody may move offsets that another one has. Intervals that continue each other, in time and in offsets, are one span for these
 questions. The ledger therefore keeps old ones in archives: a record with their span, which every reader takes apart, and with the
-intervals themselves, which only somebody takes apart who asks for one of them.
+intervals themselves, which are decompressed only for a reader that asks for one of them.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Intervals(Mapping[str, IntervalState]):
 
     @property
     def _moved_again(self) -> int:
-        """Intervals that have a record of their own and are in an archive, too."""
+        """Count the intervals that have a record of their own although an archive holds them, too."""
         return sum(
             1
             for name, state in self.recent.items()
@@ -103,14 +103,15 @@ class Intervals(Mapping[str, IntervalState]):
 
     @property
     def complete(self) -> int:
-        """How many of them are complete, or were before they were moved once more."""
+        """Count the intervals that are complete, or were complete before they were replayed."""
         open_ones = sum(1 for state in self.recent.values() if state.state is not State.COMPLETE and not state.replay)
         return len(self) - open_ones
 
     @property
     def spans(self) -> tuple[IntervalState, ...]:
-        """All of them, those of an archive as one. What is asked of them gets the same answers as of the intervals one by one,
-        and costs as much as there are recent ones and archives."""
+        """Return all intervals, with each archive as one. They give the same answers as the single intervals, at the cost of the
+        recent ones and the archives.
+        """
         return (*self.recent.values(), *(archive.span for archive in self.archives))
 
     @property

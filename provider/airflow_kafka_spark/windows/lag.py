@@ -1,6 +1,6 @@
-"""Lag as values and rules: how far a consumer is behind, whether that is much, and whether anybody is still at work on it.
+"""Lag of a consumer: how many records it is behind, and whether it is healthy.
 
-Nothing here asks Kafka anything: what was found there comes in, and the same input gives the same answer.
+Pure functions: offsets that were read from Kafka come in as arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PERIODS = 1.5
 
 
 class Status(str, Enum):
-    """How a consumer fares, the worst last."""
+    """The state of a consumer, in ascending order of severity."""
 
     OK = "OK"
     WARN = "WARN"
@@ -39,7 +39,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Head:
-    """The first record of a backlog that a read_committed reader is handed.
+    """The first record of a backlog, as a read_committed reader sees it.
 
     :param offset: its offset.
     :param timestamp: its timestamp, milliseconds since the epoch; None where the record has none.
@@ -50,8 +50,8 @@ class Head:
 
 
 @dataclass(frozen=True)
-class PartitionState:
-    """What is known of a consumer and one partition.
+class PartitionLag:
+    """The offsets of a consumer and of the log in one partition.
 
     :param committed: the next offset it reads; None when it has none: it never committed, or that has expired.
     :param low: the first offset that is still there.
@@ -71,12 +71,12 @@ class PartitionState:
 
     @property
     def start(self) -> int:
-        """Where a reader goes on: at the committed offset, or at the first record that is still there."""
+        """The offset at which the reader goes on: the committed offset, or the first record that is left."""
         return max(self.low, self.committed or 0)
 
     @property
     def behind(self) -> bool:
-        """Whether there is a record to read."""
+        """True if there is a record to read."""
         return self.head is not None
 
     @property
@@ -86,7 +86,7 @@ class PartitionState:
 
     @property
     def lost(self) -> int:
-        """Offsets that retention has deleted before they were read."""
+        """The number of offsets that retention has deleted before they were read."""
         return max(0, self.low - self.committed) if self.committed is not None else 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class PartitionState:
 
 @dataclass(frozen=True)
 class Lag:
-    """How far a consumer is behind, in all partitions it was asked about.
+    """The lag of a consumer in all partitions that were asked for.
 
     :param of: the group or the pipeline.
     :param partitions: the state of each.
@@ -111,30 +111,30 @@ class Lag:
     """
 
     of: str
-    partitions: Mapping[TopicPartition, PartitionState]
+    partitions: Mapping[TopicPartition, PartitionLag]
     now: float
     active: bool = False
 
     def records(self, per: Per = "total") -> int:
-        """The sum over the partitions, or the most that any has."""
+        """Return the sum over the partitions, or the largest number of one partition."""
         every = [state.records for state in self.partitions.values()]
         return sum(every) if per == "total" else max(every, default=0)
 
     @property
     def seconds(self) -> float | None:
-        """Age of the oldest unread record; None when one of unknown age is among them."""
+        """Age of the oldest unread record in seconds; None if an unread record has no timestamp."""
         ages = [state.seconds for state in self.partitions.values()]
         known = [age for age in ages if age is not None]
         return max(known, default=0.0) if len(known) == len(ages) else None
 
     @property
     def committed(self) -> dict[str, int | None]:
-        """Where the consumer stands, by ``topic-partition``."""
+        """The committed offsets, by ``topic-partition``."""
         return {str(tp): state.committed for tp, state in sorted(self.partitions.items())}
 
     @property
     def line(self) -> str:
-        """One line a person can read."""
+        """The lag as one readable line."""
         seconds = self.seconds
         age = "" if not self.records() else f", the oldest {'of unknown age' if seconds is None else f'{seconds:,.1f} s old'}"
         return f"{self.of} is {self.records():,} records behind{age} ({len(self.partitions)} partitions)"
@@ -142,7 +142,7 @@ class Lag:
 
 @dataclass(frozen=True)
 class Threshold:
-    """What is waited for: a lag that is small enough, or a backlog that is large enough.
+    """The condition of a lag sensor: a lag that is small enough, or a backlog that is large enough.
 
     :param at_most_records: wait until at most so many records are left.
     :param at_most_seconds: wait until the oldest unread record is at most so old. Given both, both have to hold.
@@ -158,7 +158,7 @@ class Threshold:
     per: Per = "total"
 
     def reached(self, lag: Lag) -> bool:
-        """Whether the lag is what is waited for. A record without a timestamp is neither young nor old."""
+        """Return True if the lag meets the threshold. A record without a timestamp is neither young nor old."""
         records, seconds = lag.records(self.per), lag.seconds
         at_most = [
             limit is None or (value is not None and value <= limit)
@@ -190,7 +190,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Observation:
-    """A partition's consumer as it was at one moment.
+    """A consumer's offset and lag in one partition at one moment.
 
     :param time: seconds since the epoch.
     :param committed: its offset, None without one.
@@ -210,14 +210,14 @@ class Observation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A status, and why."""
+    """A status with its reason."""
 
     status: Status
     reason: str = ""
 
 
 def judge(history: Sequence[Observation], period: float | None = None) -> Verdict:
-    """A partition's status by Burrow's rules, adapted to consumers that come by a schedule.
+    """Return a partition's status by Burrow's rules, adapted to consumers that run by a schedule.
 
     In this order, the first that holds:
 
@@ -234,7 +234,7 @@ def judge(history: Sequence[Observation], period: float | None = None) -> Verdic
     period, Burrow's own rule holds: silent for longer than all the commits that were seen took.
 
     :param history: what was seen, oldest first, at least one; the last one is now.
-    :param period: seconds from one run of the consumer to the next, None for one that runs all the time or was not told.
+    :param period: seconds from one run of the consumer to the next, None for one that runs all the time, or if it is not known.
     """
     now = history[-1]
     if now.records == 0:
@@ -257,13 +257,13 @@ def _went_back(recent: Sequence[Observation]) -> tuple[int, int] | None:
 
 
 def _signs(history: Sequence[Observation]) -> list[float]:
-    """When the consumer was seen at work."""
+    """Return the times at which the consumer was active."""
     moved = [after.time for before, after in _told(history) if after.committed != before.committed]
     return sorted({*moved, *(seen.time for seen in history if seen.active)})
 
 
 def _told(history: Sequence[Observation]) -> pairwise[tuple[Observation, Observation]]:
-    """What was seen, one after the other, of those that tell where the consumer stood."""
+    """Return pairs of successive observations that know the consumer's offset."""
     return pairwise(seen for seen in history if seen.tells)
 
 
@@ -307,7 +307,8 @@ def _growing(recent: Sequence[Observation], period: float | None) -> Verdict | N
 
 
 def usual_period(times: Sequence[float]) -> float | None:
-    """The longest that a pipeline took from one window to the next; None when it has completed too few to tell.
+    """Return the longest time from one window of a pipeline to the next, in seconds; None if it has completed too few windows to
+    tell.
 
     :param times: when it completed windows, seconds since the epoch, ascending.
     """
@@ -317,7 +318,7 @@ def usual_period(times: Sequence[float]) -> float | None:
 
 @dataclass
 class History:
-    """What was seen of a consumer so far; it forgets what no verdict looks back on.
+    """The observations of a consumer so far. Observations that no verdict needs are dropped.
 
     :param period: seconds from one run of the consumer to the next, None where that is not known.
     """
@@ -344,7 +345,7 @@ class History:
 
 
 def worst(verdicts: Mapping[TopicPartition, Verdict]) -> Verdict:
-    """The worst of several; ``OK`` without any. Its reason says where."""
+    """Return the worst of several verdicts, with the partition in its reason; ``OK`` without any."""
     tp, verdict = max(verdicts.items(), key=lambda item: item[1].status.rank, default=(None, Verdict(Status.OK)))
     if tp is None or verdict.status is Status.OK:
         return Verdict(verdict.status)

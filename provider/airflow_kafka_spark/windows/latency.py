@@ -1,7 +1,7 @@
-"""When the records of a window were written, counted into buckets of time: what latency and consumption are told from.
+"""Latency of a window's records, and their counts by time, from histograms of their timestamps.
 
-A task counts its records' timestamps, the driver adds the counts up. Buckets begin small and become wider as the records are
-spread over more time, so that what a task tells stays small.
+Each task counts its records into buckets of time, and the driver adds the counts up. Buckets become wider the more time the
+records span, so that a task's result stays small.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST = 500
 
 @dataclass(frozen=True)
 class Times:
-    """How many records there are of each span of time.
+    """Counts of records by the time of their timestamps, in buckets of equal width.
 
     :param width: of a bucket, in milliseconds; one of :data:`WIDTHS`.
     :param counts: records by bucket: bucket ``n`` is ``[n * width, (n + 1) * width)`` since the epoch.
@@ -36,14 +36,14 @@ class Times:
         return sum(self.counts.values())
 
     def at(self, width: int) -> Times:
-        """The same in wider buckets."""
+        """Return the same counts in wider buckets."""
         counts: dict[int, int] = {}
         for bucket, count in self.counts.items():
             counts[bucket * self.width // width] = counts.get(bucket * self.width // width, 0) + count
         return Times(width, counts)
 
     def plus(self, other: Times) -> Times:
-        """Both together, in as few buckets as are kept."""
+        """Return the sum of two counts, in at most :data:`MOST` buckets."""
         width = max(self.width, other.width)
         one, two = (self.at(width) if self.width < width else self), (other.at(width) if other.width < width else other)
         counts = dict(one.counts)
@@ -57,7 +57,7 @@ class Times:
         return both
 
     def percentile(self, share: float) -> int:
-        """The timestamp that so many of the records are not later than, to a bucket: its middle."""
+        """Return the timestamp that the given share of the records is not later than: the middle of its bucket."""
         left = share * self.records
         for bucket in sorted(self.counts):
             left -= self.counts[bucket]
@@ -67,12 +67,14 @@ class Times:
 
 
 def fitting_width(oldest: int, newest: int, width: int) -> int:
-    """The smallest width, at least this one, with which no more than :data:`MOST` buckets reach from one instant to the other."""
+    """Return the smallest width, at least the one given, with which at most :data:`MOST` buckets reach from one instant to the
+    other.
+    """
     return next((w for w in WIDTHS if w >= width and (newest - oldest) // w < MOST), WIDTHS[-1])
 
 
 def total(parts: Iterable[Times]) -> Times:
-    """All together."""
+    """Return the sum of several counts."""
     both = Times()
     for part in parts:
         both = both.plus(part)
@@ -81,7 +83,7 @@ def total(parts: Iterable[Times]) -> Times:
 
 @dataclass(frozen=True)
 class Latency:
-    """From the timestamp of a record to the flush of its window, in seconds. Negative where clocks disagree.
+    """Seconds from the timestamp of a record to the flush of its window. Negative if clocks disagree.
 
     :param min: exact.
     :param max: exact.
@@ -111,7 +113,7 @@ def latency(times: Times, oldest: int | None, newest: int | None, flushed: int) 
 
 @dataclass(frozen=True)
 class Consumption:
-    """What was read of each span of time, beside what an upstream count says was written.
+    """Records read by time, beside the counts of an upstream system.
 
     :param width: of a bucket, in milliseconds.
     :param read: records by the beginning of their bucket, in milliseconds since the epoch.
@@ -135,7 +137,7 @@ class Consumption:
         return sum(max(count - self.upstream.get(start, 0), 0) for start, count in self.read.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON: ``buckets`` are ``[start, read]`` or ``[start, read, upstream]``, oldest first."""
+        """Return JSON: ``buckets`` are ``[start, read]`` or ``[start, read, upstream]``, oldest first."""
         starts = sorted({*self.read, *(self.upstream or {})})
         if self.upstream is None:
             return {"bucket_seconds": self.width / 1000, "buckets": [[s, self.read[s]] for s in starts]}
@@ -160,7 +162,8 @@ def consumption(times: Times, bucket: int = MINUTE, upstream: Mapping[int, int] 
 
 
 def parse_counts(given: Mapping[Any, Any]) -> dict[int, int]:
-    """An upstream count as users give it: by ISO 8601 instants with a zone, datetimes, or milliseconds since the epoch.
+    """Return an upstream count by milliseconds. Users give it by ISO 8601 instants with a zone, datetimes, or milliseconds since
+    the epoch.
 
     :raises ValueError: naming what cannot be understood.
     """

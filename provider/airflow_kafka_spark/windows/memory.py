@@ -1,4 +1,4 @@
-"""What the ledger holds of one pipeline, and the shape of its records: keys and values are JSON that ``kcat`` shows as it is.
+"""The ledger's records of one pipeline, and the state that they fold into. Keys and values are JSON, readable with ``kcat``.
 
 Kinds of record, all keyed by pipeline so that compaction keeps the newest of each:
 
@@ -17,10 +17,10 @@ Kinds of record, all keyed by pipeline so that compaction keeps the newest of ea
 ``["<pipeline>", "dead", <number>]``
     which records of a window went to the dead letter topic (:mod:`~airflow_kafka_spark.windows.dead_letters`).
 ``["<pipeline>", "change", <number>]``
-    what somebody has done to its offsets (:mod:`~airflow_kafka_spark.windows.changes`).
+    manual changes of its offsets (:mod:`~airflow_kafka_spark.windows.changes`).
 ``["<pipeline>", "control", <number>]``
-    what somebody wants of it while it may be at work: to pause, to resume, to replay a window. Written beside whoever is at work,
-    so never under a key that they write.
+    control requests that may come while an attempt is running: pause, resume, replay a window. No attempt writes under these
+    keys.
 ``["<pipeline>", "binding"]``
     who moves its windows, and where they go and come from, as its newest window was planned
     (:mod:`~airflow_kafka_spark.windows.binding`).
@@ -67,7 +67,7 @@ GROUP = "group"
 
 
 class NewerVersion(ValueError):
-    """A record was written by a later release."""
+    """Raised when a record was written by a later release."""
 
 
 class LedgerRecord(NamedTuple):
@@ -84,7 +84,7 @@ class LedgerRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a window.
+    """One attempt at a window.
 
     :param number: from 1.
     :param token: unguessable; whose token is in the ledger owns the window.
@@ -100,7 +100,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Entry:
-    """A window as the ledger knows it.
+    """The ledger's record of a window.
 
     :param report: the report of a COMPLETE window, as JSON; while it is replayed, that of the time before.
     :param offset: where its newest record lies in the ledger partition; -1 when not read from there.
@@ -120,7 +120,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Memory:
-    """Everything the ledger holds of one pipeline.
+    """All that the ledger holds of one pipeline.
 
     :param position: where it stands; empty for a pipeline without a past.
     :param last_number: number of its last COMPLETE window, 0 without one.
@@ -150,25 +150,27 @@ class Memory:
 
     @property
     def is_blank(self) -> bool:
-        """Whether the ledger knows nothing to go on from: it has never heard of the pipeline, or was told to forget it."""
+        """True if the ledger has no position for the pipeline: it has never moved a window, or was reset by ``forget``."""
         return not (self.position.offsets or self.position.source or self.last_number or self.entries)
 
     @property
     def forgotten(self) -> Change | None:
-        """The newest change by which the ledger was made to forget the pipeline; None without one."""
-        told = [c for c in self.changes.values() if c.action == "forget"]
-        return max(told, key=lambda c: c.number, default=None)
+        """The newest ``forget`` of the pipeline; None without one."""
+        found = [c for c in self.changes.values() if c.action == "forget"]
+        return max(found, key=lambda c: c.number, default=None)
 
     @property
     def last_used(self) -> int:
-        """The highest number that a window has had which is complete, was given up or was forgotten: none of these numbers is
-        used again, so that whoever follows the pipeline knows new windows by their number."""
+        """The highest number of a window that is complete, was given up or was forgotten. Numbers up to it are never used again,
+        so that followers can tell new windows by their number.
+        """
         return max(self.last_number, self.forgotten.window if self.forgotten else 0)
 
     @property
     def published(self) -> Mapping[TopicPartition, Published] | None:
-        """What the pipeline has published in all, windows that were given up or forgotten included; None where it publishes
-        nothing, or that is not known."""
+        """What the pipeline has published in all, including windows that were given up or forgotten; None if it publishes
+        nothing, or if that is not known.
+        """
         if self.position.published is not None:
             return self.position.published
         if self.forgotten is not None and self.forgotten.published:
@@ -181,7 +183,7 @@ class Memory:
 
     @property
     def landed(self) -> dict[int, tuple[Landed, ...]]:
-        """Where the records of windows lie, by number: of those that are complete, and of those that were given up."""
+        """Where the records of windows lie, by number: of complete windows, and of those that were given up."""
         found = {number: landed_of(e) for number, e in self.entries.items() if e.state is State.COMPLETE}
         for change in self.changes.values():
             given_up = sorted(set(change.discarded) - found.keys())
@@ -191,97 +193,100 @@ class Memory:
 
     @property
     def renamed_to(self) -> Change | None:
-        """Who has given the pipeline another name (``name``), under which it goes on; None while it has this one."""
+        """The change that gave the pipeline another name (``name``); None while it has this one."""
         last = max(self.changes.values(), key=lambda c: c.number, default=None)
         return last if last is not None and last.action == "rename" and self.is_blank else None
 
     @property
     def open_entry(self) -> Entry | None:
-        """The window that is PLANNED and not COMPLETE; it is finished before anything else is planned."""
+        """The window that is PLANNED and not COMPLETE. It is finished before another one is planned."""
         return next((e for e in self.entries.values() if e.state is State.PLANNED), None)
 
     def completed_by(self, run: str) -> Entry | None:
-        """The COMPLETE window that this run planned, if it is still remembered."""
+        """Return the COMPLETE window that this run planned, if the ledger still remembers it."""
         return next((e for e in self.entries.values() if e.window.run == run and e.state is State.COMPLETE), None)
 
     def owned(self, number: int, token: str) -> Entry | None:
-        """The window ``number`` while the attempt with this token is the one that works on it, or has completed it; else None."""
+        """Return the window ``number`` if the attempt with this token works on it, or has completed it; else None."""
         entry = self.entries.get(number)
         return entry if entry is not None and entry.attempt.token == token else None
 
     @property
     def oldest_offset(self) -> int:
-        """Where a reader of the ledger partition has to begin to see every remembered window, and every control that counts."""
+        """The offset of the ledger partition from which a reader sees every remembered window and every control record that
+        counts.
+        """
         offsets = [*(e.offset for e in self.entries.values()), *(d.offset for d in self.dead.values())]
         asked = [c for e in self.entries.values() if e.state is State.COMPLETE and (c := self.replay_asked(e.window))]
         offsets += [c.offset for c in (self.pause, self.rebound_after(self.binding), *asked) if c]
-        # Whoever begins to read behind one would take the pipeline for one without intervals.
+        # A reader that begins behind one would take the pipeline for one without intervals.
         offsets += [state.offset for state in self.intervals.recent.values()]
         offsets += [archive.offset for archive in self.intervals.archives]
-        # Controls are written beside whoever is at work: what came after its last look may be one.
+        # Control requests are written beside running attempts: there may be one behind the last look.
         known = [offset for offset in offsets if offset >= 0]
         return min(known if self.seen < 0 else [*known, self.seen]) if known else -1
 
     @property
     def pause(self) -> Change | None:
-        """Who has paused the pipeline, when and why; None while it is not paused."""
-        told = [c for c in self.controls.values() if c.action in ("pause", "resume")]
-        last = max(told, key=lambda c: c.number, default=None)
+        """The pause that is in force, with its author, time and reason; None while the pipeline is not paused."""
+        found = [c for c in self.controls.values() if c.action in ("pause", "resume")]
+        last = max(found, key=lambda c: c.number, default=None)
         return last if last is not None and last.action == "pause" else None
 
     @property
     def is_paused(self) -> bool:
-        """Whether the pipeline moves no windows until somebody resumes it."""
+        """True while the pipeline is paused: it moves no windows."""
         return self.pause is not None
 
     def replay_asked(self, window: Window) -> Change | None:
-        """Who wants a complete window of this pipeline to be moved once more, as long as it was not. Once it is, this is None."""
+        """Return the request to move a complete window once more, until that has happened; then None."""
         name = Interval.of_ms(*window.interval).name if window.interval else ""
         mine = (window.number, name, window.replay)
         return next((c for c in self.controls.values() if c.action == "replay" and (c.window, c.name, c.replay) == mine), None)
 
     def rebound_after(self, binding: Binding | None, window: int | None = None) -> Change | None:
-        """The newest decision that the pipeline may go elsewhere, or be moved by somebody else, which is younger than a binding;
-        None without one.
+        """Return the newest decision that allows another destination or another task and is younger than a binding; None without
+        one.
 
         :param window: number of an open window that is to go there; None asks for windows yet to be planned.
         """
         since = binding.decided if binding else 0
-        told = [c for c in self.controls.values() if c.action == "rebind" and c.number > since]
-        meant = [c for c in told if window is None or c.window == window]
+        younger = [c for c in self.controls.values() if c.action == "rebind" and c.number > since]
+        meant = [c for c in younger if window is None or c.window == window]
         return max(meant, key=lambda c: c.number, default=None)
 
     @property
     def decided(self) -> int:
-        """The number of the newest of these decisions, 0 without one."""
+        """The number of the newest ``rebind``; 0 without one."""
         return max((c.number for c in self.controls.values() if c.action == "rebind"), default=0)
 
     @property
     def history(self) -> tuple[Change, ...]:
-        """Whatever was done by hand, the last first."""
+        """All manual changes, the newest first."""
         every = (*self.changes.values(), *self.controls.values())
         return tuple(sorted(every, key=lambda c: (c.number, c.at), reverse=True))
 
     @property
     def claimed_position(self) -> Position:
-        """Where the pipeline stands once its open window is complete: what that has is moved by nobody else."""
+        """The pipeline's position once its open window is complete. No other attempt moves the offsets before it."""
         entry = self.open_entry
         return self.position if entry is None or entry.window.replay else next_position(self.position, entry.window)
 
     @property
     def next_change(self) -> int:
-        """The number that the next change by hand gets."""
+        """The number of the next manual change."""
         return max((*self.changes, *self.controls), default=0) + 1
 
 
 def landed_of(entry: Entry) -> tuple[Landed, ...]:
-    """Where the records lie that a window has published, as its report says."""
+    """Return where the records lie that a window has published, as its report says."""
     return tuple(Landed(**part) for part in (entry.report or {}).get("published", ()))
 
 
 def known_topic_ids(memory: Memory) -> dict[str, tuple[str, ...]]:
-    """Per topic, all ids under which a pipeline has read it: that of its position, and those of its data intervals in the order
-    in which they were planned. An id never comes back, so a topic that has none of them was created since."""
+    """Return all ids under which a pipeline has read each topic: the id of its position, and those of its data intervals in the
+    order in which they were planned. Kafka never uses an id again, so a topic with another id was created since.
+    """
     in_order = sorted(memory.intervals.spans, key=lambda state: state.offset)
     found: dict[str, dict[str, None]] = {}
     for ids in (memory.position.topic_ids, *(state.topic_ids for state in in_order)):
@@ -363,7 +368,7 @@ def control_key(pipeline: str, number: int) -> bytes:
 
 
 def control_prefix(pipeline: str) -> bytes:
-    """What the keys of a pipeline's controls begin with."""
+    """Return the bytes that the keys of a pipeline's control records begin with."""
     return _dump([pipeline, CONTROL])[:-1] + b","
 
 
@@ -380,7 +385,7 @@ def marker_key(pipeline: str, number: int, split: int) -> bytes:
 
 
 def split_prefix(pipeline: str, number: int) -> bytes:
-    """What the keys of a window's markers begin with."""
+    """Return the bytes that the keys of a window's markers begin with."""
     return _dump([pipeline, "split", number])[:-1] + b","
 
 
@@ -453,7 +458,7 @@ def _entry(value: Mapping[str, Any], offset: int) -> Entry:
 
 
 def key_prefix(pipeline: str) -> bytes:
-    """What all keys of a pipeline begin with, and no other pipeline's."""
+    """Return the bytes that all keys of a pipeline begin with, and no key of another pipeline."""
     return _dump([pipeline])[:-1] + b","
 
 

@@ -1,4 +1,4 @@
-"""The values everything else is made of: offset ranges, windows, plans and reports.
+"""The basic values: topic partitions, offset ranges, windows, splits and their results.
 
 A *window* is a frozen set of half-open offset ranges ``[start, end)``, one per topic partition, decided once and never decided
 again: every retry, clear and zombie sees the same window. Nothing here does any work or knows Kafka, Spark or Airflow.
@@ -70,7 +70,7 @@ class OffsetRange:
 
 
 def share_offsets(one: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> bool:
-    """Whether an offset of the same topic (by name) is in both."""
+    """Return True if both have an offset of the same topic, by name."""
     known: dict[TopicPartition, list[OffsetRange]] = {}
     for r in one:
         known.setdefault(r.topic_partition, []).append(r)
@@ -88,7 +88,9 @@ class Gap:
 
 
 class State(str, Enum):
-    """How far a window is: PLANNED is written before any work, COMPLETE with the group's offsets once the sink has flushed."""
+    """The state of a window. PLANNED is written before any work, COMPLETE together with the group's offsets once the sink has
+    flushed.
+    """
 
     PLANNED = "PLANNED"
     COMPLETE = "COMPLETE"
@@ -96,7 +98,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """What a window takes from a source of rows, frozen with the window (source -> Kafka).
+    """The part of a source of rows that a window takes, frozen with the window (source -> Kafka).
 
     :param splits: per split, what it covers, in the source's own words (JSON).
     :param position: where the source stands once the window is published (JSON).
@@ -128,7 +130,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Followed:
-    """Whose windows a window reads.
+    """The windows of another pipeline that a window reads.
 
     :param pipeline: the pipeline that published them.
     :param first: number of the first one.
@@ -147,7 +149,7 @@ class Followed:
 
 @dataclass(frozen=True)
 class Reached:
-    """Up to where another pipeline was followed.
+    """How far another pipeline was followed.
 
     :param number: of its last window that was read.
     :param totals: as in :class:`Followed`; empty where that is not known.
@@ -159,10 +161,10 @@ class Reached:
 
 @dataclass(frozen=True)
 class Published:
-    """What a pipeline has published to one partition, by all windows that are complete or were given up.
+    """The total of what a pipeline has published to one partition, by windows that are complete or were given up.
 
     :param end: the offset behind the last record.
-    :param records: how many in all. Whoever follows the pipeline counts by the difference, so that windows which the ledger no
+    :param records: how many in all. Followers count by the difference, so that windows which the ledger no
         longer holds count as well.
     """
 
@@ -172,12 +174,12 @@ class Published:
 
 @dataclass(frozen=True)
 class Window:
-    """What one run moves, frozen: written to the ledger as PLANNED before any work, and never planned again.
+    """The frozen work of one run. It is written to the ledger as PLANNED before any work, and never planned again.
 
     :param pipeline: the pipeline's name.
     :param number: windows of a pipeline are numbered from 1, without holes, in the order in which they apply.
     :param ranges: one half-open range per topic partition, ordered; an empty range is kept, it says where the pipeline stands.
-    :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``; whoever finishes it may be another.
+    :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``; another run may finish it.
     :param planned_at: UTC instant, ISO 8601.
     :param cluster_id: the Kafka cluster whose offsets these are.
     :param topic_ids: each topic's id, so that a topic deleted and created again is not taken for the old one.
@@ -215,12 +217,12 @@ class Window:
 
     @property
     def id(self) -> str:
-        """The window's name within its pipeline: sorts as the numbers do."""
+        """The window's number as text that sorts as the numbers do."""
         return f"{self.number:010d}"
 
     @property
     def is_empty(self) -> bool:
-        """True when no offset lies in any range, and no row in any split: there is nothing to read or to flush."""
+        """True if the window has no offsets and no rows to read."""
         return all(r.span == 0 for r in self.ranges) and not (self.source and self.source.splits)
 
     @property
@@ -235,17 +237,17 @@ class Window:
 
     @property
     def ends(self) -> dict[TopicPartition, int]:
-        """What the consumer group commits when the window is done: each partition's frozen ``end``."""
+        """The offsets that the consumer group commits when the window is done: the frozen ``end`` of each partition."""
         return {r.topic_partition: r.end for r in self.ranges}
 
     def __str__(self) -> str:
-        """Its name, the same each time it is replayed: what rows carry that say where they came from."""
+        """Return its name, which is the same each time it is replayed. Rows carry it to say where they came from."""
         return f"{self.pipeline}#{self.number}"
 
 
 @dataclass(frozen=True)
 class Split:
-    """One task's share of a window: part of one partition's range, read in offset order.
+    """The share of one Spark task in a window: a part of one partition's range, read in offset order.
 
     :param index: position among the window's splits, from 0; the same at every attempt.
     :param range: the offsets to read.
@@ -257,7 +259,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Landed:
-    """Where records of one transaction lie in one partition: nothing of it is before ``first`` or after ``last``."""
+    """The offsets of one transaction's records in one partition: all lie between ``first`` and ``last``, both included."""
 
     topic: str
     partition: int
@@ -271,7 +273,7 @@ class Landed:
 
 
 def merge_landed(parts: Iterable[Landed]) -> tuple[Landed, ...]:
-    """Where all of them lie: one for each partition."""
+    """Return where all of them lie, with one entry for each partition."""
     by_place: dict[TopicPartition, list[Landed]] = {}
     for part in parts:
         by_place.setdefault(part.topic_partition, []).append(part)
@@ -292,7 +294,8 @@ def add_landed(known: Mapping[TopicPartition, Published], parts: Iterable[Landed
 
 @dataclass(frozen=True)
 class Marker:
-    """Says that a split is published: written last in the split's own transaction, so that it is there if the records are.
+    """The ledger's record of a published split. It is written last in the split's own transaction, so that it exists only if the
+    records do.
 
     :param window: the window's number.
     :param split: the split's index.
@@ -313,14 +316,14 @@ class Marker:
 
     @property
     def records(self) -> int:
-        """How many were published as what the window is for."""
+        """The number of records that were published to the window's target."""
         return sum(part.records for part in self.landed)
 
 
 VALUE_CONVERTER, KEY_CONVERTER, TRANSFORMATION = "VALUE_CONVERTER", "KEY_CONVERTER", "TRANSFORMATION"
 """Stages at which a record turns out to be bad, in Connect's words."""
 TASK_PUT = "TASK_PUT"
-"""The same for one that the sink refuses."""
+"""Stage of a record that the sink refuses."""
 OUTPUT = "/output"
 """Behind a converter's stage: of a record between two topics it is not the format that it was read in which it does not fit, but
 the one that it is written in."""
@@ -330,7 +333,7 @@ SAMPLES = 10
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record that could not be decoded, or that the sink rejected.
+    """A record that could not be decoded or transformed, or that the sink refused.
 
     :param topic: empty for a row of a source that does not fit its format: then ``partition`` is its split, and ``offset`` its
         place there, from 1.
@@ -350,7 +353,7 @@ class BadRecord:
 
 @dataclass(frozen=True)
 class SplitResult:
-    """What a task tells of its split once it is read and handed to the sink.
+    """The result of a task that has read a split and handed it to the sink.
 
     :param index: the split's.
     :param records: records read, in offset order, tombstones and bad ones included.
@@ -386,18 +389,18 @@ class SplitResult:
 
     @property
     def handed_over(self) -> int:
-        """Records that the sink was given."""
+        """The number of records that the sink was given."""
         return self.records - self.ignored - self.rejected - self.filtered - self.routed
 
 
 def first_bad(results: Iterable[SplitResult], most: int) -> list[BadRecord]:
-    """The first few bad records, in the order of topic, partition and offset."""
+    """Return the first few bad records, in the order of topic, partition and offset."""
     return sorted((s for r in results for s in r.samples), key=lambda s: (s.topic, s.partition, s.offset))[:most]
 
 
 @dataclass(frozen=True)
 class Applied:
-    """A sink's own record of a window it has taken whole.
+    """A sink's own record of a window that it has taken whole.
 
     :param pipeline: the pipeline's name.
     :param number: the window's number.

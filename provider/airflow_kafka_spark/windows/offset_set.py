@@ -1,4 +1,4 @@
-"""Many offsets of one partition: small to keep, to send and to compare, however scattered they are."""
+"""Sets of offsets of one partition that are small in memory and in messages, however scattered the offsets are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = 8
 
 
 class OffsetSet(Set[int]):
-    """A bit for each offset, in blocks of 4096: 512 bytes for a block that holds any.
+    """A set of offsets with one bit for each, in blocks of 4096 offsets (512 bytes a block).
 
     :param offsets: the first ones.
     """
@@ -26,7 +26,7 @@ class OffsetSet(Set[int]):
         self.add(offsets)
 
     def add(self, offsets: Iterable[int]) -> None:
-        """Offsets may come more than once, and in any order; another set is added at once."""
+        """Add offsets. They may come more than once, and in any order; another set is added block by block."""
         if isinstance(offsets, OffsetSet):
             return self._join(offsets)
         blocks = self._blocks
@@ -43,7 +43,7 @@ class OffsetSet(Set[int]):
             self._blocks[number] = bytearray(both.to_bytes(_SIZE, "big"))
 
     def discard(self, offsets: Iterable[int]) -> None:
-        """Take some out, as far as they are in it."""
+        """Remove offsets that are in the set."""
         for offset in offsets:
             if (block := self._blocks.get(offset >> _SHIFT)) is not None:
                 block[(offset & _MASK) >> 3] &= ~(1 << (offset & 7))
@@ -68,12 +68,12 @@ class OffsetSet(Set[int]):
     # --- on the way ---
 
     def to_text(self) -> str:
-        """Printable, compressed; empty without any."""
+        """Return the set as compressed, printable text; empty without offsets."""
         return base64.b64encode(zlib.compress(self._bytes(), 1)).decode() if self else ""
 
     @classmethod
     def from_text(cls, text: str) -> OffsetSet:
-        """What :meth:`to_text` made."""
+        """Return the set that :meth:`to_text` has written."""
         made = cls()
         data = zlib.decompress(base64.b64decode(text)) if text else b""
         for at in range(0, len(data), _NUMBER + _SIZE):
@@ -85,13 +85,13 @@ class OffsetSet(Set[int]):
         return OffsetSet.from_text, (self.to_text(),)
 
     def _bytes(self) -> bytes:
-        """The same for the same offsets."""
+        """Return bytes that are equal for equal sets."""
         found = ((number, block) for number, block in sorted(self._blocks.items()) if any(block))
         return b"".join(number.to_bytes(_NUMBER, "big") + block for number, block in found)
 
 
 def digest_of(sets: Mapping[TopicPartition, OffsetSet]) -> str:
-    """What tells whether records are the same ones, by partition: 32 hexadecimal digits."""
+    """Return 32 hexadecimal digits that are equal if the offsets are, by partition."""
     made = hashlib.sha256()
     for tp, offsets in sorted(sets.items()):
         if offsets:

@@ -1,4 +1,4 @@
-"""How the next window is planned: pure functions from what Kafka holds and what the pipeline remembers to frozen offset ranges.
+"""Planning of the next window: pure functions from the log and the pipeline's position to frozen offset ranges.
 
 Nothing here asks Kafka anything: :class:`Log` is what was found there, :class:`Position` what is remembered, and the same input
 always gives the same plan.
@@ -27,7 +27,7 @@ DataLossPolicy = Literal["fail", "skip"]
 
 @dataclass(frozen=True)
 class PartitionLog:
-    """One partition as the brokers describe it: ``low <= lso <= high``.
+    """The log of one partition as the brokers describe it: ``low <= lso <= high``.
 
     :param low: the first offset still in the log.
     :param lso: last stable offset: where a read_committed reader has to stop.
@@ -43,7 +43,7 @@ class PartitionLog:
 
 @dataclass(frozen=True)
 class Log:
-    """What Kafka held at one moment.
+    """The log of all partitions at one moment.
 
     :param cluster_id: the cluster.
     :param topic_ids: the id of each subscribed topic that exists.
@@ -64,7 +64,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a pipeline stands: the end of its last window.
+    """The position of a pipeline: the end of its last window.
 
     :param offsets: the next offset to read, for every partition the pipeline has ever read.
     :param topic_ids: the ids of their topics.
@@ -72,7 +72,7 @@ class Position:
     :param source: where its source of rows stands, in the source's own words (JSON); None without one.
     :param followed: the pipeline that is followed, and up to where; empty where the last window, or a change by hand, has led
         here without following one.
-    :param moved: the number of the change by which somebody has put it here (offset control); 0 where its windows led here.
+    :param moved: the number of the manual change that set it (offset control); 0 if the pipeline's windows led to it.
     :param published: what it has published itself; None where it publishes nothing, or that is not known.
     :param epochs: the leader epoch of each partition when its offset was reached; a partition that is missing is not known.
     """
@@ -89,7 +89,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Ranges:
-    """The frozen part of a plan, before it gets a number and a name."""
+    """The offsets of a plan, before the window gets a number and a name."""
 
     ranges: tuple[OffsetRange, ...]
     gaps: tuple[Gap, ...]
@@ -155,7 +155,7 @@ def plan_ranges(
 
 
 def _lost(tp: TopicPartition, start: int, partition: PartitionLog, cut: int | None) -> Gap | None:
-    """Offsets that are not read, though nobody has decided so: those that were deleted, or those below the start at which there
+    """Return offsets that will not be read although nobody has decided so: deleted ones, and those below a start at which there
     are other records now.
 
     :param cut: where the log ends that was read up to the start; None where it is the log that there is.
@@ -172,7 +172,7 @@ def _loss(lost: Gap, start: int, partition: PartitionLog, epoch: int) -> PlanErr
 
 
 def epochs_of(log: Log, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, int]:
-    """The leader epochs under which the log reaches to the ends of these ranges, as far as they are known."""
+    """Return the leader epochs under which the log reaches the ends of these ranges, as far as they are known."""
     found = {r.topic_partition: log.partitions[r.topic_partition].epoch for r in ranges if r.topic_partition in log.partitions}
     return {tp: epoch for tp, epoch in found.items() if epoch >= 0}
 
@@ -201,7 +201,9 @@ def is_recreated(topic: str, log: Log, position: Position) -> bool:
 
 
 def _check_partitions(log: Log, position: Position, topics: Iterable[str]) -> None:
-    """Partitions can only be added: a metadata answer with fewer would make the rest look new when they come back."""
+    """Refuse a log with fewer partitions than before. Kafka never removes partitions, so the metadata are incomplete, and the
+    missing ones would look new once they are back.
+    """
     for topic in sorted(topics):
         known = sum(1 for tp in position.offsets if tp.topic == topic)
         found = sum(1 for tp in log.partitions if tp.topic == topic)
@@ -230,7 +232,8 @@ def cap(ranges: Sequence[OffsetRange], max_records: int | None) -> list[OffsetRa
 
 
 def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
-    """Whether a planned window can still be read: same cluster, same topics, nothing deleted, nothing gone back or replaced.
+    """Refuse a planned window that can no longer be read: another cluster, other topics, deleted records, or a log that went back
+    or was replaced.
 
     :raises PlanError: one of its subclasses. With ``data_loss="skip"`` deleted records and recreated topics pass: the reader
         records them as gaps.
@@ -258,7 +261,9 @@ def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
 
 
 def lost_topics(window: Window, log: Log) -> tuple[str, ...]:
-    """Topics of the window that were deleted, and perhaps created again: their offsets no longer mean the records planned."""
+    """Return the topics of the window that were deleted, and perhaps created again. Their offsets no longer mean the records that
+    were planned.
+    """
     return tuple(topic for topic, known in sorted(window.topic_ids.items()) if known and log.topic_ids.get(topic, "") != known)
 
 
@@ -282,8 +287,8 @@ def make_splits(window: Window, split_span: int, *, without: Iterable[str] = ())
 
 
 def whole_splits(window: Window, *, without: Iterable[str] = ()) -> tuple[Split, ...]:
-    """One split per partition that has something to read, so that a partition's order is kept; its index is the partition's place
-    among the window's ranges, whatever else is left out.
+    """Return one split per partition that has something to read, so that the order within the partition is kept. The index of a
+    split is the place of its partition among the window's ranges, whichever others are left out.
 
     :param without: topics that can no longer be read.
     """
@@ -292,7 +297,7 @@ def whole_splits(window: Window, *, without: Iterable[str] = ()) -> tuple[Split,
 
 
 def next_position(position: Position, window: Window) -> Position:
-    """Where the pipeline stands once ``window`` is complete."""
+    """Return the pipeline's position once ``window`` is complete."""
     moved = {t for t, known in window.topic_ids.items() if position.topic_ids.get(t, known) != known}
     kept = {tp: offset for tp, offset in position.offsets.items() if tp.topic not in moved}
     return Position(
@@ -309,8 +314,9 @@ def next_position(position: Position, window: Window) -> Position:
 
 
 def _followed_after(position: Position, window: Window) -> Mapping[str, Reached]:
-    """Up to where a pipeline is followed. A window that has read on without following leaves none: the next one that follows
-    has to ask where it begins."""
+    """Return how far other pipelines are followed after a window. A window that read on without following removes the entry: the
+    next one that follows has to find its beginning.
+    """
     if window.follows is not None:
         return {window.follows.pipeline: Reached(window.follows.last, window.follows.totals)}
     return position.followed if window.is_empty else {}

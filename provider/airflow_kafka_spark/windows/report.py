@@ -1,4 +1,4 @@
-"""What is told about a window once it is complete: in the ledger, in XCom, on the asset event and in the log."""
+"""The report of a complete window, for the ledger, XCom, the asset event and the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from airflow_kafka_spark.windows.model import (
 
 @dataclass(frozen=True)
 class Report:
-    """The account of one complete window.
+    """The report of one complete window.
 
     :param window: the window.
     :param records_read: records found in its ranges (tombstones, ignored and rejected ones included).
@@ -103,7 +103,7 @@ class Report:
         return sum(found.records for found in self.captured)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON: what XCom, the ledger and the asset event carry."""
+        """Return the report as JSON, for XCom, the ledger and the asset event."""
         return {
             "pipeline": self.window.pipeline,
             "window": self.window.id,
@@ -154,7 +154,7 @@ class Report:
 
     @property
     def line(self) -> str:
-        """One line a person can read."""
+        """The report as one readable line."""
         extra = [
             f"{count:,} {what}"
             for count, what in (
@@ -183,13 +183,14 @@ class Report:
 
 
 def _follows(followed: Followed) -> dict[str, Any]:
-    """``records`` is None where they are not compared."""
+    """Return what was followed as JSON; ``records`` is None where counts are not compared."""
     return {"pipeline": followed.pipeline, "first": followed.first, "last": followed.last, "records": followed.records}
 
 
 def widest(window: Window, group_id: str = "") -> Report:
-    """A report that takes as many bytes as the window's may, but for bad records and gaps that nobody knows of yet: to know
-    before anything is moved whether it can be written down."""
+    """Return a report that takes as many bytes as the window's report may, apart from bad records and gaps that are not known
+    yet. It is used to check, before anything is moved, that the report will fit into a record.
+    """
     records = {str(r.topic_partition): r.span for r in window.ranges}
     committed = {str(tp): end for tp, end in window.ends.items()}
     topics = dict(window.source.partitions) if window.source else {}
@@ -203,7 +204,7 @@ def widest(window: Window, group_id: str = "") -> Report:
 
 
 def describe(window: Window) -> str:
-    """What a window covers, for a log line."""
+    """Return the ranges of a window for a log line."""
     if window.source is None:
         interval = f"[{iso(window.interval[0])}, {iso(window.interval[1])}): " if window.interval else ""
         return f"{interval}{describe_ranges(window.ranges)} (at most {window.span:,} records)"
@@ -213,14 +214,14 @@ def describe(window: Window) -> str:
 
 
 def describe_landed(landed: Sequence[Landed], limit: int = 8) -> str:
-    """Where records lie, for a log line; beyond ``limit`` partitions only their number."""
+    """Return where records lie for a log line; beyond ``limit`` partitions only their number."""
     if len(landed) > limit:
         return f"in {len(landed)} partitions"
     return ", ".join(f"{p.topic}-{p.partition}[{p.first},{p.last}]: {p.records:,}" for p in landed) or "no records"
 
 
 def describe_ranges(ranges: Sequence[OffsetRange], limit: int = 8) -> str:
-    """Ranges for a log line; beyond ``limit`` partitions only their number and sum."""
+    """Return ranges for a log line; beyond ``limit`` partitions only their number and sum."""
     if len(ranges) > limit:
         return f"{len(ranges)} partitions, {sum(r.span for r in ranges):,} offsets"
     return ", ".join(map(str, ranges)) or "no partitions"
@@ -274,7 +275,7 @@ def sum_up(
 
 
 def sum_up_applied(window: Window, applied: Applied, dead: DeadLetters | None) -> Report:
-    """What is known of a window that an earlier attempt has brought to the sink.
+    """Return the report of a window that an earlier attempt has brought to the sink, as far as it is known.
 
     :param dead: what the ledger knows of its bad records.
     """

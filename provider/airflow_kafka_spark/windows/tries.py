@@ -53,7 +53,7 @@ def with_tries(known: Mapping[str, Tries], run: str, tries: Tries, *, keep: str)
 
 
 def tries_to_json(tries: Mapping[str, Tries]) -> dict[str, list[int]]:
-    """By run."""
+    """Return the counters by run, as JSON."""
     return {run: [seen.number, seen.allowed, seen.clears] for run, seen in tries.items()}
 
 

@@ -1,0 +1,124 @@
+"""Having the ledger forget a pipeline: all but a record of that, in one Kafka transaction."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.control.pipelines import existing_ledger, find, group_of, has_source, open_entries
+from airflow_kafka_spark.control.position_change import fence_splits, published_by, refuse_members, refuse_open
+from airflow_kafka_spark.control.result import ChangeResult, OpenWindow, author
+from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused, WindowOpen
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.topic import NOBODYS, TOPIC, Found, LedgerTopic
+from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, key_prefix
+from airflow_kafka_spark.windows.model import State, add_landed
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+
+def forget(
+    hook: KafkaHook,
+    pipeline: str,
+    *,
+    why: str,
+    who: str = "",
+    ledger_topic: str = TOPIC,
+    group_id: str | None = None,
+    delete_group: bool = False,
+    discard_open: bool = False,
+    dry_run: bool = False,
+) -> ChangeResult:
+    """Make the ledger forget a pipeline: all but a record of this change.
+
+    A sink that remembers windows goes on remembering: if the pipeline runs again, it goes on after the sink's last window; else
+    where its group stands; else at its ``starting_offsets``. To move records again,
+    :func:`~airflow_kafka_spark.control.reset.reset` it.
+
+    :param delete_group: delete its group with the offsets it has committed.
+
+    The others are those of :func:`~airflow_kafka_spark.control.reset.reset`.
+
+    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises WindowOpen: it has an open window.
+    :raises GroupHasMembers: its group is to be deleted, and somebody consumes with it.
+    """
+    who = author(who, why)
+    found = find(hook, pipeline, ledger_topic)
+    group = _check_forget(hook, found.memory, ledger_topic, group_id, delete_group, discard_open)
+    change = found.memory.next_change
+    if dry_run:
+        topic = existing_ledger(hook, ledger_topic)
+        count = len(live_keys(topic, found, wait=False)) if topic else 0
+        return _result(found.memory, change, who, why, count, group, dry_run)
+    with ExitStack() as opened:
+        run = f"forget by {who}"
+        ledger = opened.enter_context(Ledger(hook, pipeline, run, topic=ledger_topic))
+        for state in ledger.memory.intervals.recent.values():
+            if state.state is State.PLANNED:
+                opened.enter_context(Ledger(hook, state.interval.lane(pipeline), run, topic=ledger_topic))
+        _check_forget(hook, ledger.memory, ledger_topic, group_id, delete_group, discard_open)
+        fence_splits(ledger, open_entries(ledger.memory))
+        found = ledger.topic.look(pipeline)
+        memory, change = found.memory, found.memory.next_change
+        # First: if this is as far as it gets, the ledger still knows where the pipeline stands.
+        if group:
+            hook.delete_group(group)
+        done = _change(memory, change, who, why)
+        keys = live_keys(ledger.topic, found)
+        records = [*(LedgerRecord(key, None) for key in keys), change_record(pipeline, done)]
+        ledger.amend(records, {}, lambda topic: "", lambda memory: memory.changes.get(change) == done)
+    return _result(memory, change, who, why, len(keys), group, dry_run)
+
+
+def _result(memory: Memory, change: int, who: str, why: str, records: int, group: str | None, dry_run: bool) -> ChangeResult:
+    given_up = tuple(map(OpenWindow.of, open_entries(memory)))
+    return ChangeResult(
+        "forget", memory.pipeline, change, who, why, dry_run, group_id=group, given_up=given_up, records=records
+    )  # fmt: skip
+
+
+def _change(memory: Memory, number: int, who: str, why: str) -> Change:
+    """What is left of the pipeline: with what it has published, and the numbers it has used, it can still be followed."""
+    given_up = _numbers(memory)
+    landed = published_by(memory, given_up)
+    last = max((memory.last_used, *memory.entries))
+    published = add_landed(memory.published or {}, landed)
+    before = dict(memory.position.offsets)
+    return Change(number, "forget", who, why, utc_now(), before, {}, given_up, window=last, landed=landed, published=published)
+
+
+def _check_forget(
+    hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, delete_group: bool, discard_open: bool
+) -> str | None:
+    """The group that is deleted, if any."""
+    # A name that was given up is forgotten, too; and a group may have outlived what it mirrored.
+    left = memory.renamed_to is not None or (delete_group and group_id)
+    if memory.is_blank and not memory.intervals and not left:
+        raise PipelineUnknown(memory.pipeline, ledger_topic)
+    if not discard_open:
+        refuse_open(memory)
+        for state in memory.intervals.recent.values():
+            if state.state is State.PLANNED:
+                raise WindowOpen(state.interval.lane(memory.pipeline), state.run, "an earlier time")
+    if not delete_group:
+        return None
+    group = group_id or (f"{ledger_topic}.{memory.pipeline}" if has_source(memory) else group_of(memory))
+    if not group:
+        raise ResetRefused(f"It is not known which group mirrors pipeline `{memory.pipeline}`", action="Say its `group_id`")
+    refuse_members(hook, group)
+    return group
+
+
+def live_keys(topic: LedgerTopic, found: Found, *, wait: bool = True) -> list[bytes]:
+    """Every key of the pipeline, and of its intervals, that has a value."""
+    names = [found.memory.pipeline, *(s.interval.lane(found.memory.pipeline) for s in found.memory.intervals.recent.values())]
+    prefixes = tuple(map(key_prefix, names))
+    records = topic.newest(found.partition, 0, prefixes, prefixes if wait else NOBODYS)
+    return sorted(record.key for record in records if record.value is not None)
+
+
+def _numbers(memory: Memory) -> tuple[int, ...]:
+    return tuple(entry.window.number for entry in open_entries(memory))

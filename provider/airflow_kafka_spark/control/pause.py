@@ -1,0 +1,101 @@
+"""Pausing a pipeline, and having it go on, whatever it is doing meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.requests import refuse_intervals, request_change
+from airflow_kafka_spark.control.result import ChangeResult, author, open_windows
+from airflow_kafka_spark.ledger.attempt import utc_now
+from airflow_kafka_spark.ledger.topic import TOPIC
+from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.memory import Memory
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+
+def pause(
+    hook: KafkaHook, pipeline: str, *, why: str, who: str = "", ledger_topic: str = TOPIC, dry_run: bool = False
+) -> ChangeResult:
+    """Have a pipeline move no windows until it is resumed.
+
+    Guarantee: it takes effect with the next attempt, which is skipped before it fences, plans or moves anything. An attempt that
+    is at work is not disturbed, and goes on to its end; one that dies is not finished before the pipeline is resumed. Its window
+    stays as it was planned. Pausing what is paused changes nothing.
+
+    :param hook: the cluster.
+    :param pipeline: its name; the intervals of a pipeline are all paused with it.
+    :param why: what for.
+    :param who: who asks for it; default the user of this process.
+    :param ledger_topic: the ledger that knows it.
+    :param dry_run: change nothing, and say what would happen.
+    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises ResetRefused: it is not said why, or this is no pipeline.
+    :raises KafkaUnavailable: Kafka does not answer.
+    """
+    return _set_paused(hook, pipeline, "pause", why, who, ledger_topic, dry_run)
+
+
+def resume(
+    hook: KafkaHook, pipeline: str, *, why: str, who: str = "", ledger_topic: str = TOPIC, dry_run: bool = False
+) -> ChangeResult:
+    """Let a paused pipeline go on: first with the window that is open, as it was planned.
+
+    The arguments and errors are those of :func:`pause`. Resuming what is not paused changes nothing.
+    """
+    return _set_paused(hook, pipeline, "resume", why, who, ledger_topic, dry_run)
+
+
+def _set_paused(
+    hook: KafkaHook, pipeline: str, action: Literal["pause", "resume"], why: str, who: str, ledger_topic: str, dry_run: bool
+) -> ChangeResult:
+    who = author(who, why)
+    memory = find(hook, pipeline, ledger_topic).memory
+    refuse_intervals(memory)
+
+    def decide(memory: Memory) -> Change | None:
+        if memory.is_paused == (action == "pause"):
+            return None
+        return Change(memory.next_change, action, who, why, utc_now())
+
+    change, memory = request_change(hook, memory, ledger_topic, decide, dry_run=dry_run)
+    before = memory.pause if change is None or action == "resume" else None
+    return ChangeResult(
+        action,
+        pipeline,
+        change.number if change else before.number if before else 0,
+        who,
+        why,
+        dry_run,
+        changed=change is not None,
+        open_windows=open_windows(memory),
+        paused_by=before,
+        warnings=_warnings(memory, action, change is not None),
+    )
+
+
+def _warnings(memory: Memory, action: str, changed: bool) -> tuple[str, ...]:
+    if not changed and memory.pause is not None:
+        return (f"The pipeline is paused already: {sentence_of(memory.pause)}",)
+    if not changed:
+        return ("The pipeline is not paused",)
+    going, intervals = open_windows(memory), bool(memory.intervals)
+    if action == "pause":
+        names = ", ".join(o.name for o in going[:5])
+        return (
+            *([f"Open now: {names}. An attempt that is at work on it goes on to its end"] if going else []),
+            "Tasks that begin while it is paused end as skipped, and so does what depends on them",
+            *(["The intervals of such tasks are not moved by later ones: clear them after resuming"] if intervals else []),
+        )
+    return (
+        *([f"Window {o.name} is finished first, as it was planned" for o in going[:5]]),
+        "It goes on with the next run of its task",
+        *(["Intervals whose tasks were skipped are moved once these are cleared"] if intervals else []),
+    )
+
+
+def sentence_of(change: Change) -> str:
+    """Return who made a change, when and why, as one sentence."""
+    return f"{change.who} did so at {change.at}: {change.why}"

@@ -1,0 +1,225 @@
+"""What the ledger knows of a pipeline, for people: where it stands, how far behind it is, and what it has moved.
+
+Nothing here fences, creates or changes anything: a pipeline may be at work meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import PipelineUnknown
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.ledger.topic import TOPIC, Found, LedgerTopic
+from airflow_kafka_spark.windows.binding import Binding
+from airflow_kafka_spark.windows.changes import Change, change_to_json
+from airflow_kafka_spark.windows.memory import Entry, Memory
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
+from airflow_kafka_spark.windows.plan import PartitionLog
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+
+@dataclass(frozen=True)
+class PartitionPosition:
+    """Where a pipeline stands in one partition.
+
+    :param offset: the next offset it reads; None in a partition that it has not read yet.
+    :param low: the first offset that is still there; None where the topic or the partition is gone.
+    :param lso: the last stable offset.
+    :param high: the high watermark.
+    :param committed: what its group has committed; None without a group, or without a commit.
+    :param lag: offsets still to read: an upper bound of the records.
+    """
+
+    topic: str
+    partition: int
+    offset: int | None
+    low: int | None
+    lso: int | None
+    high: int | None
+    committed: int | None
+    lag: int | None
+
+
+@dataclass(frozen=True)
+class WindowState:
+    """One window as the ledger remembers it.
+
+    :param state: PLANNED, or COMPLETE.
+    :param run: the run that planned it.
+    :param attempts: how many attempts have worked on it.
+    :param completed_at: None while it is open.
+    :param moved: the number of the change by hand that put the pipeline where it begins; 0 for none.
+    :param records_read: as the report has it; None while it is open, as all that follows.
+    """
+
+    number: int
+    state: str
+    run: str
+    attempts: int
+    planned_at: str
+    completed_at: str | None
+    moved: int
+    ranges: tuple[OffsetRange, ...]
+    gaps: tuple[Gap, ...]
+    records_read: int | None
+    records_written: int | None
+    bytes: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class PipelineState:
+    """Where a pipeline stands.
+
+    :param group_id: the group that mirrors it, as its last report says; None when it is not known.
+    :param last_window: number of its last complete window, 0 for none.
+    :param source: where its source of rows stands, in the source's own words; None for a pipeline that reads from Kafka.
+    :param intervals: data intervals that it knows, and how many of them are complete.
+    :param open_windows: windows that are planned and not complete.
+    :param changes: what was done to it by hand, the last first.
+    :param paused: who has paused it; None while it is not paused.
+    :param binding: who moves it, where it goes and where it comes from, as its newest window was planned; None where that is not
+        known.
+    """
+
+    pipeline: str
+    ledger_topic: str
+    group_id: str | None
+    last_window: int
+    source: Mapping[str, Any] | None
+    intervals: tuple[int, int]
+    partitions: tuple[PartitionPosition, ...]
+    open_windows: tuple[WindowState, ...]
+    changes: tuple[Change, ...]
+    paused: Change | None = None
+    binding: Binding | None = None
+
+
+def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id: str | None = None) -> PipelineState:
+    """Where a pipeline stands, and how far behind.
+
+    :param hook: the cluster.
+    :param pipeline: its name.
+    :param ledger_topic: the ledger that knows it.
+    :param group_id: its group; None is the one that its last report names.
+    :raises PipelineUnknown: the ledger holds nothing of it.
+    """
+    memory = find(hook, pipeline, ledger_topic).memory
+    offsets = memory.position.offsets
+    group = group_id or group_of(memory)
+    log = read_log(hook, {tp.topic for tp in offsets})
+    committed = hook.committed(group, log.partitions, stable=False) if group else {}
+    partitions = []
+    for tp in sorted({*offsets, *log.partitions}):
+        there, mirror = log.partitions.get(tp), committed.get(tp)
+        partitions.append(_partition_position(tp, offsets.get(tp), there, mirror.offset if mirror else None))
+    return PipelineState(
+        pipeline,
+        ledger_topic,
+        group,
+        memory.last_number,
+        memory.position.source,
+        (len(memory.intervals), memory.intervals.complete),
+        tuple(partitions),
+        tuple(map(_window_state, open_entries(memory))),
+        memory.history,
+        memory.pause,
+        memory.binding,
+    )
+
+
+def windows(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, limit: int = 20) -> tuple[WindowState, ...]:
+    """The windows that the ledger remembers of a pipeline, the last first.
+
+    :param limit: at most so many.
+    :raises PipelineUnknown: the ledger holds nothing of it.
+    """
+    entries = find(hook, pipeline, ledger_topic).memory.entries
+    return tuple(_window_state(entries[number]) for number in sorted(entries, reverse=True)[: max(limit, 0)])
+
+
+# --- what the other halves of offset control need as well ---------------------------------------------------------------
+
+
+def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> Found:
+    """Look into the ledger without fencing anybody, without creating it, and without waiting: what an open transaction hides is
+    not seen. Whoever changes something looks again, once nobody else can.
+
+    :raises PipelineUnknown: there is no such ledger, or it holds nothing of this pipeline.
+    """
+    topic = existing_ledger(hook, ledger_topic)
+    if topic is None:
+        raise PipelineUnknown(pipeline, ledger_topic)
+    found = topic.glance(pipeline)
+    if found.memory.is_blank and not found.memory.history and not found.memory.intervals:
+        raise PipelineUnknown(pipeline, ledger_topic)
+    return found
+
+
+def existing_ledger(hook: KafkaHook, ledger_topic: str = TOPIC) -> LedgerTopic | None:
+    """The ledger topic, if there is one."""
+    topic = LedgerTopic(hook, ledger_topic)
+    return topic if topic.find_existing() else None
+
+
+def open_entries(memory: Memory) -> tuple[Entry, ...]:
+    """Windows that are planned and not complete."""
+    return tuple(e for _, e in sorted(memory.entries.items()) if e.state is State.PLANNED)
+
+
+def group_of(memory: Memory) -> str | None:
+    """The group that mirrors the pipeline, as its newest report says."""
+    reports = (memory.entries[number].report for number in sorted(memory.entries, reverse=True))
+    return next((str(report["group_id"]) for report in reports if report and report.get("group_id")), None)
+
+
+def has_source(memory: Memory) -> bool:
+    """Whether the pipeline reads rows, and not Kafka."""
+    return memory.position.source is not None or any(entry.window.source for entry in memory.entries.values())
+
+
+def to_json(value: Any) -> Any:
+    """The values of offset control as JSON: what XCom and ``--json`` show."""
+    if isinstance(value, Change):
+        offsets = {name: {str(tp): offset for tp, offset in getattr(value, name).items()} for name in ("before", "after")}
+        return {**change_to_json(value), **offsets}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [to_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    return value
+
+
+def _partition_position(
+    tp: TopicPartition, offset: int | None, there: PartitionLog | None, committed: int | None
+) -> PartitionPosition:
+    if there is None:
+        return PartitionPosition(*tp, offset, None, None, None, committed, None)
+    lag = max(0, there.lso - max(there.low, offset or 0))
+    return PartitionPosition(*tp, offset, there.low, there.lso, there.high, committed, lag)
+
+
+def _window_state(entry: Entry) -> WindowState:
+    window, report = entry.window, entry.report if entry.state is State.COMPLETE else None
+    told: Mapping[str, Any] = report or {}
+    return WindowState(
+        window.number,
+        entry.state.value,
+        window.run,
+        entry.attempt.number,
+        window.planned_at,
+        told.get("completed_at"),
+        window.moved,
+        window.ranges,
+        window.gaps,
+        told.get("records_read"),
+        told.get("records_written"),
+        told.get("bytes"),
+        told.get("timings", {}).get("total"),
+    )

@@ -1,0 +1,248 @@
+"""A change of a pipeline's position: planned from what the ledger and Kafka hold, written in one Kafka transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.control.pipelines import group_of, open_entries
+from airflow_kafka_spark.control.result import Move
+from airflow_kafka_spark.errors import BoundRefused, GroupHasMembers, ResetRefused, WindowOpen
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.hooks.kafka.resolve_offsets import listed, resolve_start, within
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.group import offset_metadata
+from airflow_kafka_spark.ledger.topic import Found, Hint
+from airflow_kafka_spark.windows.changes import Action, Change
+from airflow_kafka_spark.windows.memory import (
+    Entry,
+    LedgerRecord,
+    Memory,
+    binding_record,
+    change_key,
+    change_record,
+    dead_key,
+    marker_key,
+    position_record,
+    window_key,
+    window_record,
+)
+from airflow_kafka_spark.windows.model import Landed, State, TopicPartition, Window, add_landed, merge_landed
+from airflow_kafka_spark.windows.offset_specs import ShiftBy, SpecificOffsets, Target
+from airflow_kafka_spark.windows.plan import Log, Position, is_recreated
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+KEEP_CHANGES = 100
+"""How many changes of a pipeline are remembered."""
+
+
+def mirroring_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
+    """The group that mirrors a pipeline, and that nobody consumes with.
+
+    :raises ResetRefused: it is not known.
+    :raises GroupHasMembers: somebody consumes with it.
+    """
+    group = group_id or group_of(memory)
+    if not group:
+        raise ResetRefused(
+            f"It is not known which group mirrors pipeline `{memory.pipeline}`: none of its windows is complete",
+            action="Say its `group_id`",
+        )
+    refuse_members(hook, group)
+    return group
+
+
+def refuse_open(memory: Memory) -> None:
+    """:raises WindowOpen: a window is planned and not complete."""
+    for entry in open_entries(memory):
+        raise WindowOpen(str(entry.window), entry.window.run, entry.window.planned_at)
+
+
+def refuse_members(hook: KafkaHook, group: str) -> None:
+    """:raises GroupHasMembers: somebody consumes with this group."""
+    if members := hook.group_state(group).members:
+        raise GroupHasMembers(group, [str(m) for m in members])
+
+
+@dataclass(frozen=True)
+class PositionChange:
+    """A change of a position, ready to be written.
+
+    :param number: of the change.
+    :param position: where the pipeline stands then.
+    :param before: where it stands now.
+    :param given_up: the open windows that are given up.
+    :param log: what Kafka holds now.
+    :param restored: what is given up in the middle of a replay, and is complete again.
+    """
+
+    number: int
+    position: Position
+    before: Mapping[TopicPartition, int]
+    moves: tuple[Move, ...]
+    given_up: tuple[Entry, ...]
+    log: Log
+    restored: tuple[Entry, ...] = ()
+
+
+def current_offsets(memory: Memory) -> dict[TopicPartition, int]:
+    """Where a pipeline stands; where its first window would have begun, if that is to be given up."""
+    first = {r.topic_partition: r.start for entry in open_entries(memory) for r in entry.window.ranges}
+    return {**first, **memory.position.offsets}
+
+
+def named_topics(only: Sequence[str]) -> set[str]:
+    """The topics that ``only`` names."""
+    return {str(item).partition(":")[0] for item in ([only] if isinstance(only, str) else only)}
+
+
+def plan_move(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[str], group: str) -> PositionChange:
+    """What it takes to move a pipeline there.
+
+    :raises BoundRefused: offsets that the log does not hold.
+    :raises ResetRefused: it cannot be moved there.
+    """
+    windows, position, number, before = open_entries(memory), memory.position, memory.next_change, current_offsets(memory)
+    # A pipeline that the ledger knows nothing of reads what is named.
+    topics = {tp.topic for tp in before} or named_topics(only)
+    log = read_log(hook, topics)
+    scope = _scope(only, target, log, topics)
+    stale = {t for t in topics if is_other_topic(position, log, t)}
+    if isinstance(target, ShiftBy):
+        wanted, after = _shifted(target, before, scope, log, stale)
+    else:
+        part = replace(log, partitions={tp: log.partitions[tp] for tp in scope})
+        wanted, after = {}, within(resolve_start(hook, target, part, group), part)
+    if not after:
+        raise ResetRefused(
+            f"There is nothing of pipeline `{memory.pipeline}` to move",
+            expected="partitions that it reads, and that are still there",
+            action="Correct what is to be moved",
+        )
+    left = {tp for tp in {*before, *log.partitions} if tp.topic in stale and tp not in after and tp in log.partitions}
+    if left:
+        raise ResetRefused(
+            f"Topic `{min(left).topic}` was deleted and created again since the pipeline read it",
+            expected="all of its partitions to be moved at once",
+            action=f"Move {listed(left)}, too",
+        )
+    kept = {tp: offset for tp, offset in before.items() if tp.topic not in stale}
+    ids = {t: log.topic_ids[t] for t in topics if log.topic_ids.get(t)}
+    epochs = {tp: log.partitions[tp].epoch for tp in after if log.partitions[tp].epoch >= 0}
+    moved = replace(
+        position,
+        offsets={**kept, **after},
+        epochs={**{tp: epoch for tp, epoch in position.epochs.items() if tp in kept and tp not in after}, **epochs},
+        topic_ids={**{t: i for t, i in position.topic_ids.items() if t not in stale}, **ids},
+        cluster_id=log.cluster_id,
+        moved=number,
+        # What is followed from here on, is asked of the offsets.
+        followed={},
+    )
+    moves = tuple(Move(*tp, before.get(tp), after[tp], wanted.get(tp)) for tp in sorted(after))
+    return PositionChange(number, moved, before, moves, windows, log)
+
+
+def _scope(only: Sequence[str], target: Target, log: Log, topics: set[str]) -> set[TopicPartition]:
+    """The partitions to move: all there are, or those that were named."""
+    named: set[TopicPartition] = set()
+    for item in [only] if isinstance(only, str) else only:
+        topic, _, numbers = str(item).partition(":")
+        if numbers and not all(number.strip().isdecimal() for number in numbers.split(",")):
+            raise ValueError(f"`{item}` names no partitions. Expected `topic`, or `topic:0,2`")
+        of_topic = {TopicPartition(topic, int(number)) for number in numbers.split(",")} if numbers else set()
+        found = of_topic or {tp for tp in log.partitions if tp.topic == topic} or {TopicPartition(topic, 0)}
+        named |= found
+    scope = named or set(log.partitions)
+    if isinstance(target, SpecificOffsets) and not named:
+        named = set(target.offsets)
+        scope = named & set(log.partitions)
+    if unknown := named - set(log.partitions):
+        raise BoundRefused(
+            f"The pipeline reads no {listed(unknown)}",
+            expected=f"partitions of {', '.join(sorted(topics))}",
+            action="Correct the names",
+        )
+    return scope
+
+
+def is_other_topic(position: Position, log: Log, topic: str) -> bool:
+    """Whether a topic is not the one of this name that the pipeline has read."""
+    return is_recreated(topic, log, position) or bool(position.cluster_id and position.cluster_id != log.cluster_id)
+
+
+def _shifted(
+    target: ShiftBy, before: Mapping[TopicPartition, int], scope: set[TopicPartition], log: Log, stale: set[str]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Where a shift leads to if the log does not go so far, and where it leads."""
+    if others := {tp for tp in scope if tp.topic in stale}:
+        raise ResetRefused(
+            f"Topic `{min(others).topic}` was deleted and created again since the pipeline read it",
+            expected="a place in the new one",
+            action="Say where in it; there is nothing to shift from",
+        )
+    after, wanted = {}, {}
+    for tp in scope & set(before):
+        there, goal = log.partitions[tp], before[tp] + target.offsets
+        after[tp] = min(max(goal, there.low), there.lso)
+        if after[tp] != goal:
+            wanted[tp] = goal
+    return wanted, after
+
+
+def fence_splits(ledger: Ledger, windows: Sequence[Entry]) -> None:
+    """Tasks of a window that is given up may still publish: nobody does any more, once this returns."""
+    for entry in windows:
+        window = entry.window
+        if window.source or window.target:
+            ledger.fence_splits(max(1, len(window.source.splits) if window.source else len(window.ranges)))
+
+
+def published_by(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]:
+    """Where records lie that windows have published which are given up. To be asked once nobody can publish any more."""
+    return merge_landed(part for (window, _), marker in memory.markers.items() if window in numbers for part in marker.landed)
+
+
+def write_position_change(ledger: Ledger, found: Found, move: PositionChange, action: Action, who: str, why: str) -> None:
+    """Position, record of the change and the group's offsets, in one Kafka transaction; windows that are given up are removed.
+
+    :raises Fenced: an attempt of the pipeline has taken over meanwhile; nothing was changed.
+    """
+    memory, pipeline = found.memory, ledger.pipeline
+    given_up = tuple(entry.window.number for entry in move.given_up)
+    kept_as_complete = {e.window.number: replace(e, state=State.COMPLETE) for e in move.restored}
+    discarded = tuple(number for number in given_up if number not in kept_as_complete)
+    # The number of a window that is given up is not used again: a sink may have taken it.
+    last_number = max((memory.last_number, *discarded))
+    after = {TopicPartition(m.topic, m.partition): m.after for m in move.moves}
+    before = {tp: move.before[tp] for tp in after if tp in move.before}
+    landed = published_by(memory, discarded)
+    change = Change(move.number, action, who, why, utc_now(), before, after, given_up, landed=landed)
+    # They stay in their topics, so whoever follows the pipeline reads and counts them.
+    published = add_landed(memory.published or {}, landed) if landed else memory.published
+    records = [
+        *(window_record(entry) for entry in kept_as_complete.values()),
+        *(LedgerRecord(window_key(pipeline, number), None) for number in discarded),
+        *(LedgerRecord(dead_key(pipeline, number), None) for number in discarded if number in memory.dead),
+        *(LedgerRecord(marker_key(pipeline, *split), None) for split in sorted(memory.markers)),
+        *(LedgerRecord(change_key(pipeline, n), None) for n in sorted(memory.changes) if n <= move.number - KEEP_CHANGES),
+        position_record(pipeline, replace(move.position, published=published), last_number),
+        *([binding_record(pipeline, memory.binding)] if memory.binding else []),
+        change_record(pipeline, change),
+    ]
+    stands = Window(pipeline, last_number, (), "", "", topic_ids=move.position.topic_ids)
+    kept = {number: entry for number, entry in memory.entries.items() if number not in discarded} | kept_as_complete
+    dead = {number: letters for number, letters in memory.dead.items() if number not in discarded}
+    hint = Hint(ledger.topic.topic_id, found.partition, replace(memory, entries=kept, dead=dead).oldest_offset)
+    stale = {tp.topic for tp in move.log.partitions if is_other_topic(move.position, move.log, tp.topic)}
+    there = move.log.partitions.keys()
+    offsets = {tp: o for tp, o in move.position.offsets.items() if tp in there and tp.topic not in stale}
+    ledger.amend(
+        records,
+        offsets,
+        lambda topic: offset_metadata(stands, topic, hint),
+        lambda memory: memory.changes.get(move.number) == change,
+    )

@@ -1,0 +1,290 @@
+"""What a pipeline's next window would be: its ranges, how much that is, and how old. Nothing is written, nobody is fenced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
+from airflow_kafka_spark.errors import GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown, ResetRefused
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.log import compared, read_log
+from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
+from airflow_kafka_spark.ledger.beginning import Beginning, LastApplied, decide_beginning
+from airflow_kafka_spark.ledger.group import owner_of
+from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC
+from airflow_kafka_spark.windows.memory import Memory
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
+from airflow_kafka_spark.windows.offset_specs import Written, parse_start, parse_stop
+from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, plan_ranges
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+SAMPLES = 200
+"""Records that are read of each partition, at its start."""
+SAMPLE_SECONDS = 10.0
+
+BEHIND_TRIES = 3
+BEHIND_SECONDS = 0.5
+"""How often, and after how many seconds, the ledger is read again if it does not show a window that the group names already."""
+
+Begins = Literal["open window", "ledger", "sink", "group", "starting_offsets"]
+
+
+@dataclass(frozen=True)
+class PreviewRange:
+    """What the next window would read of one partition.
+
+    :param offsets: offsets covered: an upper bound of the records.
+    :param bytes: of keys and values before compression, judged by the first records; None where none could be read in time.
+    :param oldest: timestamp of the first record, in milliseconds since the epoch; None without one.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    offsets: int
+    bytes: int | None
+    oldest: int | None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A pipeline's next window, if it were planned now.
+
+    :param number: the number that it would get, or has, if it is open already.
+    :param begins: what says where it begins.
+    :param run: the run that planned a window that is open; None otherwise.
+    :param offsets: offsets covered: an upper bound of the records.
+    :param bytes: estimated, of keys and values before compression.
+    :param age: seconds since the oldest record of it was written; None without records.
+    :param held_back: offsets behind an open transaction, left to a later window.
+    :param warnings: in which way the run may differ, in sentences: the record of a sink that was not asked.
+    """
+
+    pipeline: str
+    number: int
+    begins: Begins
+    run: str | None
+    ranges: tuple[PreviewRange, ...]
+    gaps: tuple[Gap, ...]
+    offsets: int
+    bytes: int
+    age: float | None
+    held_back: int
+    warnings: tuple[str, ...] = ()
+
+
+def preview(
+    hook: KafkaHook,
+    pipeline: str,
+    *,
+    ledger_topic: str = TOPIC,
+    topics: Sequence[str] = (),
+    group_id: str | None = None,
+    starting_offsets: Written = None,
+    ending_offsets: Written = None,
+    max_records: int | None = None,
+    data_loss: DataLossPolicy = "fail",
+    last_applied: LastApplied | None = None,
+) -> Preview:
+    """Return what the next window of a pipeline would be.
+
+    Guarantee: it begins where the run would begin it, since both ask
+    :func:`~airflow_kafka_spark.ledger.beginning.decide_beginning`. Where the sink's record would count and ``last_applied`` is
+    not given, ``warnings`` say so. Nothing is written or fenced.
+
+    :param hook: the cluster.
+    :param pipeline: its name; one that has not run yet needs ``topics`` and ``group_id``.
+    :param ledger_topic: the ledger that knows it.
+    :param topics: what its operator subscribes to; empty is what it has read so far.
+    :param group_id: its group; None is the one that its last report names.
+    :param starting_offsets: as its operator says.
+    :param ending_offsets: as its operator says.
+    :param max_records: as its operator says.
+    :param data_loss: as its operator says.
+    :param last_applied: asks the pipeline's sink for the last window that it remembers; None (default) asks no sink.
+    :raises PipelineUnknown: the ledger holds nothing of it, and nobody says what it would read.
+    :raises PlanError: one of its subclasses: planning would fail, too.
+    :raises ValueError: a bound that is none.
+    """
+    start, stop = parse_start(starting_offsets), parse_stop(ending_offsets)
+    try:
+        memory = find(hook, pipeline, ledger_topic).memory
+    except PipelineUnknown:
+        if not topics or not group_id:
+            raise
+        memory = Memory(pipeline)
+    if has_source(memory):
+        raise ResetRefused(f"Pipeline `{pipeline}` reads rows from a source: only that knows what comes next")
+    if memory.intervals and not open_entries(memory):
+        raise ResetRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
+    for entry in open_entries(memory):
+        window = entry.window
+        return _preview(hook, memory, "open window", window.ranges, window.gaps, window.held_back, window.number, window.run)
+
+    subscribed = sorted(set(topics)) or sorted({tp.topic for tp in memory.position.offsets})
+    group = group_id or group_of(memory)
+    log, beginning = _beginning(hook, memory, subscribed, group, ledger_topic, data_loss, last_applied)
+    position, starts = beginning.position, {}
+    if not position.offsets:
+        if not group:
+            raise ResetRefused(f"It is not known which group mirrors pipeline `{pipeline}`", action="Say its `group_id`")
+        starts = resolve_start(hook, start, log, group)
+    planned = plan_ranges(
+        compared(hook, log, position.offsets, position.epochs, position.topic_ids),
+        position,
+        subscribed,
+        starts=starts,
+        stops=resolve_stop(hook, stop, log, position.offsets),
+        data_loss=data_loss,
+        max_records=max_records,
+    )
+    number = max(beginning.last_number, memory.last_used) + 1
+    found = _preview(hook, memory, beginning.decided_by, planned.ranges, planned.gaps, planned.held_back, number)
+    return replace(found, warnings=_warnings(pipeline, beginning))
+
+
+def _beginning(
+    hook: KafkaHook,
+    memory: Memory,
+    topics: Sequence[str],
+    group: str | None,
+    ledger_topic: str,
+    data_loss: DataLossPolicy,
+    last_applied: LastApplied | None,
+) -> tuple[Log, Beginning]:
+    """Return the log of the topics now, and where the next window begins in it.
+
+    :raises GroupOwned: the group mirrors another pipeline.
+    """
+    for left in reversed(range(BEHIND_TRIES)):
+        log = read_log(hook, topics)
+        committed = hook.committed(group, log.partitions, stable=False) if group else {}
+        if owner := owner_of(memory.pipeline, committed):
+            raise GroupOwned(memory.pipeline, group or "", owner)
+        try:
+            return log, decide_beginning(
+                memory,
+                log,
+                committed,
+                group_id=group or "",
+                ledger_topic=ledger_topic,
+                last_applied=last_applied,
+                data_loss=data_loss,
+            )
+        except LedgerBehind:
+            # The ledger was read first, and without waiting: it may not show a window yet that was closed meanwhile.
+            if not left:
+                raise
+            time.sleep(BEHIND_SECONDS)
+            memory = find(hook, memory.pipeline, ledger_topic).memory
+    raise AssertionError("unreachable")
+
+
+def _warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
+    """Return in which way the record of a sink that was not asked may change the window."""
+    asks = f"`python -m airflow_kafka_spark plan {pipeline} --dag-file FILE` asks the sink of the task in that DAG file"
+    if beginning.sink_may_change == "offsets":
+        return (
+            "The ledger holds no position of this pipeline, and its sink was not asked. If the sink remembers a window of it, the"
+            " run begins behind the last one instead",
+            asks,
+        )
+    if beginning.sink_may_change == "number":
+        return (
+            "The pipeline was moved by hand, and its sink was not asked. If the sink remembers a later window, the run counts"
+            " from that number",
+            asks,
+        )
+    return ()
+
+
+def _preview(
+    hook: KafkaHook,
+    memory: Memory,
+    begins: Any,
+    ranges: Sequence[OffsetRange],
+    gaps: tuple[Gap, ...],
+    held_back: int,
+    number: int,
+    run: str | None = None,
+) -> Preview:
+    samples = sample(hook, ranges)
+    parts = []
+    for r in ranges:
+        found = samples.get(r.topic_partition)
+        size = None if found is None else round(found.bytes * r.span / found.offsets) if found.offsets else 0
+        parts.append(PreviewRange(r.topic, r.partition, r.start, r.end, r.span, size, found.oldest if found else None))
+    known = [p for p in parts if p.bytes is not None and p.offsets]
+    per_offset = sum(p.bytes or 0 for p in known) / sum(p.offsets for p in known) if known else 0.0
+    total = sum(p.bytes if p.bytes is not None else round(per_offset * p.offsets) for p in parts)
+    oldest = min((p.oldest for p in parts if p.oldest is not None), default=None)
+    age = None if oldest is None else round(max(0.0, time.time() - oldest / 1000), 1)
+    return Preview(memory.pipeline, number, begins, run, tuple(parts), gaps, sum(p.offsets for p in parts), total, age, held_back)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first records of a range.
+
+    :param offsets: how many offsets they cover.
+    """
+
+    records: int = 0
+    bytes: int = 0
+    offsets: int = 0
+    oldest: int | None = None
+
+
+def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES) -> dict[TopicPartition, Sample]:
+    """Read a little of each range: enough to judge how large and how old it is.
+
+    :param records: at most so many of each partition.
+    :return: what was found; a partition that did not answer in time is missing.
+    """
+    import confluent_kafka
+
+    open_ranges = {r.topic_partition: r for r in ranges if r.span}
+    samples = {r.topic_partition: Sample() for r in ranges if not r.span}
+    if not open_ranges:
+        return samples
+    consumer = confluent_kafka.Consumer(hook.consumer_config(**PROMPT), logger=ClientEvents())
+    deadline = time.monotonic() + SAMPLE_SECONDS
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(*tp, r.start) for tp, r in open_ranges.items()])
+        while open_ranges and time.monotonic() < deadline:
+            for message in consumer.consume(500, timeout=0.05):
+                tp = TopicPartition(message.topic() or "", message.partition() or 0)
+                if (r := open_ranges.get(tp)) is None:
+                    continue
+                error = message.error()
+                if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
+                    raise KafkaUnavailable(hook.conn_id, f"reading {tp}", error.str())
+                found = samples.get(tp, Sample())
+                inside = error is None and (message.offset() or 0) < r.end
+                if inside:
+                    found = samples[tp] = _add(found, message, r)
+                if not inside or found.records >= records:
+                    # The range was seen to its end: what is not a record of it is a gap, or a control record.
+                    samples[tp] = found if inside else replace(found, offsets=r.span)
+                    del open_ranges[tp]
+                    consumer.incremental_unassign([confluent_kafka.TopicPartition(*tp)])
+    finally:
+        consumer.close()
+    return samples
+
+
+def _add(found: Sample, message: Any, r: OffsetRange) -> Sample:
+    kind, timestamp = message.timestamp()
+    known = timestamp if kind else None
+    return Sample(
+        found.records + 1,
+        found.bytes + len(message.key() or b"") + len(message.value() or b""),
+        message.offset() - r.start + 1,
+        min((t for t in (found.oldest, known) if t is not None), default=None),
+    )

@@ -1,0 +1,89 @@
+"""Letting a pipeline go elsewhere, come from elsewhere, or be moved by somebody else: decided by hand, and once each time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.requests import refuse_intervals, request_change
+from airflow_kafka_spark.control.result import ChangeResult, OpenWindow, author, open_windows
+from airflow_kafka_spark.errors import AttemptAtWork, PipelineUnknown
+from airflow_kafka_spark.ledger.attempt import utc_now
+from airflow_kafka_spark.ledger.topic import TOPIC
+from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.memory import Memory
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+
+def rebind(
+    hook: KafkaHook,
+    pipeline: str,
+    *,
+    why: str,
+    who: str = "",
+    ledger_topic: str = TOPIC,
+    running: bool | None = None,
+    dry_run: bool = False,
+) -> ChangeResult:
+    """Let the next run of a pipeline have another destination, another source, or be another task or deployment.
+
+    Guarantee: it counts once. The first run that plans a window after it binds the pipeline to what it has, and every other one
+    is refused again. A window that is open goes elsewhere only if nobody was at work on it (``running=False``): what its old
+    destination has taken of it stays there, and is moved once more. Complete windows are replayed where they are.
+
+    :param hook: the cluster.
+    :param pipeline: its name.
+    :param why: what for.
+    :param who: who asks for it; default the user of this process.
+    :param ledger_topic: the ledger that knows it.
+    :param running: whether somebody is at work on an open window, as Airflow says of its task; None where that is not known.
+    :param dry_run: change nothing, and say what would happen.
+    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises AttemptAtWork: a window is open, and somebody is at work on it, or that is not known.
+    :raises ResetRefused: it is not said why, or this is no pipeline.
+    """
+    who = author(who, why)
+    memory = find(hook, pipeline, ledger_topic).memory
+    refuse_intervals(memory)
+
+    def decide(memory: Memory) -> Change | None:
+        if memory.is_blank and not memory.intervals:
+            raise PipelineUnknown(pipeline, ledger_topic)
+        going = open_windows(memory)
+        if going and running is not False:
+            first = going[0]
+            began = first.attempt_began or "an earlier time"
+            raise AttemptAtWork(first.name, first.run, first.attempts or 1, began, running is True)
+        window = going[0].number if going else 0
+        asked = memory.rebound_after(memory.binding)
+        if asked is not None and asked.window == window:
+            return None
+        return Change(memory.next_change, "rebind", who, why, utc_now(), window=window)
+
+    change, memory = request_change(hook, memory, ledger_topic, decide, dry_run=dry_run)
+    asked = change or memory.rebound_after(memory.binding)
+    going = open_windows(memory)
+    return ChangeResult(
+        "rebind",
+        pipeline,
+        asked.number if asked else 0,
+        who,
+        why,
+        dry_run,
+        changed=change is not None,
+        open_windows=going,
+        binding=memory.binding,
+        warnings=_warnings(memory, going, change),
+    )
+
+
+def _warnings(memory: Memory, going: tuple[OpenWindow, ...], change: Change | None) -> tuple[str, ...]:
+    names = ", ".join(o.name for o in going[:5])
+    return (
+        *([] if change else ["It was allowed already, and no run has made use of it yet"]),
+        "The next run of the pipeline binds it to what it has; every other one is refused again",
+        *([f"Open now: {names}. What was taken of that where it was to go stays there, and is moved once more"] if going else []),
+        *([] if memory.binding else ["It is not known what the pipeline is bound to: any run is accepted as it is"]),
+    )

@@ -1,0 +1,142 @@
+"""Giving a pipeline another name: what the ledger knows of it, and its group, go on under the new one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.control.forget import live_keys
+from airflow_kafka_spark.control.pipelines import existing_ledger, find, has_source
+from airflow_kafka_spark.control.position_change import is_other_topic, mirroring_group, refuse_open
+from airflow_kafka_spark.control.requests import refuse_intervals
+from airflow_kafka_spark.control.result import ChangeResult, author
+from airflow_kafka_spark.errors import ResetRefused
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.group import offset_metadata
+from airflow_kafka_spark.ledger.topic import TOPIC, Found, Hint
+from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, position_record
+from airflow_kafka_spark.windows.model import Window
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+
+def rename(
+    hook: KafkaHook,
+    pipeline: str,
+    to: str,
+    *,
+    why: str,
+    who: str = "",
+    ledger_topic: str = TOPIC,
+    group_id: str | None = None,
+    dry_run: bool = False,
+) -> ChangeResult:
+    """Let a pipeline go on under another name, where it stands.
+
+    Guarantee: position, group and the end of the old name change in one Kafka transaction. Attempts under the old name are shut
+    out, and those that come later are refused. No window is open: what its sink has taken, it remembers under the old name, and
+    it would not know it under the new one.
+
+    :param hook: the cluster.
+    :param pipeline: its name.
+    :param to: its new name, under which the ledger knows nothing.
+    :param why: what for.
+    :param who: who asks for it; default the user of this process.
+    :param ledger_topic: the ledger that knows it.
+    :param group_id: its group; None is the one that its last report names.
+    :param dry_run: change nothing, fence nobody, and say what would happen.
+    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises WindowOpen: it has an open window: that is finished, or given up, under the old name.
+    :raises GroupHasMembers: somebody consumes with its group.
+    :raises ResetRefused: the new name is taken; or the pipeline moves data intervals or reads rows, or is paused.
+    """
+    who = author(who, why)
+    if not to.strip() or to == pipeline:
+        raise ResetRefused(f"`{to}` is no new name for pipeline `{pipeline}`", expected="another name", action="Give one")
+
+    def planned(memory: Memory, other: Memory) -> tuple[str, Change]:
+        group = _check(hook, memory, other, to, group_id)
+        offsets = dict(memory.position.offsets)
+        return group, Change(memory.next_change, "rename", who, why, utc_now(), offsets, {}, name=to)
+
+    # First without fencing: what is refused disturbs nobody.
+    memory = find(hook, pipeline, ledger_topic).memory
+    topic = existing_ledger(hook, ledger_topic)
+    assert topic is not None, "the pipeline was found in it"
+    there = topic.glance(to)
+    group, change = planned(memory, there.memory)
+    if not dry_run:
+        with Ledger(hook, pipeline, f"rename by {who}", group_id=group, topic=ledger_topic) as ledger:
+            found, other = ledger.topic.look(pipeline), ledger.topic.look(to)
+            memory = found.memory
+            group, change = planned(memory, other.memory)
+            _write(hook, ledger, found, other, to, change)
+    warnings = (
+        f'Give the operator `pipeline="{to}"`, or the DAG and task that make this name; under the old one it is refused',
+        "Its sink remembers earlier windows under the old name: they can no longer be replayed",
+    )
+    return ChangeResult(
+        "rename",
+        pipeline,
+        change.number,
+        who,
+        why,
+        dry_run,
+        group_id=group,
+        renamed_to=to,
+        position=dict(memory.position.offsets),
+        last_window=memory.last_number,
+        warnings=warnings,
+    )
+
+
+def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: str | None) -> str:
+    """The group that is renamed with it."""
+    refuse_intervals(memory)
+    refuse_intervals(other)
+    kept = f'Keep the old name: give the operator `pipeline="{memory.pipeline}"`'
+    if not (memory.intervals or has_source(memory)):
+        # The very first one, too, with which the pipeline stands nowhere yet.
+        refuse_open(memory)
+    if memory.intervals or has_source(memory) or not memory.position.offsets:
+        what = "moves data intervals" if memory.intervals else "stands at no offsets of Kafka"
+        raise ResetRefused(
+            f"Pipeline `{memory.pipeline}` {what}", expected="a pipeline whose windows of Kafka follow each other", action=kept
+        )
+    if not other.is_blank or other.intervals:
+        raise ResetRefused(
+            f"The ledger knows a pipeline `{to}` already, which has moved windows of its own",
+            expected="a name under which it knows none",
+            action=f"{kept}; or `forget` the other one, if it was a mistake",
+        )
+    if memory.pause is not None:
+        action = "Resume it, and pause it again under its new name"
+        raise ResetRefused(f"Pipeline `{memory.pipeline}` is paused", expected="one that is not", action=action)
+    return mirroring_group(hook, memory, group_id)
+
+
+def _write(hook: KafkaHook, ledger: Ledger, found: Found, other: Found, to: str, change: Change) -> None:
+    """:raises Fenced: an attempt under the old name has taken over meanwhile; nothing was changed."""
+    memory, topic = found.memory, ledger.topic
+    came = Change(other.memory.next_change, "rename", change.who, change.why, change.at, {}, change.before, name=memory.pipeline)
+    # A sink may remember older windows under the new name, which the next one does not follow.
+    moved = came.number if other.memory.exists else memory.position.moved
+    position = replace(memory.position, published=memory.published, moved=moved)
+    old = [LedgerRecord(key, None) for key in live_keys(topic, found)]
+    new = [position_record(to, position, memory.last_number), change_record(to, came)]
+    log = read_log(hook, {tp.topic for tp in position.offsets})
+    stale = {t for t in log.topic_ids if is_other_topic(position, log, t)}
+    offsets = {tp: o for tp, o in position.offsets.items() if tp in log.partitions and tp.topic not in stale}
+    stands = Window(to, memory.last_number, (), "", "", topic_ids=position.topic_ids)
+    # No short cut: the pipeline's next close leaves one.
+    hint = Hint(topic.topic_id, other.partition, 0)
+    ledger.amend(
+        [*old, change_record(memory.pipeline, change)],
+        offsets,
+        lambda name: offset_metadata(stands, name, hint),
+        lambda memory: memory.changes.get(change.number) == change,
+        beside={other.partition: new},
+    )

@@ -1,0 +1,155 @@
+"""Asking for a complete window to be moved once more. Its own task does it, once it is cleared: only an operator has a sink."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.control.pipelines import find, has_source
+from airflow_kafka_spark.control.requests import refuse_intervals, request_change
+from airflow_kafka_spark.control.result import ChangeResult, ReplayedWindow, author
+from airflow_kafka_spark.errors import PipelineUnknown, ReplayRefused, WindowOpen
+from airflow_kafka_spark.hooks.kafka.log import compared, read_log
+from airflow_kafka_spark.ledger.attempt import utc_now
+from airflow_kafka_spark.ledger.topic import TOPIC
+from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.memory import Memory
+from airflow_kafka_spark.windows.model import State, Window
+from airflow_kafka_spark.windows.plan import check_readable, lost_topics
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+IN_PIECES = "exactly-once, split by split"
+"""The guarantee of sinks that show a window in pieces, and would replace it in pieces."""
+
+
+def replay(
+    hook: KafkaHook,
+    pipeline: str,
+    *,
+    why: str,
+    who: str = "",
+    window: int | None = None,
+    name: str | None = None,
+    ledger_topic: str = TOPIC,
+    dry_run: bool = False,
+) -> ChangeResult:
+    """Ask for a complete window to be moved once more: the same offsets, whose rows the sink replaces.
+
+    Guarantee: nobody who is at work is disturbed. Once the task of the run is cleared and runs, it moves the window once more,
+    whatever its ``on_rerun`` says, and exactly once: a second clear does what it did before. Neither position nor group move. A
+    sink that cannot replace what it has taken makes the task fail, before anything is changed.
+
+    :param hook: the cluster.
+    :param pipeline: its name.
+    :param why: what for.
+    :param who: who asks for it; default the user of this process.
+    :param window: the window's number; or give ``name``.
+    :param name: a data interval's name, ``20260101T000000Z-20260101T010000Z``, with or without the pipeline's before it.
+    :param ledger_topic: the ledger that knows it.
+    :param dry_run: change nothing, and say what would happen.
+    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises WindowOpen: the window is not complete.
+    :raises ReplayRefused: there is no such window any more, or what it was written to cannot replace it.
+    :raises PlanError: one of its subclasses: its records are no longer there.
+    :raises ValueError: neither or both of ``window`` and ``name``.
+    """
+    who = author(who, why)
+    if (window is None) == (not name):
+        raise ValueError("A replay takes either a window's number, or the name of a data interval")
+    interval = (name or "").removeprefix(f"{pipeline}.")
+    memory = find(hook, pipeline, ledger_topic).memory
+    refuse_intervals(memory)
+    if memory.is_blank and not memory.intervals:
+        raise PipelineUnknown(pipeline, ledger_topic)
+
+    def found(memory: Memory) -> Window:
+        return _of_interval(memory, interval) if interval else _of_progress(memory, window or 0)
+
+    def decide(memory: Memory) -> Change | None:
+        there = found(memory)
+        if memory.replay_asked(there):
+            return None
+        asked = (there.number, interval, there.replay)
+        return Change(memory.next_change, "replay", who, why, utc_now(), {}, {}, (), *asked)
+
+    there = found(memory)
+    log = read_log(hook, {r.topic for r in there.ranges})
+    if gone := [topic for topic in lost_topics(there, log) if topic not in log.topic_ids]:
+        raise ReplayRefused(f"Topic `{gone[0]}` is gone", expected="the records that the window was made of")
+    ends = {r.topic_partition: r.end for r in there.ranges if r.span}
+    check_readable(there, compared(hook, log, ends, there.epochs, there.topic_ids), "fail")
+    before = memory.replay_asked(there)
+    change, _ = request_change(hook, memory, ledger_topic, decide, dry_run=dry_run)
+    asked = change or before
+    return ChangeResult(
+        "replay",
+        pipeline,
+        asked.number if asked else 0,
+        who,
+        why,
+        dry_run,
+        changed=change is not None,
+        window=ReplayedWindow(there.number, interval or None, there.replay, there.ranges, there.run, *_parts(there.run)),
+        warnings=_warnings(memory, change, there),
+    )
+
+
+def _of_progress(memory: Memory, number: int) -> Window:
+    entry = memory.entries.get(number)
+    if entry is None:
+        known = sorted(memory.entries)
+        told = f"windows {known[0]} to {known[-1]}" if known else "none"
+        raise ReplayRefused(
+            f"The ledger remembers no window {number} of pipeline `{memory.pipeline}`",
+            expected=f"one that it remembers: {told}",
+            action="To move older records once more, `reset` the pipeline: they then come twice to a sink that appends",
+        )
+    if entry.state is not State.COMPLETE:
+        raise _is_open(str(entry.window), entry.window.run, entry.window.planned_at)
+    pieces = (entry.report or {}).get("guarantee") == IN_PIECES
+    if has_source(memory) or entry.window.source or entry.window.target or pieces:
+        raise ReplayRefused(
+            f"What pipeline `{memory.pipeline}` has written it cannot replace: a window of it is seen in pieces",
+            expected="a sink that takes a window whole, and that knows which rows are of which window",
+        )
+    return entry.window
+
+
+def _of_interval(memory: Memory, name: str) -> Window:
+    state = memory.intervals.get(name)
+    if state is None:
+        raise ReplayRefused(
+            f"Pipeline `{memory.pipeline}` has moved no data interval `{name}`",
+            expected="a name like `20260101T000000Z-20260101T010000Z`",
+            action="See its intervals",
+        )
+    lane = state.interval.lane(memory.pipeline)
+    if state.state is not State.COMPLETE:
+        raise _is_open(lane, state.run, "an earlier time")
+    bounds = (state.interval.start_ms, state.interval.end_ms)
+    return Window(lane, 1, state.ranges, state.run, "", topic_ids=state.topic_ids, interval=bounds, replay=state.replay)
+
+
+def _is_open(window: str, run: str, planned_at: str) -> WindowOpen:
+    error = WindowOpen(window, run, planned_at)
+    error.expected, error.action = "a window that is complete", "Run the task again, which finishes the window"
+    return error
+
+
+def _parts(run: str) -> tuple[str | None, str | None, str | None, int]:
+    parts = run.split("/")
+    if len(parts) == 3:
+        return parts[0], parts[1], parts[2], -1
+    if len(parts) == 4 and parts[3].isdecimal():
+        return parts[0], parts[1], parts[2], int(parts[3])
+    return None, None, None, -1
+
+
+def _warnings(memory: Memory, change: Change | None, window: Window) -> tuple[str, ...]:
+    return (
+        *([] if change else ["It was asked for already, and is waiting for its task to be cleared"]),
+        f"Clear the task of run {window.run}, also though it succeeded: then it is moved once more",
+        "A sink that cannot replace the window's rows makes that task fail, and leaves them as they are",
+        *(["The pipeline is paused: it is moved once it is resumed"] if memory.is_paused else []),
+    )

@@ -1,0 +1,147 @@
+"""What somebody wants of a pipeline while it may be at work: written to the ledger beside whoever works, and disturbing nobody.
+
+Three things make that safe. A control has a key of its own kind, which no attempt and no reset writes. Who writes one fences a
+transactional id of its own kind, ``<ledger topic>.<pipeline>.control``, so that of two who press at once the second sees what the
+first has done. And whoever leaves a short cut into the ledger leaves it before everything that its last look may have missed
+(:attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.control.pipelines import existing_ledger
+from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
+from airflow_kafka_spark.ledger.topic import Found
+from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.memory import (
+    CONTROL,
+    PAUSE_VERSION,
+    VERSION,
+    LedgerRecord,
+    Memory,
+    control_key,
+    control_prefix,
+    control_record,
+)
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+log = logging.getLogger(__name__)
+
+KEEP_CONTROLS = 100
+"""How many controls of a pipeline are remembered."""
+SECONDS = 10
+TRIES = 10
+"""Each of them loses only against somebody else who has just written one."""
+
+
+class ControlRequests(Ledger):
+    """Writes the control requests of a pipeline. Do not enter it as a context: that would fence the pipeline's attempts."""
+
+    def write(self, decide: Callable[[Memory], Change | None]) -> Change | None:
+        """Write what ``decide`` makes of what the ledger holds, in one Kafka transaction of a record or two.
+
+        Guarantee: it is written whole or not at all; between its look and its commit nobody else writes a control of this
+        pipeline. Attempts, resets and their transactions are not fenced.
+
+        :param decide: None for nothing to do; asked again when somebody else was faster.
+        :return: what was written, None when there was nothing to do.
+        :raises KafkaUnavailable: it cannot be written; what became of it is not known only if the brokers do not say so.
+        """
+        failure: Exception | None = None
+        sent: Change | None = None
+        for _ in range(TRIES):
+            self._events = ClientEvents(self.hook.config.get("error_cb"))
+            settings: dict[str, Any] = {"transaction.timeout.ms": SECONDS * 1000, "message.timeout.ms": SECONDS * 1000}
+            producer = self._fence_as(transactional_id_of(self.topic.name, self.pipeline, CONTROL), **settings)
+            memory = self._find().memory
+            if sent is not None and memory.controls.get(sent.number) == sent:
+                return sent
+            if failure is not None and not _lost(failure):
+                raise failure
+            if (change := decide(memory)) is None:
+                return None
+            try:
+                producer.begin_transaction()
+                self.send(producer, _records(memory, change))
+                faults.reached("control.in_transaction")
+                producer.commit_transaction(SECONDS)
+                return change
+            except Exception as error:
+                # What became of it is known once the next producer has fenced this one, and has looked.
+                failure, sent = self.translated(error, f"writing what was asked for ({change.action})"), change
+                log.warning("Writing change %d of pipeline %s failed: %s", change.number, self.pipeline, failure)
+        assert failure is not None
+        raise failure
+
+    def _find(self) -> Found:
+        """Waits only for controls that an open transaction hides: whoever is at work may take as long as he likes."""
+        topic = existing_ledger(self.hook, self.topic.name)
+        if topic is None:
+            raise PipelineUnknown(self.pipeline, self.topic.name)
+        self.topic = topic
+        mine = (control_prefix(self.pipeline),)
+        found = topic.glance(self.pipeline, mine)
+        self._partition = found.partition
+        return found
+
+
+def _lost(failure: Exception) -> bool:
+    from airflow_kafka_spark.errors import Fenced
+
+    return isinstance(failure, Fenced)
+
+
+def _records(memory: Memory, change: Change) -> list[LedgerRecord]:
+    pipeline, pause = memory.pipeline, memory.pause
+    # The pause that ends is history, which older releases may pass over. It comes first: who sees it sees its end.
+    ended = [control_record(pipeline, pause)] if change.action == "resume" and pause is not None else []
+    old = [n for n in sorted(memory.controls) if n <= change.number - KEEP_CONTROLS and (pause is None or n != pause.number)]
+    return [
+        *ended,
+        control_record(pipeline, change, PAUSE_VERSION if change.action == "pause" else VERSION),
+        *(LedgerRecord(control_key(pipeline, number), None) for number in old),
+    ]
+
+
+def refuse_intervals(memory: Memory) -> None:
+    """:raises ResetRefused: this is not a pipeline, but one of its data intervals."""
+    for entry in memory.entries.values():
+        if entry.window.interval is not None:
+            raise ResetRefused(
+                f"`{memory.pipeline}` is a data interval of a pipeline",
+                expected="the name of the pipeline",
+                action="Leave out what comes after the last dot",
+            )
+
+
+def request_change(
+    hook: KafkaHook, memory: Memory, ledger_topic: str, decide: Callable[[Memory], Change | None], *, dry_run: bool
+) -> tuple[Change | None, Memory]:
+    """Write a control request, unless it has been made already or this is a dry run.
+
+    :param memory: the ledger as it was just read, without fencing. What ``decide`` refuses of it leaves nothing behind.
+    :param decide: makes the request from what the ledger holds; None where there is nothing to do.
+    :param dry_run: True writes nothing.
+    :return: the request, None where there was nothing to do; and the memory that it was decided on.
+    :raises KafkaUnavailable: it cannot be written.
+    """
+    seen = memory
+
+    def remember(found: Memory) -> Change | None:
+        nonlocal seen
+        seen = found
+        return decide(found)
+
+    change = remember(memory)
+    if not dry_run:
+        change = ControlRequests(hook, memory.pipeline, "", topic=ledger_topic).write(remember)
+    return change, seen

@@ -1,0 +1,127 @@
+"""Moving a pipeline by hand, as KIP-875 has it for connectors.
+
+It happens whole, in one Kafka transaction, or not at all; never while a window is open, and never without saying who and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.control.pipelines import find, has_source
+from airflow_kafka_spark.control.position_change import (
+    PositionChange,
+    fence_splits,
+    mirroring_group,
+    named_topics,
+    plan_move,
+    refuse_open,
+    write_position_change,
+)
+from airflow_kafka_spark.control.result import ChangeResult, OpenWindow, author
+from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused
+from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.topic import TOPIC
+from airflow_kafka_spark.windows.memory import Memory
+from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_target
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+
+def reset(
+    hook: KafkaHook,
+    pipeline: str,
+    to: Written | ShiftBy,
+    *,
+    why: str,
+    who: str = "",
+    only: Sequence[str] = (),
+    ledger_topic: str = TOPIC,
+    group_id: str | None = None,
+    discard_open: bool = False,
+    dry_run: bool = False,
+) -> ChangeResult:
+    """Move a pipeline: its next window begins where ``to`` says, and so does its group.
+
+    Guarantee: position, record of the change and the group's offsets change in one Kafka transaction. Earlier attempts of the
+    pipeline are shut out. Its sink takes the next window though it does not continue the last one; moved back, records come
+    twice to a sink that appends.
+
+    :param hook: the cluster.
+    :param pipeline: its name.
+    :param to: "earliest", "latest", a time, an offset per partition, another group's committed offsets ("committed:<group>"), or
+        a :class:`~airflow_kafka_spark.windows.offset_specs.ShiftBy`, which goes no further than the log does; see
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_target`. Offsets that are named move these partitions alone.
+    :param why: what for.
+    :param who: who asks for it; default the user of this process.
+    :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
+        Named together with ``group_id``, they also move a pipeline that the ledger knows nothing of, because Kafka was created
+        anew or it was told to forget it, and whose sink still remembers windows: its next window begins there.
+    :param ledger_topic: the ledger that knows it.
+    :param group_id: its group; None is the one that its last report names.
+    :param discard_open: give up an open window, whose records a sink may have taken already.
+    :param dry_run: change nothing, fence nobody, and say what would happen.
+    :raises PipelineUnknown: the ledger holds nothing of it, and ``only`` or ``group_id`` is not said.
+    :raises WindowOpen: it has an open window.
+    :raises GroupHasMembers: somebody consumes with its group.
+    :raises BoundRefused: offsets that the log does not hold.
+    :raises ResetRefused: it cannot be moved by offsets.
+    :raises ValueError: ``to`` is no place to move to.
+    """
+    target, who = parse_target(to), author(who, why)
+
+    def planned(memory: Memory) -> tuple[PositionChange, str]:
+        group = _check(hook, memory, ledger_topic, group_id, discard_open, is_said=bool(named_topics(only)))
+        return plan_move(hook, memory, target, only, group), group
+
+    # First without fencing: a window that is being worked on must not be disturbed by what is refused.
+    move, group = planned(_look(hook, pipeline, ledger_topic, is_said=bool(named_topics(only) and group_id)))
+    if not dry_run:
+        with Ledger(hook, pipeline, f"reset by {who}", group_id=group, topic=ledger_topic) as ledger:
+            move, group = planned(ledger.memory)
+            fence_splits(ledger, move.given_up)
+            write_position_change(ledger, ledger.topic.look(pipeline), move, "reset", who, why)
+    given_up = tuple(map(OpenWindow.of, move.given_up))
+    return ChangeResult(
+        "reset", pipeline, move.number, who, why, dry_run, group_id=group, given_up=given_up, moves=move.moves
+    )  # fmt: skip
+
+
+# --- whether it may be done -----------------------------------------------------------------------------------------------
+
+
+def _look(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> Memory:
+    """What the ledger holds of a pipeline; nothing, where it has never heard of it and everything is said that it would know."""
+    try:
+        return find(hook, pipeline, ledger_topic).memory
+    except PipelineUnknown:
+        if not is_said:
+            raise
+        return Memory(pipeline)
+
+
+def _check(
+    hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, discard_open: bool, *, is_said: bool = False
+) -> str:
+    """The group that is moved, too.
+
+    :param is_said: whether the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
+    """
+    if memory.is_blank and not memory.intervals and not (is_said and group_id):
+        raise PipelineUnknown(memory.pipeline, ledger_topic)
+    if has_source(memory):
+        raise ResetRefused(
+            f"Pipeline `{memory.pipeline}` reads rows from a source, not from Kafka",
+            expected="a pipeline that stands at offsets",
+            action="To publish rows again, give it a new `pipeline=` name, or have the ledger `forget` it",
+        )
+    if memory.intervals:
+        raise ResetRefused(
+            f"Pipeline `{memory.pipeline}` moves data intervals",
+            expected="a pipeline whose windows follow each other",
+            action="To move an interval again, clear its task",
+        )
+    if not discard_open:
+        refuse_open(memory)
+    return mirroring_group(hook, memory, group_id)

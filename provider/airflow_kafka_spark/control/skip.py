@@ -1,0 +1,192 @@
+"""Giving up a window that fails again and again, or what waits: the pipeline goes on behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
+from airflow_kafka_spark.control.position_change import (
+    PositionChange,
+    current_offsets,
+    fence_splits,
+    mirroring_group,
+    plan_move,
+    write_position_change,
+)
+from airflow_kafka_spark.control.requests import refuse_intervals
+from airflow_kafka_spark.control.result import ChangeResult, Move, OpenWindow, author
+from airflow_kafka_spark.errors import AttemptAtWork, PipelineUnknown, ResetRefused
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.topic import TOPIC
+from airflow_kafka_spark.windows.memory import Entry, Memory
+from airflow_kafka_spark.windows.model import Gap, TopicPartition
+from airflow_kafka_spark.windows.offset_specs import parse_target
+from airflow_kafka_spark.windows.plan import next_position
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+
+def skip(
+    hook: KafkaHook,
+    pipeline: str,
+    *,
+    why: str,
+    who: str = "",
+    ledger_topic: str = TOPIC,
+    group_id: str | None = None,
+    running: bool | None = None,
+    dry_run: bool = False,
+) -> ChangeResult:
+    """Give up a pipeline's open window: it goes on at that window's frozen ends. Without one, skip whatever waits.
+
+    Guarantee: position, record of the change, the group's offsets and the end of the window change in one Kafka transaction. Its
+    attempts are shut out, and the tasks that publish for them. Its number is not used again. What its sink has taken of it
+    already, stays there; the rest is never moved.
+
+    :param hook: the cluster.
+    :param pipeline: its name.
+    :param why: what for.
+    :param who: who asks for it; default the user of this process.
+    :param ledger_topic: the ledger that knows it.
+    :param group_id: its group; None is the one that its last report names.
+    :param running: whether somebody is at work on the open window, as Airflow says of its task; None where that is not known.
+        Only with False is a window given up.
+    :param dry_run: change nothing, fence nobody, and say what would happen.
+    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises AttemptAtWork: somebody is at work on the window, or it is not known.
+    :raises GroupHasMembers: somebody consumes with its group.
+    :raises ResetRefused: nothing waits, or it moves data intervals, or reads rows and has no open window.
+    """
+    who = author(who, why)
+
+    def planned(memory: Memory) -> tuple[PositionChange, str | None]:
+        group = _check(hook, memory, ledger_topic, group_id)
+        for entry in open_entries(memory):
+            if not dry_run and running is not False:
+                attempt = entry.attempt
+                raise AttemptAtWork(str(entry.window), entry.window.run, attempt.number, attempt.started_at, running is True)
+            return _past(hook, memory, entry), group
+        return _to_the_end(hook, memory, group or ""), group
+
+    # First without fencing: a window that is being worked on must not be disturbed by what is refused.
+    memory = find(hook, pipeline, ledger_topic).memory
+    move, group = planned(memory)
+    if not dry_run:
+        with Ledger(hook, pipeline, f"skip by {who}", group_id=group, topic=ledger_topic) as ledger:
+            seen, memory = _tokens(memory), ledger.memory
+            if _tokens(memory) != seen:
+                raise ResetRefused(
+                    f"Pipeline `{pipeline}` has moved on meanwhile",
+                    expected="the window that was looked at, or none where there was none",
+                    action="Look again; if its task was at work, it was shut out, and a retry finishes its window",
+                )
+            move, group = planned(memory)
+            fence_splits(ledger, move.given_up)
+            write_position_change(ledger, ledger.topic.look(pipeline), move, "skip", who, why)
+    return ChangeResult(
+        "skip",
+        pipeline,
+        move.number,
+        who,
+        why,
+        dry_run,
+        group_id=group,
+        given_up=tuple(map(OpenWindow.of, move.given_up)),
+        moves=move.moves,
+        skipped=_skipped(move),
+        warnings=_warnings(memory, next(iter(move.given_up), None)),
+    )
+
+
+def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None) -> str | None:
+    """The group that is moved, too."""
+    refuse_intervals(memory)
+    if memory.is_blank and not memory.intervals:
+        raise PipelineUnknown(memory.pipeline, ledger_topic)
+    if memory.intervals:
+        raise ResetRefused(
+            f"Pipeline `{memory.pipeline}` moves data intervals, of which none waits for another",
+            expected="a pipeline whose windows follow each other",
+            action="Mark the interval's task as you like. Its records are not moved, and the group stays before them",
+        )
+    if not has_source(memory):
+        return mirroring_group(hook, memory, group_id)
+    if not open_entries(memory):
+        raise ResetRefused(
+            f"Pipeline `{memory.pipeline}` reads rows from a source and has no open window: only its source knows what waits",
+            expected="an open window to give up",
+        )
+    return None
+
+
+def _past(hook: KafkaHook, memory: Memory, entry: Entry) -> PositionChange:
+    """Where the pipeline would stand, had the window been moved. It has been, if it is only being replayed."""
+    if entry.window.replay:
+        log = read_log(hook, {tp.topic for tp in memory.position.offsets})
+        given_up = open_entries(memory)
+        return PositionChange(memory.next_change, memory.position, memory.position.offsets, (), given_up, log, restored=(entry,))
+    position = next_position(memory.position, entry.window)
+    number = memory.next_change
+    log = read_log(hook, {tp.topic for tp in position.offsets})
+    ends = sorted(entry.window.ends.items())
+    before = current_offsets(memory)
+    moves = tuple(Move(*tp, before.get(tp), end) for tp, end in ends)
+    return PositionChange(number, replace(position, moved=number), before, moves, open_entries(memory), log)
+
+
+def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
+    move = plan_move(hook, memory, parse_target("latest"), (), group)
+    if back := [m for m in move.moves if m.before is not None and m.after < m.before]:
+        raise ResetRefused(
+            f"{back[0].topic}-{back[0].partition} ends at {back[0].after}, before {back[0].before}, where the pipeline stands",
+            expected="a log that goes on from there",
+            action="See what became of the topic; `reset` moves the pipeline back",
+        )
+    on = tuple(m for m in move.moves if m.after != m.before)
+    if not on:
+        raise ResetRefused(
+            f"Pipeline `{memory.pipeline}` has no open window, and nothing waits for it",
+            expected="an open window to give up, or records to skip",
+        )
+    return replace(move, moves=on)
+
+
+def _tokens(memory: Memory) -> list[str]:
+    """Of the attempts that have worked on open windows last."""
+    return [entry.attempt.token for entry in open_entries(memory)]
+
+
+def _skipped(move: PositionChange) -> tuple[Gap, ...]:
+    """Return the offsets that the change passes over. In a partition of which nothing was read they begin at the first record."""
+    gaps = []
+    for m in move.moves:
+        there = move.log.partitions.get(TopicPartition(m.topic, m.partition))
+        start = m.before if m.before is not None else there.low if there else 0
+        gaps.append(Gap(m.topic, m.partition, start, m.after))
+    return tuple(gap for gap in gaps if gap.start < gap.end)
+
+
+def _warnings(memory: Memory, entry: Entry | None) -> tuple[str, ...]:
+    if entry is None:
+        return ("What is skipped is not moved to the sink, unless the pipeline is reset to before it",)
+    published = sorted({split for window, split in memory.markers if window == entry.window.number})
+    replayed = entry.window.replay > 0
+    told = [
+        "This window was complete, and was being replayed: the sink holds its rows as they were before or as they are now"
+        if replayed
+        else "What is skipped is not in the sink, unless an attempt had brought it there before it died: then it stays"
+    ]
+    if published:
+        told.append(f"{len(published):,} of its splits were published already, and stay in the topic")
+    dead = memory.dead.get(entry.window.number)
+    if dead is not None and dead.batches:
+        told.append("Its dead letters and routed records were sent already, and stay in their topics")
+    if dead is not None and (captured := dead.captures(entry.window.replay)):
+        told.append(f"What is routed to {', '.join(found.sink for found in captured)} may be there already: then it stays")
+    return (
+        *told,
+        f"If attempt {entry.attempt.number}, which began at {entry.attempt.started_at}, is still at work, it is shut out",
+    )

@@ -1,0 +1,71 @@
+"""Ending a transaction that somebody has left open, and behind which nobody sees what comes after it in the ledger."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.control.pipelines import existing_ledger
+from airflow_kafka_spark.errors import PipelineUnknown
+from airflow_kafka_spark.ledger.open_transactions import Holder
+from airflow_kafka_spark.ledger.topic import TOPIC, holder_at
+from airflow_kafka_spark.windows.model import TopicPartition
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+MOVES_WITHIN = 15.0
+"""Seconds after which an aborted transaction is out of everybody's way, or was none of those that brokers know."""
+
+
+@dataclass(frozen=True)
+class Unblocked:
+    """What held a partition of the ledger up.
+
+    :param partition: where the pipeline's records lie.
+    :param holder: whose transaction is open first there; None without one.
+    :param ended: whether it is over.
+    :param warnings: what to know about it, in sentences.
+    :param dry_run: nothing was changed.
+    """
+
+    pipeline: str
+    ledger_topic: str
+    partition: int
+    holder: Holder | None
+    ended: bool
+    warnings: tuple[str, ...]
+    dry_run: bool
+
+
+def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_run: bool = False) -> Unblocked:
+    """End the transaction that is open first in a pipeline's partition of the ledger, whosever it is.
+
+    Guarantee: its producer is fenced, as by a newer attempt: what was in the transaction has not happened, and a task that is
+    still at work on it fails and is retried. One that is being committed is committed. Nothing else is changed.
+
+    :param hook: the cluster.
+    :param pipeline: the name of any pipeline in that partition.
+    :param ledger_topic: the ledger.
+    :param dry_run: only say whose it is.
+    :raises PipelineUnknown: there is no such ledger.
+    """
+    topic = existing_ledger(hook, ledger_topic)
+    if topic is None:
+        raise PipelineUnknown(pipeline, ledger_topic)
+    partition = topic.glance(pipeline).partition
+    tp = TopicPartition(ledger_topic, partition)
+    bounds = hook.offsets([tp])[tp]
+    if bounds.lso >= bounds.high:
+        return Unblocked(pipeline, ledger_topic, partition, None, False, ("No transaction is open there",), dry_run)
+    holder = holder_at(hook.consumer_config(), tp, bounds.lso, bounds.high)
+    if dry_run:
+        return Unblocked(pipeline, ledger_topic, partition, holder, False, (), dry_run)
+    why = topic.end(holder)
+    deadline = time.monotonic() + MOVES_WITHIN
+    while not (ended := hook.offsets([tp])[tp].lso > bounds.lso) and not why and time.monotonic() < deadline:
+        time.sleep(0.1)
+    by_hand = f"`kafka-transactions.sh abort --topic {ledger_topic} --partition {partition} --start-offset {bounds.lso}` does"
+    warnings = () if ended else (why or "The brokers have lost it: fencing its producer does not end it", by_hand)
+    return Unblocked(pipeline, ledger_topic, partition, holder, ended, warnings, dry_run)

@@ -1,0 +1,421 @@
+"""One Kafka connection, the clients that use it: the only place that translates or filters client settings.
+
+The extra of Airflow's ``kafka`` connection is a librdkafka configuration. The clients of confluent-kafka take it nearly as it
+is; Spark's Kafka source runs the Java client, which names many things differently and wants keys and passwords in other forms.
+Everything here is pure: no Airflow, no Kafka client, no network. Certificate files are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from airflow_kafka_spark.errors import ConnectionInvalid
+
+JAVA_PREFIX = "java."
+DEFAULT_GROUP_ID = "airflow-kafka-spark"
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What a connection may say for other users of it, but must not decide here: the window decides what is read, nobody joins the
+# group, and a reader never creates a topic (librdkafka's default; the Java client's is the opposite).
+WINDOW_DECIDES = _names("""
+    allow.auto.create.topics auto.commit.enable auto.commit.interval.ms auto.offset.reset enable.auto.commit
+    enable.auto.offset.store group.id group.instance.id group.protocol group.protocol.type group.remote.assignor
+    isolation.level offset.store.method offset.store.path offset.store.sync.interval.ms on_commit
+    partition.assignment.strategy
+""")
+
+# The C column of librdkafka's table of properties: a producer warns about them.
+CONSUMER_ONLY = WINDOW_DECIDES - {"allow.auto.create.topics"} | _names("""
+    check.crcs consume.callback.max.messages coordinator.query.interval.ms enable.partition.eof fetch.error.backoff.ms
+    fetch.max.bytes fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms fetch.wait.max.ms heartbeat.interval.ms
+    max.partition.fetch.bytes max.poll.interval.ms queued.max.messages.kbytes queued.min.messages session.timeout.ms
+""")
+
+# The P column: a consumer warns about them.
+PRODUCER_ONLY = _names("""
+    acks batch.num.messages batch.size compression.codec compression.level compression.type delivery.report.only.error
+    delivery.timeout.ms enable.gapless.guarantee enable.idempotence linger.ms message.send.max.retries message.timeout.ms
+    partitioner produce.offset.report queue.buffering.backpressure.threshold queue.buffering.max.kbytes
+    queue.buffering.max.messages queue.buffering.max.ms queuing.strategy request.required.acks request.timeout.ms retries
+    sticky.partitioning.linger.ms transaction.timeout.ms transactional.id
+""")
+
+# Properties of librdkafka's own machinery, without a counterpart in the Java client: nobody needs to hear of them.
+LIBRDKAFKA_ONLY = _names("""
+    api.version.fallback.ms api.version.request api.version.request.timeout.ms broker.address.family broker.address.ttl
+    broker.version.fallback builtin.features consume.callback.max.messages coordinator.query.interval.ms debug
+    default.topic.config enable.partition.eof enable.random.seed enabled_events error_cb fetch.error.backoff.ms
+    fetch.queue.backoff.ms https.ca.location https.ca.pem internal.termination.signal log.connection.close log.queue
+    log.thread.name log_cb log_level logger max.in.flight max.in.flight.requests.per.connection message.copy.max.bytes
+    message.max.bytes oauth_cb plugin.library.paths queued.max.messages.kbytes queued.min.messages receive.message.max.bytes
+    reconnect.backoff.jitter.ms socket.blocking.max.ms socket.keepalive.enable socket.max.fails socket.nagle.disable
+    ssl.engine.id ssl.engine.location ssl.providers statistics.interval.ms stats_cb throttle_cb
+    topic.metadata.propagation.max.ms topic.metadata.refresh.fast.cnt topic.metadata.refresh.fast.interval.ms
+    topic.metadata.refresh.sparse
+""")
+
+# librdkafka's name -> the Java client's. Where two names lead to one, the later line wins.
+JAVA_NAMES = {
+    "check.crcs": "check.crcs",
+    "client.dns.lookup": "client.dns.lookup",
+    "client.id": "client.id",
+    "client.rack": "client.rack",
+    "connections.max.idle.ms": "connections.max.idle.ms",
+    "enable.metrics.push": "enable.metrics.push",
+    "fetch.max.bytes": "fetch.max.bytes",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "max.partition.fetch.bytes": "max.partition.fetch.bytes",
+    "fetch.min.bytes": "fetch.min.bytes",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "heartbeat.interval.ms": "heartbeat.interval.ms",
+    "max.poll.interval.ms": "max.poll.interval.ms",
+    "metadata.recovery.rebootstrap.trigger.ms": "metadata.recovery.rebootstrap.trigger.ms",
+    "metadata.recovery.strategy": "metadata.recovery.strategy",
+    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
+    "metadata.max.age.ms": "metadata.max.age.ms",
+    "reconnect.backoff.max.ms": "reconnect.backoff.max.ms",
+    "reconnect.backoff.ms": "reconnect.backoff.ms",
+    "retry.backoff.max.ms": "retry.backoff.max.ms",
+    "retry.backoff.ms": "retry.backoff.ms",
+    "session.timeout.ms": "session.timeout.ms",
+    "socket.connection.setup.timeout.ms": "socket.connection.setup.timeout.ms",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.timeout.ms": "request.timeout.ms",
+}
+
+# Where librdkafka says "off" or "the system's own" with another number than the Java client.
+_OFF_IN_JAVA = {
+    ("connections.max.idle.ms", "0"): "-1",
+    ("receive.buffer.bytes", "0"): "-1",
+    ("send.buffer.bytes", "0"): "-1",
+}
+
+_LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+_SECURITY = _names("""
+    bootstrap.servers metadata.broker.list security.protocol sasl.mechanism sasl.mechanisms sasl.username sasl.password
+    sasl.kerberos.service.name ssl.ca.location ssl.ca.pem ssl.certificate.location ssl.certificate.pem ssl.key.location
+    ssl.key.pem ssl.key.password ssl.keystore.location ssl.keystore.password ssl.endpoint.identification.algorithm
+    enable.ssl.certificate.verification
+""")
+
+_SECRET = re.compile(
+    r"password|passphrase|secret|jaas|token|\.oauthbearer\.config|key\.pem|ssl\.key\.(?!location)|keystore\.key$", re.IGNORECASE
+)
+_PROTOCOL_PREFIX = re.compile(r"^[A-Za-z_]+://")
+
+
+@dataclass(frozen=True)
+class JavaConfig:
+    """The Java client's settings for a connection, without the ``kafka.`` that Spark wants in front of them.
+
+    :param options: name -> value. May hold passwords and keys: not for logs; ``repr`` hides them.
+    :param ignored: properties of the connection that the Java client has no counterpart for and that someone may miss, sorted.
+    """
+
+    options: Mapping[str, str] = field(repr=False)
+    ignored: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"JavaConfig(options={redact(self.options)!r}, ignored={self.ignored!r})"
+
+
+def java_options(config: Mapping[str, Any], *, conn_id: str = "kafka_default", inline_files: bool = False) -> JavaConfig:
+    """Translate a librdkafka configuration into the Java client's settings for Spark's Kafka source.
+
+    Covered: brokers, PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512, TLS with PEM files or texts or a PKCS#12 keystore, client id and
+    rack, timeouts, backoffs, buffer and fetch sizes. Keys that begin with ``java.`` are the Java client's own settings: they are
+    passed on without the prefix and win over the translation, which is how OAUTHBEARER and GSSAPI are configured. What the window
+    decides (``group.id``, ``auto.offset.reset``, ``isolation.level`` ...) is never passed on, not even with the prefix.
+
+    :param config: the extra of the ``kafka`` connection.
+    :param conn_id: the connection's name, for the error message.
+    :param inline_files: put the text of ``ssl.ca.location`` into the options instead of its path, for executors on machines
+        without that file. The client's certificate and key always go in as text: the Java client wants both in one store.
+    :raises ConnectionInvalid: when the Java client cannot do what the connection asks: verification of certificates switched
+        off, a mechanism that is not listed above, half a key pair, an unreadable file.
+    """
+    by_hand = {key[len(JAVA_PREFIX) :]: _text(value) for key, value in config.items() if key.startswith(JAVA_PREFIX)}
+    source = _Source(config, by_hand, conn_id)
+    options = {"bootstrap.servers": _bootstrap_servers(source), "allow.auto.create.topics": "false"}
+    for name, java_name in JAVA_NAMES.items():
+        if name in config:
+            options[java_name] = _OFF_IN_JAVA.get((java_name, _text(config[name])), _text(config[name]))
+    options |= _security_options(source, inline_files)
+    options |= {name: value for name, value in by_hand.items() if name not in WINDOW_DECIDES}
+    return JavaConfig(options, _ignored(config, by_hand))
+
+
+def consumer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
+    """The settings of a confluent-kafka ``Consumer`` that reads frozen offset ranges.
+
+    Always: no auto commit, ``auto.offset.reset=error``, read_committed, partition EOF events. Settings of producers, of groups
+    and of the Java client are left out, so that librdkafka has nothing to warn about.
+
+    :param config: the extra of the ``kafka`` connection.
+    :param overrides: settings that win over the connection's, as ``**{"group.id": "x"}``. Without one, ``group.id`` is a name
+        that is never joined nor committed to.
+    :raises ValueError: when an override contradicts one of the four.
+    """
+    forced = {
+        "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+    }
+    for name, value in forced.items():
+        if name in overrides and _text(overrides[name]) != _text(value):
+            raise ValueError(f"`{name}` of a window's consumer is always {value!r}, not {overrides[name]!r}")
+    return _without(config, PRODUCER_ONLY | WINDOW_DECIDES) | {"group.id": DEFAULT_GROUP_ID} | overrides | forced
+
+
+def producer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
+    """The settings of a confluent-kafka ``Producer``: the connection's without those of consumers and of the Java client.
+
+    :param config: the extra of the ``kafka`` connection. Its ``transactional.id`` is left out: sharing one would fence strangers.
+    :param overrides: settings that win over the connection's, as ``**{"transactional.id": "x"}``.
+    """
+    return _without(config, CONSUMER_ONLY | {"transactional.id"}) | overrides
+
+
+def admin_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
+    """The settings of a confluent-kafka ``AdminClient``: the connection's without those of consumers, producers and Java.
+
+    :param config: the extra of the ``kafka`` connection.
+    :param overrides: settings that win over the connection's.
+    """
+    return _without(config, CONSUMER_ONLY | PRODUCER_ONLY | {"allow.auto.create.topics"}) | overrides
+
+
+def redact(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy for people's eyes: passwords, private keys, tokens and JAAS texts are ``***``.
+
+    :param config: settings of either client, with or without ``java.`` or ``kafka.`` prefixes.
+    """
+    return {name: "***" if _SECRET.search(name) else value for name, value in config.items()}
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """How a client introduces itself to the brokers, for error messages: user, mechanism and protocol, no secrets."""
+    protocol = str(config.get("security.protocol", "plaintext")).upper()
+    if protocol.startswith("SASL"):
+        mechanism = config.get("sasl.mechanism") or config.get("sasl.mechanisms") or "GSSAPI"
+        return f"user `{config.get('sasl.username', '')}` ({mechanism} over {protocol})"
+    return "the client's certificate (SSL)" if protocol == "SSL" else "the anonymous user (PLAINTEXT)"
+
+
+@dataclass(frozen=True)
+class _Source:
+    config: Mapping[str, Any]
+    by_hand: Mapping[str, str]
+    conn_id: str
+
+    def get(self, *names: str) -> str:
+        """The first of these properties that is set, as text."""
+        return next((_text(self.config[name]) for name in names if self.config.get(name) not in (None, "")), "")
+
+    def says_by_hand(self, prefix: str) -> bool:
+        return any(name.startswith(prefix) for name in self.by_hand)
+
+    def invalid(self, detail: str, action: str) -> ConnectionInvalid:
+        return ConnectionInvalid(self.conn_id, detail, action)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()
+
+
+def _without(config: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in names and not name.startswith(JAVA_PREFIX)}
+
+
+def _ignored(config: Mapping[str, Any], by_hand: Mapping[str, str]) -> tuple[str, ...]:
+    silent = WINDOW_DECIDES | PRODUCER_ONLY | LIBRDKAFKA_ONLY | _SECURITY | JAVA_NAMES.keys()
+    unheard = {
+        name
+        for name in config
+        if name not in silent and not name.startswith((JAVA_PREFIX, "sasl.oauthbearer.", "sasl.kerberos."))
+    }
+    return tuple(sorted(unheard | {JAVA_PREFIX + name for name in by_hand if name in WINDOW_DECIDES}))
+
+
+def _bootstrap_servers(source: _Source) -> str:
+    servers = source.get("bootstrap.servers", "metadata.broker.list")
+    if not servers and not source.by_hand.get("bootstrap.servers"):
+        raise source.invalid(
+            "its extra names no brokers",
+            f'Set `bootstrap.servers` in the extra of `{source.conn_id}`, as {{"bootstrap.servers": "host:9092"}}',
+        )
+    return ",".join(_host_port(server.strip()) for server in servers.split(",") if server.strip())
+
+
+def _host_port(server: str) -> str:
+    # librdkafka allows a protocol in front and adds the port; the Java client allows neither to be that way.
+    server = _PROTOCOL_PREFIX.sub("", server)
+    has_port = server.rpartition("]")[2].startswith(":") if server.startswith("[") else ":" in server
+    return server if has_port else f"{server}:9092"
+
+
+def _security_options(source: _Source, inline_files: bool) -> dict[str, str]:
+    protocol = source.by_hand.get("security.protocol", source.get("security.protocol") or "plaintext").upper()
+    options = {"security.protocol": protocol}
+    if protocol.startswith("SASL_"):
+        options |= _sasl_options(source)
+    if protocol.endswith("SSL"):
+        options |= _truststore(source, inline_files) | _keystore(source)
+        algorithm = source.get("ssl.endpoint.identification.algorithm")
+        if algorithm:
+            options["ssl.endpoint.identification.algorithm"] = "" if algorithm.lower() == "none" else algorithm.lower()
+    return options
+
+
+def _sasl_options(source: _Source) -> dict[str, str]:
+    mechanism = source.get("sasl.mechanisms", "sasl.mechanism").upper()
+    service = source.get("sasl.kerberos.service.name")
+    by_hand = {"sasl.mechanism": mechanism} if mechanism else {}
+    if service:
+        by_hand["sasl.kerberos.service.name"] = service
+    if source.by_hand.keys() & {"sasl.mechanism", "sasl.jaas.config"}:
+        return by_hand
+    if mechanism not in _LOGIN_MODULES:
+        raise source.invalid(
+            f"SASL mechanism `{mechanism or 'GSSAPI (the default)'}` cannot be translated for Spark's Java client, "
+            f"only {', '.join(_LOGIN_MODULES)} can",
+            f"Set `sasl.mechanism` to one of these, or add the Java client's own settings to the extra of `{source.conn_id}` "
+            "with the prefix `java.`, for instance `java.sasl.mechanism` and `java.sasl.jaas.config`",
+        )
+    missing = [name for name in ("sasl.username", "sasl.password") if source.config.get(name) in (None, "")]
+    if missing:
+        raise source.invalid(
+            f"SASL mechanism `{mechanism}` needs {' and '.join(f'`{m}`' for m in missing)}",
+            f"Set it in the extra of `{source.conn_id}`",
+        )
+    # Not through _text: a blank at either end belongs to the password.
+    user, password = (_jaas_quoted(str(source.config[name])) for name in ("sasl.username", "sasl.password"))
+    return {
+        "sasl.mechanism": mechanism,
+        "sasl.jaas.config": f"{_LOGIN_MODULES[mechanism]} required username={user} password={password};",
+    }
+
+
+def _jaas_quoted(value: str) -> str:
+    # The Java client reads JAAS texts with a StreamTokenizer: backslashes escape, and a line end would close the quotes.
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{escaped}"'
+
+
+def _truststore(source: _Source, inline_files: bool) -> dict[str, str]:
+    verify = source.get("enable.ssl.certificate.verification").lower()
+    if verify in ("false", "f", "0") and "ssl.engine.factory.class" not in source.by_hand:
+        raise source.invalid(
+            "`enable.ssl.certificate.verification` is false, which Spark's Java client cannot do",
+            "Name the brokers' certificate authority in `ssl.ca.location` instead; if only the host name does not match, set "
+            "`ssl.endpoint.identification.algorithm` to `none`",
+        )
+    location, pem = source.get("ssl.ca.location"), source.get("ssl.ca.pem")
+    if source.says_by_hand("ssl.truststore.") or location.lower() == "probe" or not (location or pem):
+        return {}  # the user's own store, or the JVM's default one
+    if pem or inline_files:
+        return {
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.certificates": pem or read_pem(location, "ssl.ca.location", source.invalid),
+        }
+    read_pem(location, "ssl.ca.location", source.invalid)
+    return {"ssl.truststore.type": "PEM", "ssl.truststore.location": location}
+
+
+def _keystore(source: _Source) -> dict[str, str]:
+    if source.says_by_hand("ssl.keystore."):
+        return {}
+    chain = source.get("ssl.certificate.pem") or read_pem(
+        source.get("ssl.certificate.location"), "ssl.certificate.location", source.invalid
+    )
+    key = source.get("ssl.key.pem") or read_pem(source.get("ssl.key.location"), "ssl.key.location", source.invalid)
+    if bool(chain) != bool(key):
+        found, missing = ("certificate", "key") if chain else ("key", "certificate")
+        raise source.invalid(
+            f"it has a client {found} but no client {missing}",
+            f"Set `ssl.{missing}.location` or `ssl.{missing}.pem` as well, or neither of the two pairs",
+        )
+    if chain:
+        password = str(source.config.get("ssl.key.password") or "")
+        return {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.certificate.chain": chain,
+            "ssl.keystore.key": pkcs8_key(key, password, source.invalid),
+        }
+    location = source.get("ssl.keystore.location")
+    if not location:
+        return {}
+    password = str(source.config.get("ssl.keystore.password") or "")
+    return {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": location, "ssl.keystore.password": password}
+
+
+# --- PEM texts in the form the Java client accepts ----------------------------------------------------------------------
+
+Invalid = Callable[[str, str], ConnectionInvalid]
+
+
+def read_pem(path: str, name: str, invalid: Invalid) -> str:
+    """The text of a PEM file; nothing for no path.
+
+    :param path: the file, or "".
+    :param name: the property that named it.
+    :param invalid: makes the error to raise from what was found and what to do.
+    :raises ConnectionInvalid: when the file cannot be read or holds no PEM text.
+    """
+    if not path:
+        return ""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise invalid(
+            f"`{name}` names `{path}`, which cannot be read: {error.strerror}", "Name a readable PEM file on this machine"
+        ) from None
+    if "-----BEGIN " not in text:
+        raise invalid(
+            f"`{name}` names `{path}`, which is not a PEM file", "Convert it, for instance with `openssl x509 -outform pem`"
+        )
+    return text
+
+
+def pkcs8_key(pem: str, password: str, invalid: Invalid) -> str:
+    """A private key as unencrypted PKCS#8, the one form that the Java client reads on every Java version.
+
+    OpenSSL, and so librdkafka, also takes the traditional forms (``BEGIN RSA PRIVATE KEY``) and encrypted keys. The result is as
+    secret as the key and its password together, which is what would be passed on otherwise.
+
+    :param pem: the key's text.
+    :param password: its password, or "".
+    :param invalid: makes the error to raise from what was found and what to do.
+    :raises ConnectionInvalid: when the key cannot be read with this password.
+    """
+    if "-----BEGIN PRIVATE KEY-----" in pem:
+        return pem
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    encrypted = "ENCRYPTED" in pem
+    try:
+        key = serialization.load_pem_private_key(pem.encode(), password.encode() if encrypted and password else None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        detail = (
+            "its client key cannot be decrypted with `ssl.key.password`"
+            if encrypted
+            else "its client key is not a readable PEM private key"
+        )
+        raise invalid(detail, "Check `ssl.key.location` or `ssl.key.pem`, and `ssl.key.password`") from None
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()

@@ -1,0 +1,386 @@
+"""Metadata and offsets of a Kafka cluster, on the official ``kafka`` connection."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
+
+from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, KafkaRefused, KafkaSparkError, TopicMissing
+from airflow_kafka_spark.hooks.connections import defined
+from airflow_kafka_spark.hooks.kafka import config as kafka_config
+from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaCalls
+from airflow_kafka_spark.hooks.kafka.requests import (
+    CommittedOffset,
+    GroupState,
+    PartitionOffsets,
+    RecordAt,
+    TopicDescription,
+)
+from airflow_kafka_spark.windows.model import TopicPartition
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+log = logging.getLogger(__name__)
+
+IsolationLevel = Literal["read_committed", "read_uncommitted"]
+
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
+
+# Errors by which a broker says that a group's offsets belong to its members.
+_MEMBERS_ARE_LIVE = (
+    "NON_EMPTY_GROUP",
+    "UNKNOWN_MEMBER_ID",
+    "ILLEGAL_GENERATION",
+    "GROUP_SUBSCRIBED_TO_TOPIC",
+    "STALE_MEMBER_EPOCH",
+)
+
+
+DEFAULT_LARGEST = 1_048_588
+"""The brokers' default of ``max.message.bytes``."""
+
+TEST_SECONDS = 10.0
+"""For a test of a connection."""
+
+
+class KafkaHook(KafkaBaseHook):
+    """What a pipeline asks a cluster and tells it, apart from records.
+
+    Every call asks the brokers: nothing is cached. Nothing is created or changed but by ``create_topic``, ``alter_committed``,
+    ``delete_group`` and ``delete_records``. All calls raise :class:`KafkaUnavailable` when no answer comes in time,
+    :class:`ConnectionInvalid` when the connection does not exist or the brokers do not accept it, and :class:`KafkaRefused` for
+    what the brokers do not allow; a call never returns less than it was asked for. On a first contact a wrong password is
+    reported after about a second, unreachable brokers after about five.
+
+    Use it as a context manager, or call :meth:`close`.
+
+    :param kafka_conn_id: the Airflow connection of type ``kafka``, whose extra is a librdkafka configuration.
+    :param timeout: seconds that any request may take, retries of passing errors included.
+    """
+
+    # As the argument is called: Airflow makes hooks of connections by it.
+    conn_name_attr = "kafka_conn_id"
+
+    def __init__(self, kafka_conn_id: str = KafkaBaseHook.default_conn_name, timeout: float = 30.0) -> None:
+        super().__init__(kafka_config_id=kafka_conn_id)
+        self.timeout = timeout
+
+    # --- the connection ---
+
+    @property
+    def conn_id(self) -> str:
+        return self.kafka_config_id
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The librdkafka configuration of the connection with its callbacks resolved; holds secrets.
+
+        :raises ConnectionInvalid: when there is no such connection or it names no brokers.
+        """
+        try:
+            with defined(self.conn_id, "`kafka`", option="kafka_conn_id"):
+                return self._build_config()
+        except ValueError as error:
+            raise ConnectionInvalid(self.conn_id, str(error)) from error
+
+    def java_config(self, *, inline_files: bool = False) -> kafka_config.JavaConfig:
+        """The connection in the Java client's settings, for Spark's Kafka source; see :func:`kafka_config.java_options`."""
+        java = kafka_config.java_options(self.config, conn_id=self.conn_id, inline_files=inline_files)
+        if java.ignored:
+            log.info(
+                "Spark's Kafka client has no counterpart for these settings of connection %s: %s",
+                self.conn_id,
+                ", ".join(java.ignored),
+            )
+        return java
+
+    def consumer_config(self, **overrides: Any) -> dict[str, Any]:
+        """The connection for a reader of frozen ranges; see :func:`kafka_config.consumer_config`."""
+        return kafka_config.consumer_config(self.config, **overrides)
+
+    def producer_config(self, **overrides: Any) -> dict[str, Any]:
+        """The connection for a producer; see :func:`kafka_config.producer_config`."""
+        return kafka_config.producer_config(self.config, **overrides)
+
+    @property
+    def get_conn(self) -> AdminClient:  # type: ignore[override]
+        """The client of confluent-kafka, the same one until :meth:`close` or until it had to be thrown away."""
+        return self._calls.client
+
+    @cached_property
+    def _calls(self) -> KafkaCalls:
+        config = self.config
+        events = ClientEvents(config.get("error_cb"))
+        return KafkaCalls(
+            self._make_client, events, conn_id=self.conn_id, identity=kafka_config.identity(config), timeout=self.timeout
+        )
+
+    def _make_client(self, events: ClientEvents) -> AdminClient:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        config = kafka_config.admin_config(self.config, **{"error_cb": events.on_error})
+        try:
+            return AdminClient(config, logger=events)
+        except (KafkaException, TypeError, ValueError) as error:
+            reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+            raise ConnectionInvalid(self.conn_id, f"librdkafka does not accept its extra: {reason}") from None
+
+    def close(self) -> None:
+        """Let go of the client; the next call makes a new one."""
+        if "_calls" in self.__dict__:
+            self._calls.discard_client()
+        for name in ("_calls", "config"):
+            self.__dict__.pop(name, None)
+
+    def __enter__(self) -> KafkaHook:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Whether the cluster answers, and its brokers, for Airflow's UI: the answer takes ten seconds at most.
+
+        A wrong password, a certificate that is not trusted, a listener of another protocol and brokers that nobody can reach are
+        each told as such.
+        """
+        try:
+            with KafkaHook(self.conn_id, min(self.timeout, TEST_SECONDS)) as hook:
+                found = hook._calls.one("connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout))
+        except KafkaSparkError as error:
+            return False, str(error)
+        brokers = [f"{node.host}:{node.port}" for node in sorted(found.nodes, key=lambda node: node.id)]
+        named = ", ".join(brokers[:10]) + (f" and {len(brokers) - 10} more" if len(brokers) > 10 else "")
+        return True, f"Connected to Kafka cluster {found.cluster_id}, brokers: {named}."
+
+    # --- the cluster and its topics ---
+
+    def cluster_id(self) -> str:
+        """The cluster's id: offsets mean nothing on another one."""
+        return self._calls.connect()
+
+    def broker_count(self) -> int:
+        """Return the number of brokers that the cluster has now."""
+        found = self._calls.one(
+            "asking for the brokers", lambda client, timeout: client.describe_cluster(request_timeout=timeout)
+        )
+        return len(found.nodes)
+
+    def list_topics(self, *, internal: bool = False) -> frozenset[str]:
+        """The names of all topics that this connection may see.
+
+        :param internal: whether Kafka's own topics are listed too.
+        """
+        from confluent_kafka import KafkaException
+
+        calls = self._calls
+        calls.connect()
+        try:
+            names = frozenset(calls.client.list_topics(timeout=self.timeout).topics)
+        except KafkaException as error:
+            raise calls.translate("listing topics", error.args[0]) from None
+        return names if internal else names - INTERNAL_TOPICS
+
+    def describe_topics(
+        self, names: Iterable[str], *, missing: Literal["raise", "omit"] = "raise"
+    ) -> dict[str, TopicDescription]:
+        """Ids and partitions of topics.
+
+        A topic has at least one partition: an answer without any is asked for again. Also a topic counts as missing only when it
+        is still unknown after a second, since brokers learn of a new one one after the other.
+
+        :param names: the topics.
+        :param missing: ``raise`` names all topics that do not exist in one error; ``omit`` leaves them out of the answer, for a
+            caller who collects problems.
+        :raises TopicMissing: with ``missing="raise"``.
+        """
+        wanted = set(names)
+        found = kafka_requests.describe_topics(self._calls, wanted)
+        if missing == "raise" and wanted - found.keys():
+            raise TopicMissing(self.conn_id, sorted(wanted - found.keys()))
+        return found
+
+    def topic_config(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """The settings of topics, defaults included (``cleanup.policy``, ``retention.ms``, ``max.message.bytes`` ...).
+
+        :param names: the topics.
+        :raises TopicMissing: when one does not exist.
+        """
+        return kafka_requests.topic_configs(self._calls, self.describe_topics(names))
+
+    def largest_record(self, topic: str) -> int:
+        """Bytes that a record of a topic may have (``max.message.bytes``); the brokers' default where the user may not see it."""
+        try:
+            return int(self.topic_config([topic])[topic].get("max.message.bytes") or DEFAULT_LARGEST)
+        except KafkaRefused:
+            return DEFAULT_LARGEST
+
+    def broker_config(self) -> dict[str, str]:
+        """The settings of one broker (``transaction.max.timeout.ms`` ...); empty where the user may not see them."""
+        return kafka_requests.broker_config(self._calls)
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        config: Mapping[str, str] | None = None,
+        *,
+        exist_ok: bool = True,
+    ) -> bool:
+        """Create a topic and wait until it can be used. An existing one is left as it is.
+
+        :param name: the topic.
+        :param partitions: how many; -1 is the brokers' default.
+        :param replication_factor: how many; -1 is the brokers' default.
+        :param config: its settings.
+        :param exist_ok: whether it may exist already.
+        :return: whether it was created now.
+        :raises KafkaRefused: when the brokers do not accept it, or with ``exist_ok=False`` when it exists.
+        """
+        return kafka_requests.create_topic(self._calls, name, partitions, replication_factor, config or {}, exist_ok=exist_ok)
+
+    # --- offsets of the log ---
+
+    def offsets(self, topics: Iterable[str | TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
+        """Low watermark, last stable offset and high watermark; one request for all partitions of a broker, not one for each.
+
+        A broker answers a producer's commit before it has written the markers: a transaction that has just ended may still hold
+        the last stable offset back for some milliseconds.
+
+        :param topics: topics, for all their partitions, or single partitions.
+        :raises TopicMissing: when a topic or a partition does not exist.
+        """
+        return self._offsets(self._partitions(topics))
+
+    def _offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
+        from confluent_kafka.admin import OffsetSpec
+
+        # In this order, since all three only grow: so low <= lso <= high also while others write, delete and commit.
+        low = kafka_requests.list_offsets(self._calls, partitions, OffsetSpec.earliest(), "read_uncommitted")
+        stable = kafka_requests.list_records(self._calls, partitions, OffsetSpec.latest(), "read_committed")
+        high = kafka_requests.list_offsets(self._calls, partitions, OffsetSpec.latest(), "read_uncommitted")
+        return {p: PartitionOffsets(low[p], stable[p].offset, high[p], stable[p].epoch) for p in partitions}
+
+    def offsets_for_times(
+        self,
+        partitions: Iterable[str | TopicPartition],
+        timestamp_ms: int,
+        *,
+        isolation_level: IsolationLevel = "read_committed",
+    ) -> dict[TopicPartition, int | None]:
+        """The first offset whose record's timestamp is at or after an instant; None where there is no such record.
+
+        Records behind it may be older: timestamps need not ascend.
+
+        :param partitions: topics, for all their partitions, or single partitions.
+        :param timestamp_ms: the instant, in milliseconds since 1970-01-01 UTC.
+        :param isolation_level: ``read_committed`` looks only at offsets below the last stable offset.
+        :raises TopicMissing: when a topic or a partition does not exist.
+        """
+        found = self.records_for_times(partitions, timestamp_ms, isolation_level=isolation_level)
+        return {partition: there.offset if there else None for partition, there in found.items()}
+
+    def records_for_times(
+        self,
+        partitions: Iterable[str | TopicPartition],
+        timestamp_ms: int,
+        *,
+        isolation_level: IsolationLevel = "read_committed",
+    ) -> dict[TopicPartition, RecordAt | None]:
+        """Return the offset, timestamp and leader epoch of the records whose offsets :meth:`offsets_for_times` returns.
+
+        Arguments and errors are those of :meth:`offsets_for_times`.
+        """
+        from confluent_kafka.admin import OffsetSpec
+
+        if timestamp_ms < 0:
+            raise ValueError(f"`timestamp_ms` is {timestamp_ms}. Expected milliseconds since 1970-01-01 UTC, not negative.")
+        spec = OffsetSpec.for_timestamp(timestamp_ms)
+        found = kafka_requests.list_records(self._calls, self._partitions(partitions), spec, isolation_level)
+        return {partition: there if there.offset >= 0 else None for partition, there in found.items()}
+
+    def _partitions(self, topics: Iterable[str | TopicPartition]) -> list[TopicPartition]:
+        """All of them, in order, after a check that they exist: an unknown partition may pass for one without a leader."""
+        wanted = list(topics)
+        whole = {topic for topic in wanted if isinstance(topic, str)}
+        single = {TopicPartition(*topic) for topic in wanted if not isinstance(topic, str)}
+        existing = self.describe_topics(whole | {p.topic for p in single})
+        absent = sorted(p for p in single if p.partition not in existing[p.topic].partitions)
+        if absent:
+            raise TopicMissing(self.conn_id, [str(p) for p in absent])
+        return sorted(single.union(*(existing[name].topic_partitions for name in whole)))
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete the records below an offset of each partition, for good.
+
+        :param before: the new low watermark of each partition; -1 is its high watermark.
+        :return: the low watermarks now.
+        :raises TopicMissing: when a topic or a partition does not exist.
+        """
+        return kafka_requests.delete_records(self._calls, {p: before[p] for p in self._partitions(before)})
+
+    # --- consumer groups ---
+
+    def committed(
+        self, group_id: str, partitions: Iterable[TopicPartition], *, stable: bool = True
+    ) -> dict[TopicPartition, CommittedOffset | None]:
+        """What a group has committed; None where it has committed nothing, or where that has expired.
+
+        :param group_id: the group; it need not exist.
+        :param partitions: the partitions.
+        :param stable: an offset that is part of an open transaction is waited for, up to the timeout, so that the answer does not
+            change by itself (KIP-447); False answers with the one before.
+        """
+        wanted = sorted({TopicPartition(*p) for p in partitions})
+        return kafka_requests.committed(self._calls, self.config, group_id, wanted, stable=stable) if wanted else {}
+
+    def group_state(self, group_id: str) -> GroupState:
+        """A group's state and its live members.
+
+        :param group_id: the group; one that does not exist is ``Dead`` and has no members.
+        """
+        return kafka_requests.group_state(self._calls, group_id)
+
+    def alter_committed(self, group_id: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
+        """Set a group's committed offsets, forwards or backwards. The group is created by it.
+
+        This is a plain commit: nothing stops two callers from overwriting each other.
+
+        :param group_id: the group, without live members.
+        :param offsets: the next offset to read of each partition, with or without a text.
+        :raises GroupHasMembers: when somebody consumes with this group.
+        :raises TopicMissing: when a topic or a partition does not exist.
+        """
+        commits = {p: c if isinstance(c, CommittedOffset) else CommittedOffset(c) for p, c in offsets.items()}
+        partitions = self._partitions(commits)
+        try:
+            if partitions:
+                kafka_requests.alter_committed(self._calls, group_id, {p: commits[p] for p in partitions})
+        except KafkaRefused as error:
+            raise self._members_or(error, group_id) from None
+
+    def delete_group(self, group_id: str) -> bool:
+        """Delete a group with all that it has committed.
+
+        :param group_id: the group, without live members.
+        :return: whether there was one.
+        :raises GroupHasMembers: when somebody consumes with this group.
+        """
+        try:
+            return kafka_requests.delete_group(self._calls, group_id)
+        except KafkaRefused as error:
+            raise self._members_or(error, group_id) from None
+
+    def _members_or(self, error: KafkaRefused, group_id: str) -> KafkaSparkError:
+        """What the brokers mean: that the group has live members, or what they say."""
+        if error.code not in _MEMBERS_ARE_LIVE:
+            return error
+        return GroupHasMembers(group_id, [str(m) for m in self.group_state(group_id).members])

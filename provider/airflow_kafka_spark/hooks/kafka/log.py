@@ -1,0 +1,113 @@
+"""Whether a log is still the one that was read: what the brokers say of the leader epoch of an offset (KIP-320)."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import KafkaUnavailable
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.plan import Log, PartitionLog
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+AT_ONCE = 200
+"""Partitions per consumer: each of them may be sent a batch of records, which nobody needs."""
+SETTINGS: Mapping[str, Any] = {
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "fetch.message.max.bytes": 16_384,
+    "queued.max.messages.kbytes": 4096,
+    "fetch.wait.max.ms": 20,
+    "fetch.error.backoff.ms": 50,
+}
+
+_END = re.compile(r"broker end offset is (\d+)")
+
+
+def read_log(hook: KafkaHook, topics: Iterable[str]) -> Log:
+    """What Kafka holds of these topics now: ids, and low watermark, last stable offset and high watermark of every partition.
+
+    :param topics: names; those that do not exist are left out of the answer.
+    """
+    described = hook.describe_topics(sorted(topics), missing="omit")
+    offsets = hook.offsets([tp for topic in described.values() for tp in topic.topic_partitions])
+    return Log(
+        cluster_id=hook.cluster_id(),
+        topic_ids={name: topic.topic_id for name, topic in described.items()},
+        partitions={tp: PartitionLog(o.low, o.lso, o.high, o.epoch) for tp, o in offsets.items()},
+    )
+
+
+def compared(
+    hook: KafkaHook,
+    log: Log,
+    offsets: Mapping[TopicPartition, int],
+    epochs: Mapping[TopicPartition, int],
+    topic_ids: Mapping[str, str],
+) -> Log:
+    """The log, with the partitions that were cut off below an offset and have grown again (``Log.diverged``).
+
+    Only partitions are asked for whose leader epoch is not the known one: without an election nothing is cut off.
+
+    :param log: what Kafka holds now.
+    :param offsets: up to where it was read, or planned.
+    :param epochs: the leader epochs then; a partition that is missing is not compared.
+    :param topic_ids: the ids of the topics then; one that was created anew is not compared.
+    :raises KafkaUnavailable: the brokers do not answer in time.
+    """
+    wanted = [
+        (tp, offset, epochs[tp])
+        for tp, offset in sorted(offsets.items())
+        if tp in epochs
+        and (there := log.partitions.get(tp)) is not None
+        and there.epoch not in (-1, epochs[tp])
+        and there.low < offset <= there.high
+        and topic_ids.get(tp.topic, log.topic_ids.get(tp.topic)) == log.topic_ids.get(tp.topic)
+    ]
+    found: dict[TopicPartition, int] = {}
+    for first in range(0, len(wanted), AT_ONCE):
+        found |= _diverged(hook, wanted[first : first + AT_ONCE])
+    return replace(log, diverged={**log.diverged, **found})
+
+
+def _diverged(hook: KafkaHook, wanted: Sequence[tuple[TopicPartition, int, int]]) -> dict[TopicPartition, int]:
+    """Where the logs end that were read, for those that end before the offset.
+
+    There is no request of its own in confluent-kafka: a consumer that is assigned an offset with its leader epoch asks for it
+    before it reads, and says that the log was truncated in place of a record.
+    """
+    import confluent_kafka
+
+    answers = (
+        confluent_kafka.KafkaError._PARTITION_EOF,
+        confluent_kafka.KafkaError._AUTO_OFFSET_RESET,
+        confluent_kafka.KafkaError.OFFSET_OUT_OF_RANGE,
+    )
+    left = {tp for tp, _, _ in wanted}
+    found: dict[TopicPartition, int] = {}
+    consumer = confluent_kafka.Consumer(hook.consumer_config(**SETTINGS), logger=ClientEvents())
+    deadline, last = time.monotonic() + hook.timeout, "nothing was answered"
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(*tp, offset, leader_epoch=epoch) for tp, offset, epoch in wanted])
+        while left:
+            for message in consumer.consume(1000, 0.05):
+                tp, error = TopicPartition(message.topic() or "", message.partition() or 0), message.error()
+                if error is not None and error.code() not in answers:
+                    last = error.str()
+                    continue
+                if tp in left and error is not None and "truncation" in error.str():
+                    end = _END.search(error.str())
+                    found[tp] = int(end[1]) if end else 0
+                left.discard(tp)
+            if left and time.monotonic() > deadline:
+                doing = f"comparing the leader epochs of {len(left)} partitions, {min(left)} among them"
+                raise KafkaUnavailable(hook.conn_id, doing, last)
+        return found
+    finally:
+        consumer.close()

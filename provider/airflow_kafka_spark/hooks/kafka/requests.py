@@ -1,0 +1,422 @@
+"""The requests of the Kafka hook in confluent-kafka's terms: batched, patient with passing errors, with our values as keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import KafkaUnavailable
+from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, passing
+from airflow_kafka_spark.hooks.kafka.config import consumer_config
+from airflow_kafka_spark.windows.model import TopicPartition
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+    from confluent_kafka import TopicPartition as KafkaTopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+# A broker learns of a new topic a little after another one: "unknown" is believed when it stays for so long, and not at all
+# where the topic is known to exist. Without any leader known, librdkafka says "no entry".
+SPREAD_SECONDS = 1.0
+_UNKNOWN = ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID")
+_NOT_YET = (*_UNKNOWN, "_NOENT")
+
+_STATES = {
+    "STABLE": "Stable",
+    "EMPTY": "Empty",
+    "PREPARING_REBALANCING": "PreparingRebalance",
+    "COMPLETING_REBALANCING": "CompletingRebalance",
+    "ASSIGNING": "Assigning",
+    "RECONCILING": "Reconciling",
+    "DEAD": "Dead",
+}
+
+
+# --- what is answered ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TopicDescription:
+    """A topic as the cluster describes it.
+
+    :param name: its name.
+    :param topic_id: Kafka's id as its tools write it, which a topic recreated under the same name does not share; "" from
+        brokers without ids.
+    :param partitions: the numbers of its partitions, ascending, at least one.
+    :param replication_factor: replicas of the partition that has the fewest.
+    :param internal: whether it belongs to Kafka itself.
+    """
+
+    name: str
+    topic_id: str
+    partitions: tuple[int, ...]
+    replication_factor: int
+    internal: bool
+
+    @classmethod
+    def of(cls, topic: Any) -> TopicDescription:
+        """From confluent-kafka's ``TopicDescription``."""
+        topic_id = topic.topic_id
+        known = topic_id is not None and (topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()) != (0, 0)
+        return cls(
+            name=topic.name,
+            topic_id=_kafkas_form(topic_id) if known else "",
+            partitions=tuple(sorted(p.id for p in topic.partitions)),
+            replication_factor=min(len(p.replicas) for p in topic.partitions),
+            internal=bool(topic.is_internal),
+        )
+
+    @property
+    def topic_partitions(self) -> tuple[TopicPartition, ...]:
+        return tuple(TopicPartition(self.name, partition) for partition in self.partitions)
+
+
+def _kafkas_form(topic_id: Any) -> str:
+    # librdkafka writes ids in plain base64, Kafka and its tools in the URL-safe one.
+    return str(topic_id).translate(str.maketrans("+/", "-_"))
+
+
+@dataclass(frozen=True)
+class RecordAt:
+    """The place of a record in its partition, and its timestamp.
+
+    :param timestamp: its timestamp, milliseconds since the epoch.
+    :param epoch: the leader epoch that the broker names with it; -1 where it names none.
+    """
+
+    offset: int
+    timestamp: int
+    epoch: int = field(default=-1, compare=False)
+
+
+@dataclass(frozen=True)
+class PartitionOffsets:
+    """The bounds of a partition's log; ``low <= lso <= high``.
+
+    :param low: low watermark: the first offset that is still there.
+    :param lso: last stable offset: the first offset of the oldest open transaction, else ``high``. A reader of committed
+        records gets no further, so windows end here.
+    :param high: high watermark: the offset that the next replicated record gets.
+    :param epoch: the leader epoch under which they hold; -1 from brokers that do not tell.
+    """
+
+    low: int
+    lso: int
+    high: int
+    epoch: int = field(default=-1, compare=False)
+
+    @property
+    def held_back(self) -> int:
+        """Offsets behind an open transaction, which nobody can read in read_committed yet."""
+        return self.high - self.lso
+
+
+@dataclass(frozen=True)
+class CommittedOffset:
+    """What a consumer group committed for a partition.
+
+    :param offset: the next offset to read.
+    :param metadata: the text committed along with it.
+    """
+
+    offset: int
+    metadata: str = ""
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """A live member of a consumer group.
+
+    :param client_id: the ``client.id`` it gave.
+    :param host: where it connects from, as the broker sees it.
+    :param topics: the topics assigned to it, sorted.
+    """
+
+    client_id: str
+    host: str
+    topics: tuple[str, ...]
+
+    def __str__(self) -> str:
+        reading = f" reading {', '.join(self.topics)}" if self.topics else ""
+        return f"{self.client_id} at {self.host.lstrip('/')}{reading}"
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """A consumer group and who is in it.
+
+    :param group_id: the group.
+    :param state: Kafka's name: ``Stable``, ``Empty``, ``PreparingRebalance``, ``CompletingRebalance``, ``Assigning``,
+        ``Reconciling``, ``Dead`` (there is no such group) or ``Unknown``.
+    :param members: the live members; Kafka refuses to set the offsets of a group that has any.
+    """
+
+    group_id: str
+    state: str
+    members: tuple[GroupMember, ...] = ()
+
+
+# --- requests ----------------------------------------------------------------------------------------------------------
+
+
+def describe_topics(calls: KafkaCalls, names: Collection[str]) -> dict[str, TopicDescription]:
+    """The topics that exist, by name."""
+    found: dict[str, Any] = {}
+    absent = sorted(set(names))
+    deadline = time.monotonic() + SPREAD_SECONDS
+    while absent:
+        some, unknown = calls.each(
+            "describing topics",
+            absent,
+            lambda client, keys, timeout: client.describe_topics(_collection(keys), request_timeout=timeout),
+            tolerate=_UNKNOWN,
+            check=lambda topic: "" if topic.partitions else "the brokers describe this topic without partitions",
+        )
+        found |= some
+        absent = list(unknown)
+        if time.monotonic() > deadline:
+            break
+        if absent:
+            calls.client.poll(SPREAD_SECONDS / 5)
+    return {name: TopicDescription.of(found[name]) for name in sorted(found)}
+
+
+def topic_configs(calls: KafkaCalls, names: Collection[str]) -> dict[str, dict[str, str]]:
+    """The settings of topics that exist."""
+    return _configs(calls, "topic", names)
+
+
+def broker_config(calls: KafkaCalls) -> dict[str, str]:
+    """The settings of the first broker; empty without the right to see them."""
+    cluster = calls.one("asking for the brokers", lambda client, timeout: client.describe_cluster(request_timeout=timeout))
+    first = str(min(node.id for node in cluster.nodes))
+    return _configs(calls, "broker", [first]).get(first, {})
+
+
+def _configs(calls: KafkaCalls, kind: str, names: Collection[str]) -> dict[str, dict[str, str]]:
+    """The settings that have a value, by topic or broker; without brokers that may not be asked."""
+    from confluent_kafka.admin import ConfigResource
+
+    def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
+        resources = [ConfigResource(ConfigResource.Type[kind.upper()], key) for key in keys]
+        futures = client.describe_configs(resources, request_timeout=timeout)
+        return {resource.name: future for resource, future in futures.items()}
+
+    refused = ("CLUSTER_AUTHORIZATION_FAILED",) if kind == "broker" else ()
+    found, _ = calls.each(f"reading {kind} settings", names, submit, tolerate=refused, wait_for=_NOT_YET)
+    return {name: {key: e.value for key, e in entries.items() if e.value is not None} for name, entries in found.items()}
+
+
+def create_topic(
+    calls: KafkaCalls, name: str, partitions: int, replication_factor: int, config: Mapping[str, str], *, exist_ok: bool
+) -> bool:
+    """Whether the topic was created now; on return the leaders of its partitions serve it."""
+    from confluent_kafka.admin import NewTopic, OffsetSpec
+
+    topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
+    asked = 0
+
+    def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
+        nonlocal asked
+        asked += 1
+        return client.create_topics([topic], request_timeout=timeout, operation_timeout=timeout)
+
+    _, exists = calls.each("creating a topic", [name], submit, tolerate=("TOPIC_ALREADY_EXISTS",))
+    # After an attempt whose answer was lost, the topic that is there is most likely ours.
+    created = not exists or asked > 1
+    if not (created or exist_ok):
+        raise calls.translate("creating a topic", exists[name], name)
+    described = calls.each(
+        "waiting for a new topic",
+        [name],
+        lambda client, keys, timeout: client.describe_topics(_collection(keys), request_timeout=timeout),
+        wait_for=_NOT_YET,
+        check=lambda topic: "" if topic.partitions else "the brokers describe this topic without partitions",
+    )[0][name]
+    list_offsets(calls, TopicDescription.of(described).topic_partitions, OffsetSpec.latest(), "read_uncommitted")
+    return created
+
+
+def _collection(names: list[str]) -> Any:
+    from confluent_kafka import TopicCollection
+
+    return TopicCollection(names)
+
+
+def list_offsets(
+    calls: KafkaCalls, partitions: Collection[TopicPartition], spec: OffsetSpec, isolation_level: str
+) -> dict[TopicPartition, int]:
+    """One offset of every partition; the partitions exist."""
+    return {partition: there.offset for partition, there in list_records(calls, partitions, spec, isolation_level).items()}
+
+
+def list_records(
+    calls: KafkaCalls, partitions: Collection[TopicPartition], spec: OffsetSpec, isolation_level: str
+) -> dict[TopicPartition, RecordAt]:
+    """One offset of every partition with the timestamp of its record, where brokers name it; -1 for what there is not."""
+    import confluent_kafka
+
+    level = confluent_kafka.IsolationLevel[isolation_level.upper()]
+
+    def submit(client: AdminClient, keys: list[TopicPartition], timeout: float) -> dict[TopicPartition, Future]:
+        request = {confluent_kafka.TopicPartition(*key): spec for key in keys}
+        futures = client.list_offsets(request, isolation_level=level, request_timeout=timeout)
+        return {TopicPartition(p.topic, p.partition): future for p, future in futures.items()}
+
+    found, _ = calls.each("reading offsets", partitions, submit, wait_for=_NOT_YET)
+    return {p: RecordAt(found[p].offset, found[p].timestamp, _epoch(found[p].leader_epoch)) for p in partitions}
+
+
+def _epoch(told: int | None) -> int:
+    return -1 if told is None else told
+
+
+def delete_records(calls: KafkaCalls, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """The new low watermarks; the partitions exist."""
+    import confluent_kafka
+
+    def submit(client: AdminClient, keys: list[TopicPartition], timeout: float) -> dict[TopicPartition, Future]:
+        request = [confluent_kafka.TopicPartition(*key, before[key]) for key in keys]
+        futures = client.delete_records(request, request_timeout=timeout)
+        return {TopicPartition(p.topic, p.partition): future for p, future in futures.items()}
+
+    found, _ = calls.each("deleting records", list(before), submit, wait_for=_NOT_YET)
+    return {partition: deleted.low_watermark for partition, deleted in found.items()}
+
+
+def committed(
+    calls: KafkaCalls, config: Mapping[str, Any], group_id: str, partitions: Collection[TopicPartition], *, stable: bool
+) -> dict[TopicPartition, CommittedOffset | None]:
+    """What the group has committed, none of it in an open transaction.
+
+    Through a consumer that joins nothing: ``AdminClient.list_consumer_group_offsets`` ends the process with a segmentation fault
+    when the coordinator has moved (librdkafka 2.16: the handler of the answer takes for granted that the client has a group).
+
+    :param config: the connection's librdkafka configuration.
+    :param stable: wait for the end of an open transaction that has offsets of the group in it.
+    """
+    import confluent_kafka
+
+    doing = f"reading the committed offsets of group {group_id}"
+    # A wrong password shows here at once, in the consumer only as silence.
+    calls.connect()
+    settings = consumer_config(config, **{"group.id": group_id, "error_cb": calls.events.on_error})
+    if not stable:
+        settings["isolation.level"] = "read_uncommitted"
+    consumer = confluent_kafka.Consumer(settings, logger=calls.events)
+
+    # In pieces, since a signal, or a consumer's error, has to wait for the end of each.
+    pieces = chain((1.0, 2.0, 4.0), repeat(8.0))
+
+    def submit(client: AdminClient, timeout: float) -> Future[list[KafkaTopicPartition]]:
+        answer: Future[list[KafkaTopicPartition]] = Future()
+        try:
+            answer.set_result(_committed_now(consumer, partitions, min(timeout, next(pieces))))
+        except confluent_kafka.KafkaException as error:
+            # What is wrong with the group, a missing permission for instance, comes in place of a record.
+            told = consumer.poll(0)
+            said = told.error() if told is not None else None
+            answer.set_exception(confluent_kafka.KafkaException(said) if said else error)
+        return answer
+
+    def check(answer: list[KafkaTopicPartition]) -> str:
+        shortfall = f"the brokers answered for {len(answer)} of {len(partitions)} partitions"
+        return _first_passing(answer) if len(answer) == len(partitions) else shortfall
+
+    try:
+        answer = calls.one(doing, submit, check=check)
+    except KafkaUnavailable:
+        if _held_by_a_transaction(settings, partitions, calls):
+            detail = "a transaction with offsets of this group is open; it ends after its `transaction.timeout.ms` at the latest"
+            raise calls.unavailable(doing, detail) from None
+        raise
+    finally:
+        consumer.close()
+    _raise_first(calls, doing, answer)
+    found: dict[TopicPartition, CommittedOffset | None] = dict.fromkeys(partitions)
+    for p in answer:
+        if p.offset >= 0:
+            found[TopicPartition(p.topic, p.partition)] = CommittedOffset(p.offset, p.metadata or "")
+    return found
+
+
+def _committed_now(consumer: Consumer, partitions: Collection[TopicPartition], timeout: float) -> list[KafkaTopicPartition]:
+    import confluent_kafka
+
+    return consumer.committed([confluent_kafka.TopicPartition(*p) for p in partitions], timeout=timeout)
+
+
+def _held_by_a_transaction(settings: Mapping[str, Any], partitions: Collection[TopicPartition], calls: KafkaCalls) -> bool:
+    """Whether there is an answer as soon as offsets in open transactions do not matter."""
+    import confluent_kafka
+
+    consumer = confluent_kafka.Consumer({**settings, "isolation.level": "read_uncommitted"}, logger=calls.events)
+    try:
+        _committed_now(consumer, partitions, 2)
+        return True
+    except confluent_kafka.KafkaException:
+        return False
+    finally:
+        consumer.close()
+
+
+def alter_committed(calls: KafkaCalls, group_id: str, commits: Mapping[TopicPartition, CommittedOffset]) -> None:
+    """Set the group's offsets; the partitions exist."""
+    import confluent_kafka
+
+    doing = f"setting the committed offsets of group {group_id}"
+    request = confluent_kafka.ConsumerGroupTopicPartitions(
+        group_id, [confluent_kafka.TopicPartition(*p, c.offset, metadata=c.metadata) for p, c in commits.items()]
+    )
+    answer = calls.one(
+        doing,
+        lambda client, timeout: client.alter_consumer_group_offsets([request], request_timeout=timeout)[group_id],
+        check=lambda answer: _first_passing(answer.topic_partitions or [], _NOT_YET),
+        coordinator=True,
+    )
+    _raise_first(calls, doing, answer.topic_partitions or [])
+
+
+def delete_group(calls: KafkaCalls, group_id: str) -> bool:
+    """Whether the group was there, and is gone now."""
+    _, absent = calls.each(
+        f"deleting group {group_id}",
+        [group_id],
+        lambda client, keys, timeout: client.delete_consumer_groups(keys, request_timeout=timeout),
+        tolerate=("GROUP_ID_NOT_FOUND",),
+        coordinator=True,
+    )
+    return not absent
+
+
+def group_state(calls: KafkaCalls, group_id: str) -> GroupState:
+    """The group and its members."""
+    found, absent = calls.each(
+        f"describing group {group_id}",
+        [group_id],
+        lambda client, keys, timeout: client.describe_consumer_groups(keys, request_timeout=timeout),
+        tolerate=("GROUP_ID_NOT_FOUND",),
+        coordinator=True,
+    )
+    if absent:
+        return GroupState(group_id, "Dead")
+    members = tuple(
+        GroupMember(m.client_id, m.host, tuple(sorted({p.topic for p in m.assignment.topic_partitions} if m.assignment else ())))
+        for m in found[group_id].members
+    )
+    return GroupState(group_id, _STATES.get(found[group_id].state.name, "Unknown"), members)
+
+
+def _first_passing(answer: list[KafkaTopicPartition], wait_for: Collection[str] = ()) -> str:
+    texts = ((p, passing(p.error, wait_for)) for p in answer)
+    return next((f"{TopicPartition(p.topic, p.partition)}: {text}" for p, text in texts if text), "")
+
+
+def _raise_first(calls: KafkaCalls, doing: str, answer: list[KafkaTopicPartition]) -> None:
+    for p in answer:
+        if p.error:
+            raise calls.translate(doing, p.error, TopicPartition(p.topic, p.partition))

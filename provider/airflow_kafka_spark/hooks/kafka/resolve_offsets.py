@@ -1,0 +1,255 @@
+"""Which offsets a start, or a stop, means: asked of the cluster once, and never again for the same window."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import BoundRefused, KafkaUnavailable, PlanError, TimestampsInFuture
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.requests import RecordAt
+from airflow_kafka_spark.windows.instants import iso, now_ms
+from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.offset_specs import (
+    EARLIEST,
+    LATEST,
+    CommittedOffsets,
+    Earliest,
+    Fallback,
+    Latest,
+    SpecificOffsets,
+    Start,
+    Stop,
+    Timestamp,
+)
+from airflow_kafka_spark.windows.plan import Log, PartitionLog
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+logger = logging.getLogger(__name__)
+
+Offsets = dict[TopicPartition, int]
+
+TOLERANCE_SECONDS = 300.0
+"""How far the clocks of producers may be ahead of the clock of this machine."""
+SCAN_SECONDS = 300.0
+"""How long the records behind a record from the future are read before the search is given up."""
+
+
+def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> Offsets:
+    """Where a pipeline without a past begins, for every partition of the log.
+
+    Committed offsets come as they are: that their records are still there is for the planner to judge.
+
+    :param hook: the cluster.
+    :param start: what the user said.
+    :param log: what Kafka holds of the subscribed topics; every end in the answer is of this reading.
+    :param group_id: the pipeline's own group.
+    :raises BoundRefused: a partition that is not named, or an offset that is not in the log.
+    :raises PlanError: no committed offset, and no fallback.
+    """
+    if isinstance(start, CommittedOffsets):
+        return _committed(hook, start, log, start.group_id or group_id)
+    if isinstance(start, SpecificOffsets):
+        _check_all_named(start, log.partitions, "begin")
+        return within(_specific(start, log), log)
+    if isinstance(start, Timestamp):
+        return _at(hook, start, log)
+    return {tp: _end(start, partition) for tp, partition in log.partitions.items()}
+
+
+def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicPartition, int] | None = None) -> Offsets:
+    """Where a window ends at the latest, for every partition of the log that has a bound; may lie beyond what can be read, or
+    below the start.
+
+    :param hook: the cluster.
+    :param stop: what the user said.
+    :param log: what Kafka holds of the subscribed topics.
+    :param position: where the pipeline stands, as far as it has a position: what lies before does not matter.
+    :raises BoundRefused: a partition that is not named.
+    :raises TimestampsInFuture: a time, and too much lies behind a record from the future.
+    """
+    if isinstance(stop, CommittedOffsets):
+        assert stop.group_id is not None, "a window does not stop at its own group's offsets"
+        found = hook.committed(stop.group_id, log.partitions)
+        return {tp: there.offset if (there := found[tp]) else 0 for tp in log.partitions}
+    if isinstance(stop, SpecificOffsets):
+        _check_all_named(stop, log.partitions, "stop")
+        return _specific(stop, log)
+    if isinstance(stop, Timestamp):
+        return _at(hook, stop, log, position)
+    # At the last stable offsets, wherever those are: what lies behind them is held back, not left out.
+    return {}
+
+
+def within(offsets: Mapping[TopicPartition, int], log: Log) -> Offsets:
+    """The same offsets, all of them in the log or at its end.
+
+    :raises BoundRefused: some are not.
+    """
+    outside = [
+        f"{tp} at {offset}, not in [{log.partitions[tp].low}, {log.partitions[tp].lso}]"
+        for tp, offset in sorted(offsets.items())
+        if not log.partitions[tp].low <= offset <= log.partitions[tp].lso
+    ]
+    if outside:
+        raise BoundRefused(
+            f"Offsets that the log does not hold: {', '.join(outside)}",
+            expected="offsets from the first record that is still there up to the last stable offset",
+            action="Correct them; -2 stands for the first, -1 for the last",
+        )
+    return dict(offsets)
+
+
+def _committed(hook: KafkaHook, start: CommittedOffsets, log: Log, group_id: str) -> Offsets:
+    committed = hook.committed(group_id, log.partitions)
+    missing = sorted(tp for tp, there in committed.items() if there is None)
+    if missing and start.fallback == "none":
+        raise PlanError(
+            f"Group `{group_id}` has no committed offset to begin at for {listed(missing)}",
+            expected="committed offsets, since there is no fallback",
+            action='Begin "earliest" or "latest", or commit offsets for the group first',
+        )
+    return {
+        tp: there.offset if (there := committed[tp]) else _end(_fallback(start.fallback), partition)
+        for tp, partition in log.partitions.items()
+    }
+
+
+def _fallback(name: Fallback) -> Earliest | Latest:
+    return Earliest() if name == "earliest" else Latest()
+
+
+def _end(bound: Earliest | Latest, partition: PartitionLog) -> int:
+    return partition.low if isinstance(bound, Earliest) else partition.lso
+
+
+def _at(hook: KafkaHook, bound: Timestamp, log: Log, floors: Mapping[TopicPartition, int] | None = None) -> Offsets:
+    found = first_offsets(hook, log.partitions, bound.ms, floors=dict(floors or {}))
+    # None is the end, and so is what came after the log was read: the end of that reading is the same for start and stop.
+    return {
+        tp: min(max(there, partition.low), partition.lso) if (there := found[tp]) is not None else partition.lso
+        for tp, partition in log.partitions.items()
+    }
+
+
+def _specific(bound: SpecificOffsets, log: Log) -> Offsets:
+    ends = {tp: {EARLIEST: p.low, LATEST: p.lso} for tp, p in log.partitions.items()}
+    return {tp: ends[tp].get(offset, offset) for tp, offset in bound.offsets.items()}
+
+
+def _check_all_named(bound: SpecificOffsets, partitions: Collection[TopicPartition], verb: str) -> None:
+    missing = sorted(set(partitions) - set(bound.offsets))
+    unknown = sorted(set(bound.offsets) - set(partitions))
+    if missing:
+        raise BoundRefused(
+            f"No offset is given to {verb} at for {listed(missing)}",
+            expected="an offset for every partition of the subscribed topics",
+            action="Name them too; -2 stands for the first record, -1 for the last stable offset",
+        )
+    if unknown:
+        raise BoundRefused(
+            f"Offsets are given for {listed(unknown)}, which is not read",
+            expected="partitions of the subscribed topics",
+            action="Leave them out, or correct the names",
+        )
+
+
+def listed(partitions: Collection[TopicPartition], limit: int = 20) -> str:
+    """Partitions in a sentence."""
+    names = [str(tp) for tp in sorted(partitions)]
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+# --- the first record of an instant ------------------------------------------------------------------------------------
+
+
+def first_offsets(
+    hook: KafkaHook,
+    partitions: Iterable[TopicPartition],
+    instant: int,
+    *,
+    floors: MutableMapping[TopicPartition, int] | None = None,
+    pause: Callable[[float], object] = time.sleep,
+) -> dict[TopicPartition, int | None]:
+    """Return the offset of the first committed record at or after an instant, by partition; None where there is no such record.
+
+    Brokers answer with the first record whose timestamp is large enough. A timestamp that is more than :data:`TOLERANCE_SECONDS`
+    later than now (or than the instant, if that is later) is wrong: a clock was wrong, or its unit. Such a record would be the
+    answer for every instant before its timestamp. So it is passed over, and the records behind it are read until one is found.
+
+    :param partitions: the partitions.
+    :param instant: milliseconds since the epoch.
+    :param floors: per partition, the offset at which reading behind a record from the future begins at the earliest. The
+        function raises it to the offset that it has read to, so that no record is read twice for the same instant.
+    :param pause: called with 0 seconds while records are read; an exception that it raises ends the reading.
+    :raises TimestampsInFuture: the records behind such a record could not be read in :data:`SCAN_SECONDS`.
+    """
+    latest = max(now_ms(), instant) + round(TOLERANCE_SECONDS * 1000)
+    answered = hook.records_for_times(partitions, instant)
+    found = {tp: there.offset if there else None for tp, there in answered.items()}
+    future = {tp: there for tp, there in answered.items() if there and there.timestamp > latest}
+    if future:
+        for tp, there in sorted(future.items()):
+            logger.warning(
+                "%s has a timestamp in the future, %s, at offset %d: looking behind it", tp, iso(there.timestamp), there.offset
+            )
+        reached = {tp: max(there.offset + 1, (floors or {}).get(tp, 0)) for tp, there in future.items()}
+        found.update(_scan(hook, future, reached, range(instant, latest + 1), pause))
+        if floors is not None:
+            floors.update(reached)
+    return found
+
+
+def _scan(
+    hook: KafkaHook,
+    future: Mapping[TopicPartition, RecordAt],
+    reached: dict[TopicPartition, int],
+    wanted: range,
+    pause: Callable[[float], object],
+) -> dict[TopicPartition, int | None]:
+    """Return the offset of the first record with one of the wanted timestamps, by partition; None if the log ends before.
+
+    :param future: the records that are passed over.
+    :param reached: the offsets at which reading begins; on return, those at which it ended.
+    :param wanted: timestamps, milliseconds since the epoch.
+    """
+    import confluent_kafka
+
+    found: dict[TopicPartition, int | None] = {}
+    deadline = time.monotonic() + SCAN_SECONDS
+    consumer = confluent_kafka.Consumer(hook.consumer_config(), logger=ClientEvents())
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(*tp, offset) for tp, offset in reached.items()])
+        while left := future.keys() - found.keys():
+            if time.monotonic() > deadline:
+                tp = min(left)
+                raise TimestampsInFuture(*tp, future[tp].offset, future[tp].timestamp, reached[tp], SCAN_SECONDS)
+            pause(0)
+            for message in consumer.consume(10_000, timeout=0.1):
+                tp = TopicPartition(message.topic() or "", message.partition() or 0)
+                if tp in found:
+                    continue
+                at_end = _is_end(hook, tp, message)
+                reached[tp] = message.offset() or 0
+                if at_end or message.timestamp()[1] in wanted:
+                    found[tp] = None if at_end else reached[tp]
+                    consumer.incremental_unassign([confluent_kafka.TopicPartition(*tp)])
+    finally:
+        consumer.close()
+    return found
+
+
+def _is_end(hook: KafkaHook, tp: TopicPartition, message: Message) -> bool:
+    """Return True if a message says that the partition ends here for a reader of committed records."""
+    from confluent_kafka import KafkaError
+
+    error: Any = message.error()
+    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+        raise KafkaUnavailable(hook.conn_id, f"reading {tp}", error.str())
+    return error is not None

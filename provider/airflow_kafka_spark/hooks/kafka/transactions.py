@@ -1,0 +1,166 @@
+"""Transactional producers, for the ledger on the driver and for splits in Spark's tasks. Imports neither Airflow nor pyspark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Producer
+
+    from airflow_kafka_spark.windows.memory import LedgerRecord
+    from airflow_kafka_spark.windows.model import TopicPartition
+
+FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
+"""Names of the errors by which a broker says that a newer producer has taken over."""
+
+OFFSETS_BYTES = 400_000
+"""Of a group's offsets in one request, about: brokers write each request as one batch, and ``__consumer_offsets`` takes batches
+of up to 1 MiB by default."""
+
+_SETTLE_SECONDS = 0.06
+"""Less, and every third producer still finds the connection that is about to be dropped."""
+
+
+def fencing_producer(
+    config: Mapping[str, Any], transactional_id: str, known_topic: str, seconds: float, events: ClientEvents
+) -> Producer:
+    """A producer that has just fenced every earlier one of this id (KIP-98), with no transaction begun.
+
+    Use it for one transaction: librdkafka has no KIP-890, so a late ``EndTxn`` could end the next one of the same producer.
+
+    :param config: a producer's configuration.
+    :param transactional_id: the id.
+    :param known_topic: any topic that exists.
+    :param seconds: how long the coordinator may take.
+    :param events: takes what the client reports on the side.
+    :raises confluent_kafka.KafkaException: the coordinator cannot be reached, or refuses.
+    """
+    from confluent_kafka import Producer
+
+    # Without an error_cb of its own a client raises fatal errors, fencing among them, out of whatever call comes next.
+    producer = Producer({**config, "transactional.id": transactional_id, "error_cb": events.on_error}, logger=events)
+    # The brokers' addresses first: librdkafka would ask its bootstrap connection for the coordinator, drop that connection as
+    # soon as it knows the brokers, and wait half a second before it asks again.
+    producer.list_topics(known_topic, timeout=seconds)
+    producer.poll(_SETTLE_SECONDS)
+    producer.init_transactions(seconds)
+    return producer
+
+
+def produce_all(producer: Producer, topic: str, partition: int, records: Sequence[LedgerRecord], seconds: float) -> list[int]:
+    """Produce and flush; the offset of each record.
+
+    :raises confluent_kafka.KafkaException: one was not acknowledged in time.
+    """
+    offsets: dict[int, int] = {}
+    failures: list[KafkaError] = []
+
+    def reported(index: int) -> Callable[[KafkaError | None, Any], None]:
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
+            if error:
+                failures.append(error)
+            else:
+                offsets[index] = message.offset()
+
+        return on_delivery
+
+    for index, record in enumerate(records):
+        producer.produce(topic, record.value, record.key, partition, on_delivery=reported(index))
+    producer.flush(seconds)
+    if failures or len(offsets) != len(records):
+        from confluent_kafka import KafkaError, KafkaException
+
+        raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT, "records were not acknowledged"))
+    return [offsets[index] for index in range(len(records))]
+
+
+def send_offsets(
+    producer: Producer,
+    consumer_config: Mapping[str, Any],
+    group_id: str,
+    offsets: Iterable[tuple[TopicPartition, int, str]],
+    seconds: float,
+    epochs: Mapping[TopicPartition, int] | None = None,
+) -> None:
+    """Let a group's offsets become part of the transaction (KIP-98), in as many requests as it takes: all of them or none.
+
+    :param offsets: per partition the offset, and its metadata.
+    :param epochs: the leader epochs of these offsets, as far as they are known: with one, a consumer of the group notices a log
+        that was cut off (KIP-320).
+    :raises confluent_kafka.KafkaException: the brokers refuse, or do not answer in time.
+    """
+    import confluent_kafka
+
+    # Never joins the group: it only lends its id.
+    consumer = confluent_kafka.Consumer({**consumer_config, "group.id": group_id}, logger=ClientEvents())
+    try:
+        group = consumer.consumer_group_metadata()
+        for part in _in_parts(offsets, group_id):
+            partitions = [
+                confluent_kafka.TopicPartition(*tp, offset, metadata, (epochs or {}).get(tp, -1)) for tp, offset, metadata in part
+            ]
+            producer.send_offsets_to_transaction(partitions, group, seconds)
+    finally:
+        consumer.close()
+
+
+def _in_parts(
+    offsets: Iterable[tuple[TopicPartition, int, str]], group_id: str
+) -> Iterator[list[tuple[TopicPartition, int, str]]]:
+    """Yield offsets in parts of at most :data:`OFFSETS_BYTES` each; one empty part if there are no offsets."""
+    part: list[tuple[TopicPartition, int, str]] = []
+    size = 0
+    for tp, offset, metadata in offsets:
+        # Beside the texts: a record's frame, the fields of its key and its value.
+        more = len(group_id.encode()) + len(tp.topic) + len(metadata.encode()) + 64
+        if part and size + more > OFFSETS_BYTES:
+            yield part
+            part, size = [], 0
+        part.append((tp, offset, metadata))
+        size += more
+    yield part
+
+
+def abort(producer: Producer) -> None:
+    """So that readers need not wait for the timeout. What cannot be aborted now, the next attempt's fence aborts."""
+    from confluent_kafka import KafkaException
+
+    with suppress(KafkaException, SystemError):
+        producer.purge()
+        producer.abort_transaction(10)
+
+
+def is_fenced(error: BaseException, events: ClientEvents) -> bool:
+    """Whether a producer's error means that a newer one has taken over.
+
+    What follows a fence has many names ("purged in queue" ...): it was told on the side first.
+    """
+    if events.first(FENCED, 0.0) is not None:
+        return True
+    name: Callable[[], str] | None = getattr(_told(error), "name", None)
+    return callable(name) and name() in FENCED
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether the producer has given up for good and does not say why: the error is nameless, or got lost between callbacks."""
+    if isinstance(error, SystemError) and error.__cause__ is None:
+        return True
+    name: Callable[[], str] | None = getattr(_told(error), "name", None)
+    return callable(name) and name() == "_FATAL"
+
+
+def describe(error: BaseException) -> str:
+    """A producer's error in one line."""
+    cause = _told(error)
+    return f"{cause.str()} ({cause.name()})" if hasattr(cause, "str") else str(error)
+
+
+def _told(error: BaseException) -> KafkaError | Any:
+    """What the client said. A fatal error that is raised while it calls back reaches us as the cause of a ``SystemError``."""
+    while isinstance(error, SystemError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error.args[0] if error.args else error

@@ -1,0 +1,616 @@
+"""The ledger: a pipeline's memory and its fence, in one compacted Kafka topic.
+
+An attempt opens its pipeline's ledger, which takes three steps in this order, and no other is safe:
+
+1. **fence**: ``init_transactions()`` on the pipeline's transactional ids. From now on no earlier attempt can write.
+2. **look**: read the ledger to its end. What an earlier attempt managed to write is seen; what it did not, it never will.
+3. **write**: the plan, and later the close.
+
+Every producer is used for ONE transaction: librdkafka has no KIP-890, so a late ``EndTxn`` of one transaction could end the next
+one of the same producer. An attempt therefore fences two transactional ids, one to plan and one to close. After any error or
+timeout the ledger is read again: it says what happened, never the exception.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timezone
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import (
+    Fenced,
+    GroupHasMembers,
+    KafkaRefused,
+    KafkaSparkError,
+    KafkaUnavailable,
+    PlannedMeanwhile,
+    WindowTooWide,
+)
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
+from airflow_kafka_spark.ledger.group import offset_metadata
+from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
+from airflow_kafka_spark.ledger.topic import NOBODYS, TOPIC, Hint, LedgerPlace, LedgerTopic
+from airflow_kafka_spark.windows.binding import Binding
+from airflow_kafka_spark.windows.dead_letters import DeadLetters
+from airflow_kafka_spark.windows.interval import sharing_offsets
+from airflow_kafka_spark.windows.memory import (
+    BINDING,
+    CONTROL,
+    Attempt,
+    Entry,
+    LedgerRecord,
+    Memory,
+    binding_record,
+    control_prefix,
+    dead_key,
+    group_key,
+    group_record,
+    landed_of,
+    marker_key,
+    position_record,
+    window_key,
+    window_record,
+)
+from airflow_kafka_spark.windows.model import Marker, State, TopicPartition, Window, add_landed
+from airflow_kafka_spark.windows.plan import next_position
+from airflow_kafka_spark.windows.report import widest
+from airflow_kafka_spark.windows.tries import Tries, with_tries
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaException, Producer
+
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+log = logging.getLogger(__name__)
+
+TRANSACTION_SECONDS = 30
+COMPACT = {"compression.type": "zstd", "message.max.bytes": 256 << 20, "batch.size": 64 << 10}
+"""How the ledger is written. A record of thousands of partitions is mostly the same text again and again: brokers look at the
+size of a batch as it was sent, clients at that of a record before it is compressed. What is large is a batch of its own."""
+CODECS = {"gzip": "gzip", "lz4": "lz4_raw", "snappy": "snappy", "uncompressed": None}
+"""What brokers make of a batch, where the topic's ``compression.type`` is not the producer's."""
+SURELY_FITS = 16 << 10
+"""Bytes of a record that is not looked at more closely."""
+CLOSE_TRIES = 3
+FENCE_THREADS = 8
+SPLIT = "split."
+"""What a split's purpose begins with, in its transactional id; its index follows."""
+KEEP_WINDOWS = 100
+
+
+class Ledger:
+    """One attempt of one pipeline at its ledger. A context manager: entering fences and looks, leaving lets go.
+
+    Guarantee: while this attempt is the newest, nobody else writes to the pipeline's ledger or moves its group's offsets through
+    it; as soon as a newer one has fenced, this one's writes are refused by the broker (KIP-98).
+
+    :param hook: the cluster.
+    :param pipeline: the pipeline's name.
+    :param run: the run this attempt works for.
+    :param group_id: the consumer group whose offsets mirror the position; None for a pipeline that has none.
+    :param topic: the ledger topic's name.
+    :param keep_windows: how many windows are remembered; older ones are tombstoned.
+    :param replication_factor: of the ledger topic, should it have to be created; -1 is the brokers' default.
+    :param hint_topics: topics whose committed offsets may carry a short cut into the ledger.
+    :param tries: Airflow's counters of the run's task, written down with the window.
+    :param beside_intervals: data intervals of the same pipeline may be planned at the same time.
+    """
+
+    def __init__(
+        self,
+        hook: KafkaHook,
+        pipeline: str,
+        run: str,
+        *,
+        group_id: str | None = None,
+        topic: str = TOPIC,
+        keep_windows: int = KEEP_WINDOWS,
+        replication_factor: int = -1,
+        hint_topics: Sequence[str] = (),
+        tries: Tries = Tries(),  # noqa: B008 - a frozen value
+        beside_intervals: bool = False,
+    ) -> None:
+        self.hook = hook
+        self.pipeline = self.family_name = pipeline
+        self.run = run
+        self.group_id = group_id
+        self.topic = LedgerTopic(hook, topic, replication_factor)
+        self.keep_windows = keep_windows
+        self.hint_topics = tuple(hint_topics)
+        self.tries = tries
+        self.beside_intervals = beside_intervals
+        self.memory = Memory(pipeline)
+        self.hint: Hint | None = None
+        self._partition = 0
+        self._entry: Entry | None = None
+        self._bound: Binding | None = None
+        self._events = ClientEvents()
+        self._planner: Producer | None = None
+        self._closer: Producer | None = None
+
+    # --- fence, then look ---
+
+    def peek(self) -> None:
+        """Look before fencing, so that nobody is disturbed, and without waiting: what an open transaction hides is not seen. What
+        is seen is enough to leave things as they are, and not to write. Only a pause is not believed before it is known that
+        nothing hides its end."""
+        if not self.topic.find_existing():
+            return
+        self._peek()
+        if self.whole.is_paused:
+            self._peek((control_prefix(self.family_name),))
+
+    def _peek(self, wait_for: tuple[bytes, ...] = NOBODYS) -> None:
+        """:param wait_for: what keys begin with that are waited for; default nobody's."""
+        topic = self.topic
+        self.hint = self._find_hint()
+        self.memory = Memory(self.pipeline)
+        if self.hint and self.hint.topic_id == topic.topic_id and self.hint.partition in topic.partitions:
+            self.memory = topic.look_into(self.pipeline, self.hint.partition, self.hint.offset, wait_for=wait_for).memory
+        if not self.memory.exists:
+            found = topic.glance(self.pipeline, wait_for)
+            self.memory = found.memory
+
+    @property
+    def whole(self) -> Memory:
+        """What the ledger holds of the pipeline as a whole: who has paused it, and which windows are to be moved again."""
+        return self.memory
+
+    def __enter__(self) -> Ledger:
+        self.topic.ensure()
+        self._fence_and_look()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._planner = self._closer = None
+
+    def _fence_and_look(self) -> Memory:
+        """Both ids are fenced before the ledger is read: a fence on one of them would leave a gap for the other's transaction."""
+        self._events = ClientEvents(self.hook.config.get("error_cb"))
+        with ThreadPoolExecutor(2) as pool:
+            planner, closer = pool.submit(self._fence, "plan"), pool.submit(self._fence, "close")
+            self._planner, self._closer = planner.result(), closer.result()
+        self.hint = self.hint or self._find_hint()
+        return self.look()
+
+    def _fence(self, purpose: str, **settings: Any) -> Producer:
+        return self._fence_as(transactional_id_of(self.topic.name, self.pipeline, purpose), **settings)
+
+    def _fence_as(self, transactional_id: str, *, compact: bool = True, **settings: Any) -> Producer:
+        from confluent_kafka import KafkaException
+
+        config = self.hook.producer_config(
+            **{
+                "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
+                "message.timeout.ms": TRANSACTION_SECONDS * 1000,
+                "linger.ms": 0,
+                **(COMPACT if compact else {}),
+                **settings,
+            }
+        )
+        try:
+            return fencing_producer(config, transactional_id, self.topic.name, TRANSACTION_SECONDS, self._events)
+        except KafkaException as error:
+            raise self.translated(error, "fencing earlier attempts") from None
+
+    def fence_splits(self, count: int) -> None:
+        """Fence whoever may still publish a split of this pipeline, and have the broker abort what they left open.
+
+        After :meth:`plan` or :meth:`reopen`: a task of an earlier attempt that comes later still sees that claim, and stops.
+
+        :param count: splits of the window.
+        """
+        with ThreadPoolExecutor(min(count, FENCE_THREADS)) as pool:
+            # A list, so that an error of any of them is raised here.
+            list(pool.map(self._fence_split, range(count)))
+
+    def _fence_split(self, index: int) -> None:
+        self._fence(f"{SPLIT}{index}")
+
+    def fence_dead_letters(self, **settings: Any) -> Producer:
+        """Fence whoever may still send dead letters of this pipeline; what they left open is aborted. Then look, before anything
+        is sent with the producer.
+
+        :param settings: of the producer.
+        """
+        return self._fence("dead", compact=False, **settings)
+
+    def _find_hint(self) -> Hint | None:
+        """The short cut that the last close left in the metadata of the group's committed offsets."""
+        if not self.group_id or not self.hint_topics:
+            return None
+        described = self.hook.describe_topics(self.hint_topics, missing="omit")
+        partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
+        # What a dead attempt left in an open transaction must not be waited for: it is fenced only after the ledger is read.
+        committed = self.hook.committed(self.group_id, partitions, stable=False)
+        hints = (Hint.from_metadata(offset.metadata, self.pipeline) for offset in committed.values() if offset)
+        return next(filter(None, hints), None)
+
+    def look(self) -> Memory:
+        """Read what the ledger holds of this pipeline now."""
+        found = self.topic.look(self.pipeline, self.hint, self._end_hidden_splits)
+        self.memory, self._partition = found.memory, found.partition
+        return self.memory
+
+    def _end_hidden_splits(self, keys: frozenset[bytes]) -> None:
+        """A task of a dead attempt has left its transaction open, with its marker in it: fencing it decides the transaction, so
+        that nobody has to wait for its timeout."""
+        for key in sorted(keys):
+            kind, *number = json.loads(key)[1:]
+            if kind == "split":
+                self._fence_split(number[-1])
+            elif kind == "dead":
+                self.fence_dead_letters()
+            elif kind in (CONTROL, BINDING):
+                self._fence_as(transactional_id_of(self.topic.name, self.family_name, kind))
+
+    def completed(self, run: str) -> Entry | None:
+        """The COMPLETE window of this run, if it is remembered."""
+        return self.memory.completed_by(run)
+
+    # --- write ---
+
+    def bind(self, decide: Callable[[Memory], Binding]) -> Binding:
+        """What the pipeline is bound to from the window on that is planned, or reopened, next; written with its plan.
+
+        :param decide: makes it of what the ledger holds of the pipeline as a whole; raises if another one is in force.
+        """
+        self._bound = decide(self.memory)
+        return self._bound
+
+    def group_owner(self) -> str | None:
+        """The other pipeline whose first window is open, and planned for this group, which does not say so before it is complete;
+        None without one. Asked by a pipeline without a past."""
+        topic, key = self.topic, group_key(self.group_id or "")
+        found = (r.value for r in topic.newest(topic.home(self.group_id or ""), 0, (key,), (key,)) if r.key == key)
+        value = next(found, None)
+        owner = json.loads(value)["pipeline"] if value is not None else None
+        if owner is None or owner == self.family_name:
+            return None
+        there = topic.glance(owner).memory
+        intervals = [interval.state for interval in there.intervals.spans]
+        # Once a window is complete, the group knows; one that was forgotten or given up has left this behind.
+        is_first = there.last_number == 0 and State.COMPLETE not in intervals
+        return owner if is_first and (there.open_entry is not None or intervals) else None
+
+    def plan(self, window: Window) -> Entry:
+        """Freeze a window: once this returns, every later attempt sees this plan and no other.
+
+        :raises Fenced: when a newer attempt has taken over.
+        :raises PlannedMeanwhile: a data interval with some of the same offsets was planned first; the window is withdrawn.
+        :raises WindowTooWide: the ledger could not say of it that it is complete; nothing was written.
+        """
+        self.refuse_too_wide(window)
+        entry = self._claim(Entry(window, State.PLANNED, self._attempt(1)))
+        faults.reached("plan.written")
+        if self.beside_intervals or self.memory.intervals:
+            # Only now: whoever is planned later sees this window, and whoever was planned earlier is seen.
+            self.look()
+            self._give_way(entry)
+        return entry
+
+    def refuse_too_wide(self, window: Window) -> None:
+        """Make sure that the close, which comes when the sink has the window already, can be written: its records grow with the
+        window's partitions, and all of them are smaller than the one that says COMPLETE.
+
+        :raises WindowTooWide: it could not.
+        """
+        from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
+
+        report = widest(window, self.group_id or "").to_dict()
+        value = window_record(Entry(window, State.COMPLETE, self._attempt(1), report)).value or b""
+        if len(value) <= SURELY_FITS:
+            return
+        try:
+            settings = self.hook.topic_config([self.topic.name])[self.topic.name]
+        except KafkaRefused:
+            settings = {}
+        largest = int(settings.get("max.message.bytes") or DEFAULT_LARGEST)
+        size = _compressed(value, settings.get("compression.type", ""))
+        if size > largest:
+            raise WindowTooWide(str(window), len(window.ranges), self.topic.name, size, largest)
+
+    def reopen(self, entry: Entry) -> Entry:
+        """Take over a window that an earlier attempt planned and did not complete.
+
+        :raises PlannedMeanwhile: see :meth:`plan`; the earlier attempt died before it looked.
+        """
+        self._give_way(entry)
+        return self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
+
+    def _give_way(self, entry: Entry) -> None:
+        """Withdraw a window if a data interval that was planned before it has some of its offsets. Nothing of it was moved: that
+        begins only after this."""
+        window = entry.window
+        if window.replay:
+            return
+        before = (state for state in self.memory.intervals.spans if state.offset < entry.first)
+        for state, _ in sharing_offsets(window.ranges, window.topic_ids, before):
+            self.withdraw(window_key(self.pipeline, window.number))
+            raise PlannedMeanwhile(self.family_name, f"Window {window.number}", f"interval {state.interval}")
+
+    def withdraw(self, *keys: bytes) -> None:
+        """Remove records of a window that was planned and not moved."""
+        producer, self._closer = self._closer, None
+        assert producer is not None, "one ledger withdraws one window"
+        try:
+            producer.begin_transaction()
+            self.send(producer, [LedgerRecord(key, None) for key in keys])
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            # Whoever comes next finds the window, and withdraws it if this has not.
+            raise self.translated(error, "withdrawing a plan") from error
+
+    def replay(self, entry: Entry) -> Entry:
+        """Open a COMPLETE window once more, with the same offsets: the sink replaces its rows. Neither the position nor the
+        group's offsets move."""
+        window = replace(entry.window, replay=entry.window.replay + 1)
+        return self._claim(replace(entry, window=window, state=State.PLANNED, attempt=self._attempt(1)))
+
+    def _attempt(self, number: int) -> Attempt:
+        return Attempt(number, secrets.token_hex(8), self.run, utc_now())
+
+    def along(self, entry: Entry) -> list[LedgerRecord]:
+        """Further records that are written with a window's: here, what the pipeline is bound to. Written again with each window,
+        since readers begin behind older ones."""
+        binding = self._bound or self.memory.binding
+        return [binding_record(self.pipeline, binding)] if binding else []
+
+    def _claim(self, entry: Entry) -> Entry:
+        producer, self._planner = self._planner, None
+        assert producer is not None, "one ledger plans one window"
+        entry = replace(entry, tries=with_tries(entry.tries, self.run, self.tries, keep=entry.window.run))
+        try:
+            producer.begin_transaction()
+            offsets = self.send(producer, [window_record(entry), *self.along(entry)])
+            if self.group_id and self.whole.is_blank and not self.whole.intervals and not entry.window.source:
+                owner = group_record(self.group_id, self.family_name, self.pipeline)
+                produce_all(producer, self.topic.name, self.topic.home(self.group_id), [owner], TRANSACTION_SECONDS)
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            self._resolve_claim(error, entry)
+            offsets = [self.memory.entries[entry.window.number].offset]
+        is_first = entry.first < 0 and entry.attempt.number == 1
+        entry = replace(entry, offset=offsets[0], first=offsets[0] if is_first else entry.first)
+        # Of a pipeline that the ledger had never heard of, nobody can have written anything before this.
+        seen = self.memory.seen if self.memory.seen >= 0 else entry.offset
+        binding = self._bound or self.memory.binding
+        entries = {**self.memory.entries, entry.window.number: entry}
+        self.memory = replace(self.memory, entries=entries, exists=True, binding=binding, seen=seen)
+        self._entry = entry
+        return entry
+
+    def _resolve_claim(self, error: Exception, entry: Entry) -> None:
+        """The transaction's outcome is unknown: make sure that it has one, and read it."""
+        failure = self.translated(error, "writing the plan")
+        if isinstance(failure, Fenced):
+            raise failure from None
+        log.warning("Writing the plan of window %s failed (%s): the ledger will say what happened", entry.window, failure)
+        if self._fence_and_look().owned(entry.window.number, entry.attempt.token) is None:
+            raise failure from error
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts have worked on the claimed window, this one included."""
+        return self.claimed.attempt.number
+
+    @property
+    def split_prefix(self) -> str:
+        """What the transactional ids of splits begin with; the split's index follows."""
+        return transactional_id_of(self.topic.name, self.pipeline, SPLIT)
+
+    @property
+    def place(self) -> LedgerPlace:
+        """Where a split of the claimed window puts its marker, and where it looks for what others did since the claim."""
+        return LedgerPlace(
+            self.topic.name,
+            self._partition,
+            self.claimed.offset,
+            self.pipeline,
+            self.claimed.window.number,
+            self.claimed.attempt.token,
+        )
+
+    @property
+    def place_hint(self) -> Hint:
+        """The short cut to the oldest record that counts while the claimed window is open."""
+        return Hint(self.topic.topic_id, self._partition, self.memory.oldest_offset)
+
+    @property
+    def claimed(self) -> Entry:
+        """The window that this attempt works on."""
+        assert self._entry is not None
+        return self._entry
+
+    def look_as_owner(self) -> Memory:
+        """Look, as the attempt that works on the claimed window.
+
+        :raises Fenced: when a newer attempt has claimed the window, or has completed it.
+        """
+        mine = self.look().owned(self.claimed.window.number, self.claimed.attempt.token)
+        if mine is None or mine.state is not self.claimed.state:
+            raise Fenced(self.pipeline, f"working on window {self.claimed.window.number}")
+        return self.memory
+
+    def remember_dead_letters(self, dead: DeadLetters) -> None:
+        """What was sent is known from now on, without another look."""
+        self.memory = replace(self.memory, dead={**self.memory.dead, dead.window: dead})
+
+    def published(self) -> dict[int, Marker]:
+        """The splits of the claimed window that are published by now, by index. Read them once nobody else can add one.
+
+        :raises Fenced: when a newer attempt has claimed the window, or has completed it.
+        """
+        number, found = self.claimed.window.number, self.look_as_owner()
+        return {split: marker for (window, split), marker in found.markers.items() if window == number}
+
+    def verify(self) -> None:
+        """Look whether this attempt still owns its window, without writing: cheap, and not atomic.
+
+        It spares a zombie useless work; what keeps it from harm is that its commit and its close are refused.
+
+        :raises Fenced: when a newer attempt has claimed the window, or has completed it.
+        """
+        claimed = self.claimed
+        # What came before the claim does not matter here, but it does to whoever looks for more than the claim.
+        since = Hint(self.topic.topic_id, self._partition, max(claimed.offset, 0))
+        found = self.topic.look(self.pipeline, since).memory
+        if found.owned(claimed.window.number, claimed.attempt.token) is None:
+            raise Fenced(self.pipeline, f"working on window {claimed.window.number}")
+
+    def close(self, report: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> None:
+        """Complete the window: its COMPLETE record, the new position and the group's offsets, in one Kafka transaction (KIP-98).
+
+        Called only after the sink has flushed. Either all of it happens or nothing.
+
+        :param report: the window's report, as JSON.
+        :param offsets: what the group commits: each partition's frozen end.
+        :raises Fenced: when a newer attempt has taken over; that one completes the window.
+        :raises GroupHasMembers: when the broker refuses offsets because somebody consumes with the group.
+        """
+        entry = replace(self.claimed, state=State.COMPLETE, report=report)
+        for tries in range(1, CLOSE_TRIES + 1):
+            producer, self._closer = self._closer, None
+            assert producer is not None, "one ledger closes one window"
+            try:
+                self._close_once(producer, entry, offsets)
+                return
+            except Exception as error:
+                failure = self.translated(error, "closing the window")
+                if isinstance(failure, (Fenced, GroupHasMembers)) or tries == CLOSE_TRIES:
+                    raise failure from error
+                log.warning("Closing window %s failed (try %d of %d): %s", entry.window, tries, CLOSE_TRIES, failure)
+            # The outcome is unknown. Fence before looking: only then can that transaction no longer be committed.
+            found = self._fence_and_look().owned(entry.window.number, entry.attempt.token)
+            if found is None:
+                raise Fenced(self.pipeline, "closing the window")
+            if found.state is State.COMPLETE:
+                return
+
+    def amend(
+        self,
+        records: Sequence[LedgerRecord],
+        offsets: Mapping[TopicPartition, int],
+        metadata: Callable[[str], str],
+        is_done: Callable[[Memory], bool],
+        beside: Mapping[int, Sequence[LedgerRecord]] | None = None,
+    ) -> None:
+        """What offset control does in place of a window: records and the group's offsets, in one Kafka transaction.
+
+        :param metadata: what the group's offsets say of where they come from, by topic.
+        :param is_done: whether it has happened, by what the ledger holds: asked when the outcome is unknown.
+        :param beside: further records, by the partition of the ledger that they belong to.
+        :raises Fenced: when an attempt of the pipeline has taken over meanwhile; nothing was changed.
+        """
+        producer, self._closer = self._closer, None
+        assert producer is not None, "one ledger is amended once"
+        try:
+            producer.begin_transaction()
+            self.send(producer, records)
+            for partition, others in (beside or {}).items():
+                produce_all(producer, self.topic.name, partition, others, TRANSACTION_SECONDS)
+            if self.group_id and offsets:
+                self._send_offsets(producer, self.group_id, offsets, metadata)
+            faults.reached("amend.in_transaction")
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            failure = self.translated(error, "changing the pipeline's offsets")
+            if isinstance(failure, (Fenced, GroupHasMembers)) or not is_done(self._fence_and_look()):
+                raise failure from error
+
+    def _close_once(self, producer: Producer, entry: Entry, offsets: Mapping[TopicPartition, int]) -> None:
+        window = entry.window
+        # A window that is moved again was counted in the position when it was moved first.
+        position = self.memory.position if window.replay else next_position(self.memory.position, window)
+        if window.publishes:
+            position = replace(position, published=add_landed(self.memory.published or {}, landed_of(entry)))
+        last_number = max(self.memory.last_number, window.number)
+        forgotten = [n for n in self.memory.entries if n <= last_number - self.keep_windows]
+        records = [
+            window_record(entry),
+            *self.along(entry),
+            position_record(self.pipeline, position, last_number),
+            *(LedgerRecord(window_key(self.pipeline, number), None) for number in sorted(forgotten)),
+            *(LedgerRecord(marker_key(self.pipeline, *split), None) for split in sorted(self.memory.markers)),
+            *(LedgerRecord(dead_key(self.pipeline, number), None) for number in sorted(forgotten) if number in self.memory.dead),
+        ]
+        producer.begin_transaction()
+        written = self.send(producer, records)
+        entries = {n: e for n, e in self.memory.entries.items() if n not in forgotten}
+        entries[window.number] = replace(entry, offset=written[0])
+        dead = {n: d for n, d in self.memory.dead.items() if n not in forgotten}
+        memory = replace(self.memory, position=position, last_number=last_number, entries=entries, markers={}, dead=dead)
+        hint = Hint(self.topic.topic_id, self._partition, memory.oldest_offset)
+        if self.group_id and offsets:
+            self._send_offsets(
+                producer, self.group_id, offsets, lambda topic: offset_metadata(window, topic, hint), window.epochs
+            )
+        faults.reached("close.in_transaction")
+        producer.commit_transaction(TRANSACTION_SECONDS)
+        self.memory, self.hint = memory, hint
+
+    def send(self, producer: Producer, records: Sequence[LedgerRecord]) -> list[int]:
+        """Produce and flush; the offset of each record."""
+        return produce_all(producer, self.topic.name, self._partition, records, TRANSACTION_SECONDS)
+
+    def _send_offsets(
+        self,
+        producer: Producer,
+        group_id: str,
+        offsets: Mapping[TopicPartition, int],
+        metadata: Callable[[str], str],
+        epochs: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
+        """:param metadata: of a topic's committed offsets.
+        :param epochs: the leader epochs of the offsets, as far as they are known.
+        """
+        committed = [(tp, offset, metadata(tp.topic)) for tp, offset in sorted(offsets.items())]
+        send_offsets(producer, self.hook.consumer_config(), group_id, committed, TRANSACTION_SECONDS, epochs)
+
+    # --- errors ---
+
+    def translated(self, error: Exception, doing: str) -> KafkaSparkError:
+        from confluent_kafka import KafkaException
+
+        if isinstance(error, KafkaSparkError):
+            return error
+        if is_fenced(error, self._events):
+            return Fenced(self.pipeline, doing)
+        if not isinstance(error, KafkaException):
+            return KafkaUnavailable(self.hook.conn_id, doing, str(error))
+        return self._translate_kafka(error, doing)
+
+    def _translate_kafka(self, error: KafkaException, doing: str) -> KafkaSparkError:
+        from confluent_kafka import KafkaError
+
+        cause = error.args[0]
+        if cause.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.FENCED_INSTANCE_ID):
+            members = self.hook.group_state(self.group_id or "").members
+            return GroupHasMembers(self.group_id or "", [str(m) for m in members])
+        return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
+
+
+def _compressed(value: bytes, kind: str) -> int:
+    """Bytes that a record takes in the ledger's topic, about.
+
+    :param kind: the topic's ``compression.type``.
+    """
+    import pyarrow
+
+    codec = CODECS.get(kind, "zstd")
+    size = len(pyarrow.compress(value, codec=codec, asbytes=True)) if codec else len(value)
+    # Counts and times that are not known yet, and the batch around it.
+    return size + size // 20 + 1_000
+
+
+def utc_now() -> str:
+    """This instant as ISO 8601 with milliseconds and ``Z``."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,81 @@
+"""The consumer group that mirrors a pipeline: what the metadata of its committed offsets says, and what can be read from it.
+
+Each committed offset carries the name of the pipeline, the window, the topic id, and where in the ledger topic the pipeline's
+records begin.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.ledger.topic import Hint
+from airflow_kafka_spark.windows.model import TopicPartition, Window
+from airflow_kafka_spark.windows.plan import Position
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
+
+
+def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
+    """What a group's committed offset says of where it comes from, with the short cut into the ledger."""
+    facts = {
+        "pipeline": window.pipeline,
+        "window": window.id,
+        "topic_id": window.topic_ids.get(topic, ""),
+        "ledger": str(hint),
+    }
+    return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
+
+
+def position_of_group(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> tuple[Position, int]:
+    """Where a pipeline stands by its group's offsets alone, if it has committed any of them itself: then it is not new, its
+    ledger was lost.
+
+    :param pipeline: its name.
+    :param committed: what the group has committed.
+    :return: the position, and the number of the last window that says so; empty, and 0, when it committed none of them.
+    """
+    own = {
+        tp: facts for tp, there in committed.items() if there and (facts := _facts(there.metadata)).get("pipeline") == pipeline
+    }
+    if not own:
+        return Position(), 0
+    offsets = {tp: there.offset for tp, there in committed.items() if there}
+    topic_ids = {tp.topic: str(facts["topic_id"]) for tp, facts in own.items() if facts.get("topic_id")}
+    numbers = [int(window) for facts in own.values() if (window := str(facts.get("window", ""))).isdecimal()]
+    return Position(offsets, topic_ids), max(numbers, default=0)
+
+
+def windows_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> dict[TopicPartition, int]:
+    """The numbers of this pipeline's windows that a group's offsets were committed with, by partition; data intervals, and what
+    others have committed, are left out.
+
+    :param pipeline: its name.
+    :param committed: what the group has committed.
+    """
+    found = {}
+    for tp, there in committed.items():
+        facts = _facts(there.metadata) if there else {}
+        number = str(facts.get("window", ""))
+        if facts.get("pipeline") == pipeline and number.isdecimal():
+            found[tp] = int(number)
+    return found
+
+
+def owner_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> str | None:
+    """The other pipeline that a group mirrors; None where it mirrors none, or this one.
+
+    :param committed: what the group has committed; the metadata says for whom.
+    """
+    names = (_facts(there.metadata).get("pipeline") for there in committed.values() if there)
+    return min((str(name) for name in names if name and name != pipeline), default=None)
+
+
+def _facts(metadata: str) -> dict[str, object]:
+    try:
+        found = json.loads(metadata)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,275 @@
+"""The ledger of one data interval: a lane beside its pipeline, and what all lanes of the pipeline have in common."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, PlannedMeanwhile
+from airflow_kafka_spark.ledger.attempt import TRANSACTION_SECONDS, Ledger
+from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
+from airflow_kafka_spark.ledger.topic import NOBODYS, Found
+from airflow_kafka_spark.windows.binding import Binding
+from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping, sharing_offsets
+from airflow_kafka_spark.windows.interval_archive import archived
+from airflow_kafka_spark.windows.memory import (
+    BINDING,
+    Attempt,
+    Entry,
+    LedgerRecord,
+    Memory,
+    archive_record,
+    binding_record,
+    dead_key,
+    interval_key,
+    interval_record,
+    position_key,
+    window_key,
+)
+from airflow_kafka_spark.windows.model import State, TopicPartition, Window, share_offsets
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.windows.plan import Log
+
+log = logging.getLogger(__name__)
+
+BIND_TRIES = 10
+"""Each of them loses only against somebody else who has just decided."""
+NUMBER = 1
+"""Of the window of an interval: a lane has one, however often it is replayed."""
+
+
+class IntervalLedger(Ledger):
+    """One attempt at one data interval of a pipeline.
+
+    Guarantee: attempts at the same interval shut each other out, those at other intervals of the pipeline do not; no two
+    intervals of a pipeline overlap; the group's offsets follow the intervals that are complete without a hole, and never go back.
+
+    :param pipeline: the pipeline's name.
+    :param interval: the interval.
+    :ivar sink_has_it: the sink holds the interval, though the ledger does not know it: then it is what it was.
+
+    The others are those of :class:`Ledger`. ``group_id`` is only written down, with the first interval: :meth:`follow` moves it.
+    """
+
+    def __init__(self, hook: KafkaHook, pipeline: str, run: str, interval: Interval, **options: Any) -> None:
+        super().__init__(hook, interval.lane(pipeline), run, **options)
+        self.family_name = pipeline
+        self.interval = interval
+        self.family = Memory(pipeline)
+        self.sink_has_it = False
+
+    def _peek(self, wait_for: tuple[bytes, ...] = NOBODYS) -> None:
+        """See :meth:`Ledger.peek`; the lane lies beside its pipeline."""
+
+        def there(partition: int) -> Found:
+            return self.topic.look_into(self.pipeline, partition, wait_for=wait_for, beside=self.family_name)
+
+        found = self.topic.find(self.family_name, there, lambda found: found.exists)
+        self.family = found.family or Memory(self.family_name)
+        self.memory = found.memory if self.known is not None else Memory(self.pipeline)
+
+    @property
+    def whole(self) -> Memory:
+        """What the ledger holds of the pipeline that this interval is of."""
+        return self.family
+
+    def look(self) -> Memory:
+        """Read what the ledger holds of this interval, and of all of the pipeline's."""
+        found = self.topic.look(self.pipeline, None, self._end_hidden_splits, beside=self.family_name)
+        self.memory, self._partition = found.memory, found.partition
+        self.family = found.family or Memory(self.family_name)
+        return self.memory
+
+    def completed(self, run: str) -> Entry | None:
+        """The interval's window, once it is complete: whichever run moved it, it is moved."""
+        entry, known = self.memory.entries.get(NUMBER), self.known
+        if entry is None and known is not None and known.state is State.COMPLETE:
+            # Forgotten in detail, because there are so many newer ones.
+            window = Window(
+                self.pipeline, NUMBER, known.ranges, known.run, "", topic_ids=known.topic_ids, interval=self._bounds,
+                gaps=known.gaps, replay=known.replay,
+            )  # fmt: skip
+            return Entry(window, State.COMPLETE, Attempt(1, "", known.run, ""), tries=known.tries)
+        return entry if entry is not None and entry.state is State.COMPLETE else None
+
+    @property
+    def known(self) -> IntervalState | None:
+        """What the pipeline knows of this interval."""
+        return self.family.intervals.get(self.interval.name)
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        return self.interval.start_ms, self.interval.end_ms
+
+    def refuse_overlaps(self) -> None:
+        """:raises IntervalOverlaps: another interval of this pipeline has some of the same instants."""
+        if others := overlapping(self.interval, self.family.intervals.spans):
+            raise IntervalOverlaps(self.family_name, self.interval, others[0].interval)
+
+    def bind(self, decide: Callable[[Memory], Binding]) -> Binding:
+        """See :meth:`Ledger.bind`. Intervals are planned side by side, so what the pipeline is bound to is decided before, in a
+        transaction of its own: of two who decide at once the later one shuts the earlier one out, which then sees what that has
+        decided."""
+        for _ in range(BIND_TRIES):
+            binding = decide(self.family)
+            known = self.family.binding
+            if known is not None and replace(binding, writer=replace(binding.writer, run_id=known.writer.run_id)) == known:
+                return binding
+            producer = self._fence_as(transactional_id_of(self.topic.name, self.family_name, BINDING))
+            seen = known
+            self.look()
+            if self.family.binding != seen:
+                continue
+            try:
+                producer.begin_transaction()
+                self.send(producer, [binding_record(self.family_name, binding)])
+                producer.commit_transaction(TRANSACTION_SECONDS)
+                self.family = replace(self.family, binding=binding)
+                return binding
+            except Exception as error:
+                failure = self.translated(error, "writing what the pipeline is bound to")
+                if not isinstance(failure, Fenced):
+                    raise failure from error
+                self.look()
+        raise Fenced(self.family_name, "writing what the pipeline is bound to")
+
+    def plan(self, window: Window) -> Entry:
+        """See :meth:`Ledger.plan`.
+
+        :raises IntervalOverlaps: another interval of this pipeline has some of the same instants.
+        :raises PlannedMeanwhile: something that was planned first has some of the same offsets; the interval is withdrawn.
+        """
+        self.refuse_overlaps()
+        self.refuse_too_wide(window)
+        entry = self._claim(Entry(window, State.PLANNED, self._attempt(1)))
+        faults.reached("plan.written")
+        # Others may have been planned at the same moment. All are in the log now, and its order is the same for all.
+        self.look()
+        self._give_way(entry)
+        return entry
+
+    def _give_way(self, entry: Entry) -> None:
+        """Withdraw an interval if something that was planned before it has some of its instants, or of its offsets. Nothing of it
+        was moved: that begins only after this, also where an earlier attempt died before it came to this."""
+        mine, window = self.known, entry.window
+        if mine is None or window.replay:
+            return
+        before = [state for state in self.family.intervals.spans if state.offset < mine.offset]
+        if others := overlapping(self.interval, before):
+            self._withdraw()
+            raise IntervalOverlaps(self.family_name, self.interval, others[0].interval)
+        if self.sink_has_it:
+            return
+        for state, _ in sharing_offsets(window.ranges, window.topic_ids, before):
+            self._give_up(f"interval {state.interval}")
+        progress = self.family.open_entry
+        is_before = progress is not None and not progress.window.replay and progress.first < mine.offset
+        if progress is not None and is_before and share_offsets(window.ranges, progress.window.ranges):
+            self._give_up(f"window {progress.window.number}")
+        position = self.family.position
+        for r in window.ranges:
+            same_topic = position.topic_ids.get(r.topic) in (None, "", window.topic_ids.get(r.topic))
+            if r.span and same_topic and position.offsets.get(r.topic_partition, 0) > r.start:
+                self._give_up(f"window {self.family.last_number}")
+
+    def _give_up(self, other: str) -> NoReturn:
+        self._withdraw()
+        raise PlannedMeanwhile(self.family_name, f"Interval {self.interval}", other)
+
+    def _withdraw(self) -> None:
+        self.withdraw(window_key(self.pipeline, NUMBER), interval_key(self.family_name, self.interval))
+
+    def along(self, entry: Entry) -> list[LedgerRecord]:
+        """The interval's record among those of the pipeline."""
+        window = entry.window
+        known = self.known
+        first = known.offset if known else -1
+        state = IntervalState(
+            self.interval, entry.state, window.ranges, window.run, window.replay, window.topic_ids, offset=first,
+            gaps=window.gaps, tries=entry.tries,
+        )  # fmt: skip
+        return [interval_record(self.family_name, state)]
+
+    # --- the group ---
+
+    def follow(
+        self, group_id: str, where: Callable[[], tuple[Mapping[TopicPartition, int], Log]], first: datetime | None
+    ) -> dict[TopicPartition, int]:
+        """Move the group to where everything is complete without a hole, and forget the details of old intervals.
+
+        Whoever completes an interval does this afterwards. When two do it at once the later one shuts the earlier one out, and
+        sees what that has completed.
+
+        :param where: asks for the group's offsets, and for what Kafka holds of the topics.
+        :param first: where the schedule begins, see :func:`~airflow_kafka_spark.windows.interval.contiguous`.
+        :return: what was committed; empty when there was nothing to move.
+        """
+        try:
+            return self._follow(group_id, where, first)
+        except Exception as error:
+            failure = self.translated(error, "moving the group")
+            if not isinstance(failure, Fenced):
+                raise failure from error
+            log.info("Another interval of pipeline %s has just been completed: that one moves the group", self.family_name)
+            return {}
+
+    def _follow(
+        self, group_id: str, where: Callable[[], tuple[Mapping[TopicPartition, int], Log]], first: datetime | None
+    ) -> dict[TopicPartition, int]:
+        producer = self._fence_as(transactional_id_of(self.topic.name, self.family_name, "group"))
+        faults.reached("group.fenced")
+        self.look()
+        committed, log = where()
+        lows = {tp: partition.low for tp, partition in log.partitions.items()}
+        intervals = self.family.intervals.spans
+        # A range of a topic that is gone, or that was created anew since, says nothing of the partitions there are.
+        reached = contiguous(intervals, {**lows, **committed}, first, log.topic_ids)
+        moved = {tp: offset for tp, offset in reached.items() if tp in lows and offset > committed.get(tp, lows[tp])}
+        forgotten = self._old()
+        if not moved and not forgotten:
+            return {}
+        producer.begin_transaction()
+        if forgotten:
+            self.send(producer, forgotten)
+        if moved:
+            self._send_offsets(producer, group_id, moved, self._metadata)
+        faults.reached("group.in_transaction")
+        producer.commit_transaction(TRANSACTION_SECONDS)
+        return moved
+
+    def _old(self) -> list[LedgerRecord]:
+        """Return the records that forget the windows of intervals that are too old to be remembered in detail, and that archive
+        old intervals together."""
+        recent = self.family.intervals.recent.values()
+        complete = sorted((k for k in recent if k.state is State.COMPLETE), key=lambda k: k.interval)
+        records, candidates = [], []
+        for state in complete[: -self.keep_windows]:
+            if state.forgotten and not self._is_asked_for(state):
+                candidates.append(state)
+            if not state.forgotten:
+                lane = state.interval.lane(self.family_name)
+                keys = (window_key(lane, NUMBER), position_key(lane), dead_key(lane, NUMBER))
+                records += [LedgerRecord(key, None) for key in keys]
+                records.append(interval_record(self.family_name, replace(state, forgotten=True)))
+        for archive, states in archived(candidates):
+            records.append(archive_record(self.family_name, archive))
+            records += [LedgerRecord(interval_key(self.family_name, state.interval), None) for state in states]
+        return records
+
+    def _is_asked_for(self, state: IntervalState) -> bool:
+        """Return True if somebody wants the interval to be moved once more: its attempt may be at work."""
+        window = Window(self.family_name, NUMBER, (), state.run, "", interval=(state.interval.start_ms, state.interval.end_ms))
+        return self.family.replay_asked(replace(window, replay=state.replay)) is not None
+
+    def _metadata(self, topic: str) -> str:
+        by_age = sorted(self.family.intervals.spans, key=lambda k: k.offset)
+        ids = {t: i for k in by_age for t, i in k.topic_ids.items()}
+        facts = {"pipeline": self.family_name, "window": self.interval.name, "topic_id": ids.get(topic, "")}
+        return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,123 @@
+"""Find out which pipeline has left a transaction open in a partition of the ledger, and end it.
+
+A reader of committed records gets no further than the first open transaction of a partition. All pipelines of the partition wait
+for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer
+from airflow_kafka_spark.windows.interval import family_of
+from airflow_kafka_spark.windows.memory import ARCHIVE, LedgerRecord
+
+END_SECONDS = 30.0
+OWN_KINDS = {"split": "split.{1}", "dead": "dead", "control": "control", "binding": "binding"}
+"""Kinds of records that are written under a transactional id of their own, with the end of that id."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """An open transaction, as its first record in a partition of the ledger describes it.
+
+    :param pipeline: the pipeline that has opened it; empty if the record is not one of this package.
+    :param what: what the transaction writes, for a message.
+    :param purposes: pairs of a pipeline and the end of a transactional id: the ids that the transaction may have.
+    :param partition: the partition of the ledger.
+    :param offset: the offset of that record.
+    """
+
+    pipeline: str
+    what: str
+    purposes: tuple[tuple[str, str], ...]
+    partition: int
+    offset: int
+
+    def ids(self, topic: str) -> tuple[str, ...]:
+        """Return the transactional ids that the transaction may have.
+
+        :param topic: the ledger topic.
+        """
+        return tuple(transactional_id_of(topic, name, purpose) for name, purpose in self.purposes)
+
+    def __str__(self) -> str:
+        whose = (
+            f"of pipeline `{self.pipeline}` ({self.what})" if self.pipeline else "of a producer that is none of this package's"
+        )
+        return f"a transaction {whose}, open since offset {self.offset}"
+
+
+def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:
+    """Return the transactional id under which a pipeline writes for one purpose.
+
+    All attempts of the pipeline use the same id, and no other pipeline does: an attempt fences the attempts before it, and
+    nothing else.
+
+    :param purpose: ``plan``, ``close``, ``control``, ``binding`` or ``split.<index>``.
+    """
+    return f"{topic}.{pipeline}.{purpose}"
+
+
+def holder_of(record: LedgerRecord, partition: int) -> Holder:
+    """Return the transaction that a record belongs to, if it is still open.
+
+    :param partition: the partition of the ledger that it was read from.
+    """
+    try:
+        pipeline, kind, *numbers = json.loads(record.key)
+        value: dict[str, Any] | None = json.loads(record.value) if record.value is not None else None
+        if pipeline is None and value is not None:
+            # A pipeline writes the owner of its group together with the plan of its first window.
+            planner = str(value["by"])
+            return Holder(planner, f"its first window for group {numbers[0]}", ((planner, "plan"),), partition, record.offset)
+        family, lane = family_of(str(pipeline))
+        what = f"split {numbers[1]} of window {numbers[0]}" if kind == "split" else " ".join(map(str, [kind, *numbers]))
+        return Holder(str(pipeline), what, _purposes(str(pipeline), family, lane, kind, numbers, value), partition, record.offset)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return Holder("", "", (), partition, record.offset)
+
+
+def _purposes(
+    pipeline: str, family: str, lane: str | None, kind: str, numbers: list[Any], value: dict[str, Any] | None
+) -> tuple[tuple[str, str], ...]:
+    group = (family, "group")
+    if value is None:
+        # Tombstones are written where a window is closed, given up or forgotten; those of an interval also with the group.
+        return ((pipeline, "close"), *([group] if lane else []))
+    if kind == ARCHIVE:
+        return (group,)
+    if kind in OWN_KINDS:
+        return ((pipeline, OWN_KINDS[kind].format(*numbers)),)
+    state = value.get("state")
+    if kind == "interval":
+        own = f"{pipeline}.{numbers[0]}"
+        return (group,) if value.get("forgotten") else ((own, "plan" if state == "PLANNED" else "close"),)
+    if state == "PLANNED":
+        return ((pipeline, "plan"),)
+    return ((pipeline, "close"),)
+
+
+def end_held(config: Mapping[str, Any], topic: str, holder: Holder) -> str:
+    """End an open transaction by fencing its transactional id.
+
+    The brokers abort it, and its producer is shut out as by a newer attempt. A transaction that is being committed is waited for
+    instead. The caller checks that readers get further now.
+
+    :param config: a producer's configuration.
+    :param topic: the ledger topic.
+    :return: why it could not be ended; empty if it was.
+    """
+    from confluent_kafka import KafkaException
+
+    for name in holder.ids(topic):
+        timeouts = {"transaction.timeout.ms": round(END_SECONDS * 1000), "message.timeout.ms": round(END_SECONDS * 1000)}
+        try:
+            fencing_producer({**config, **timeouts}, name, topic, END_SECONDS, ClientEvents())
+        except KafkaException as error:
+            return f"`{name}` could not be fenced: {describe(error)}"
+    return "" if holder.purposes else "it is not known which transactional id it has"

@@ -1,0 +1,496 @@
+"""The ledger topic as a log: where a pipeline's records lie, and how they are read to the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.ledger.open_transactions import Holder, end_held, holder_of
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, key_prefix, remember
+from airflow_kafka_spark.windows.model import TopicPartition
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
+
+log = logging.getLogger(__name__)
+
+TOPIC = "airflow-windows"
+PARTITIONS = 8
+
+CONFIG = {
+    "cleanup.policy": "compact",
+    # Small segments and an eager cleaner: the cleaner never touches the active segment, which every reader pays for.
+    "segment.bytes": str(8 << 20),
+    "min.cleanable.dirty.ratio": "0.1",
+    "compression.type": "producer",
+}
+
+HELD_SECONDS = 45.0
+"""How long another pipeline's open transaction is waited for before it is ended: longer than the brokers let those of the ledger
+stay open. A split's has its marker for moments only; one that has it for longer is that of a dead task, or of a paused one."""
+NOBODYS = (b"\x00",)
+"""What no key begins with: records that an open transaction hides are not waited for."""
+READ_AGAIN_SECONDS = 3600.0
+"""After which a reader starts anew. Compaction keeps tombstones for a day (``delete.retention.ms``)."""
+READ_SECONDS = 120.0
+"""How long is waited in all, for that and for brokers that say nothing."""
+
+
+T = TypeVar("T")
+OnHidden = Callable[[frozenset[bytes]], None]
+OnHeld = Callable[[Holder], str]
+"""Ends somebody's transaction; why not, empty if it was done."""
+
+
+@dataclass(frozen=True)
+class Hint:
+    """Where to begin reading: carried by the metadata of the group's committed offsets, and only ever a short cut.
+
+    :param topic_id: of the ledger topic; a recreated ledger makes the hint void.
+    :param partition: where the pipeline's records lie.
+    :param offset: no record of the pipeline that still counts lies below it.
+    """
+
+    topic_id: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic_id}:{self.partition}:{self.offset}"
+
+    @classmethod
+    def from_metadata(cls, metadata: str, pipeline: str) -> Hint | None:
+        """The hint in a committed offset's metadata; None for anything else, since anybody may commit with any metadata. That of
+        another pipeline may lie behind this one's records.
+
+        :param pipeline: whose hint it has to be.
+        """
+        try:
+            facts = json.loads(metadata)
+            text = str(facts["ledger"]) if facts["pipeline"] == pipeline else ""
+        except (ValueError, KeyError, TypeError):
+            return None
+        topic_id, _, rest = text.partition(":")
+        partition, _, offset = rest.partition(":")
+        return cls(topic_id, int(partition), int(offset)) if topic_id and partition.isdecimal() and offset.isdecimal() else None
+
+
+@dataclass(frozen=True)
+class LedgerPlace:
+    """All that a task needs to know of the ledger.
+
+    :param topic: the ledger topic.
+    :param partition: where the pipeline's records lie.
+    :param offset: of the claim; whatever is written to the window by others lies behind it.
+    :param pipeline: the pipeline.
+    :param number: the window's.
+    :param token: the attempt's: whose token is in the window's newest record owns it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    pipeline: str
+    number: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What reading the ledger gave: a pipeline's memory and the partition its records belong to.
+
+    :param family: what the ledger holds of the pipeline that it lies beside.
+    """
+
+    memory: Memory
+    partition: int
+    family: Memory | None = None
+
+    @property
+    def exists(self) -> bool:
+        return self.memory.exists or bool(self.family and self.family.exists)
+
+
+@dataclass
+class _Read:
+    """What was read of a partition so far: the newest record of each key that somebody asked for.
+
+    :param epoch: of the partition's leader, when it was read first.
+    :param past: the offset behind the last committed record that was read.
+    :param at: when it was read first, as :func:`time.monotonic` tells it.
+    :param removed: the newest tombstone, by what its key begins with.
+    """
+
+    epoch: int
+    past: int
+    at: float
+    records: dict[bytes, LedgerRecord] = field(default_factory=dict)
+    removed: dict[bytes, LedgerRecord] = field(default_factory=dict)
+
+    def add(self, record: LedgerRecord, prefixes: tuple[bytes, ...]) -> None:
+        """Of what was removed, the newest tombstone is kept for each prefix: it tells that something was there."""
+        if record.value is not None:
+            self.records[record.key] = record
+            return
+        self.records.pop(record.key, None)
+        self.removed[next(filter(record.key.startswith, prefixes))] = record
+
+
+class LedgerTopic:
+    """The compacted topic in which all pipelines of a cluster keep their ledgers.
+
+    Whoever reads the same records more than once, as an attempt does, gets from Kafka what came since. After
+    :data:`READ_AGAIN_SECONDS`, and after an election of another leader, all of it is read again: a tombstone that compaction has
+    removed in between, or a log that was cut, would go unnoticed.
+
+    :param hook: the cluster.
+    :param name: the topic's name.
+    :param replication_factor: used when the topic is created; -1 is the brokers' default.
+    """
+
+    def __init__(self, hook: KafkaHook, name: str = TOPIC, replication_factor: int = -1) -> None:
+        self.hook = hook
+        self.name = name
+        self.replication_factor = replication_factor
+        self.topic_id = ""
+        self.partitions: tuple[int, ...] = ()
+        self._read_before: dict[tuple[int, int, tuple[bytes, ...]], _Read] = {}
+
+    def find_existing(self) -> bool:
+        """Return True if the topic exists. Nothing is created."""
+        described = self.hook.describe_topics([self.name], missing="omit").get(self.name)
+        if described is None:
+            return False
+        self._is(described.topic_id, described.partitions)
+        return True
+
+    def _is(self, topic_id: str, partitions: tuple[int, ...]) -> None:
+        if topic_id != self.topic_id:
+            self._read_before.clear()
+        self.topic_id, self.partitions = topic_id, partitions
+
+    def ensure(self) -> None:
+        """Find the topic, creating it on first use.
+
+        :raises LedgerUnreadable: when it exists and is not compacted: retention would delete what pipelines remember.
+        """
+        found = self.hook.describe_topics([self.name], missing="omit")
+        if found:
+            self._check_settings(found[self.name].replication_factor)
+        else:
+            self.hook.create_topic(self.name, PARTITIONS, self.replication_factor, CONFIG)
+            found = self.hook.describe_topics([self.name])
+        self._is(found[self.name].topic_id, found[self.name].partitions)
+
+    def _check_settings(self, replicas: int) -> None:
+        settings = self.hook.topic_config([self.name])[self.name]
+        policy = settings.get("cleanup.policy", "")
+        if policy != "compact":
+            raise LedgerUnreadable(
+                self.name,
+                f"its cleanup.policy is `{policy}`",
+                "`compact`: anything else deletes what pipelines remember",
+                f"Set `cleanup.policy=compact` on topic `{self.name}`, or name another topic with `ledger_topic`",
+            )
+        in_sync = int(settings.get("min.insync.replicas") or 1)
+        if min(replicas, in_sync) < 2 and (warning := may_lose_records(self.name, replicas, in_sync, self.hook.broker_count())):
+            log.warning("%s", warning)
+
+    def look(
+        self, pipeline: str, hint: Hint | None = None, on_hidden: OnHidden | None = None, *, beside: str | None = None
+    ) -> Found:
+        """Read everything the ledger holds of a pipeline, up to the high watermark seen now, in read_committed.
+
+        Not only to the last stable offset: another pipeline's open transaction may hide one of our records, so it is waited for.
+
+        :param hint: where to begin; without a valid one the partition is read from its beginning.
+        :param on_hidden: told the keys of the pipeline's records that an open transaction hides, which are then waited for.
+        :param beside: another pipeline, in whose partition this one's records lie, and which is looked at too.
+        :raises LedgerUnreadable: when the end cannot be reached, or a record is of a newer version.
+        """
+        if hint and hint.topic_id == self.topic_id and hint.partition in self.partitions:
+            found = self.look_into(pipeline, hint.partition, hint.offset, on_hidden=on_hidden)
+            if found.exists:
+                return found
+
+        def there(partition: int) -> Found:
+            return self.look_into(pipeline, partition, on_hidden=on_hidden, beside=beside)
+
+        return self.find(beside or pipeline, there, lambda found: found.exists)
+
+    def glance(self, pipeline: str, wait_for: tuple[bytes, ...] = NOBODYS) -> Found:
+        """Return what the ledger holds of a pipeline now, without waiting for what an open transaction hides.
+
+        :param wait_for: what the keys of records begin with that are waited for nevertheless.
+        """
+        return self.find(pipeline, lambda p: self.look_into(pipeline, p, wait_for=wait_for), lambda found: found.exists)
+
+    def find(self, name: str, look: Callable[[int], T], is_there: Callable[[T], bool]) -> T:
+        """Look where records of this name belong, and if there are none, everywhere else.
+
+        What has records stays where its first one went, even when partitions were added since.
+
+        :param look: looks into one partition.
+        """
+        home = self.home(name)
+        found = look(home)
+        others = [p for p in self.partitions if p != home]
+        if is_there(found) or not others:
+            return found
+        with ThreadPoolExecutor(len(others)) as pool:
+            return next((there for there in pool.map(look, others) if is_there(there)), found)
+
+    def home(self, name: str) -> int:
+        """The partition that new records of this name go to."""
+        return murmur2(name.encode()) % len(self.partitions)
+
+    def look_into(
+        self,
+        pipeline: str,
+        partition: int,
+        start: int = 0,
+        *,
+        wait_for: tuple[bytes, ...] | None = None,
+        on_hidden: OnHidden | None = None,
+        beside: str | None = None,
+    ) -> Found:
+        """Return what one partition holds of a pipeline.
+
+        :param start: where to begin.
+        :param wait_for: what the keys of records begin with that are waited for behind an open transaction; default all of the
+            pipeline's.
+        :param beside: see :meth:`look`.
+        """
+        names = (pipeline, beside) if beside else (pipeline,)
+        mine = tuple(map(key_prefix, names))
+        records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
+        try:
+            memory = remember(pipeline, records)
+            return Found(memory, partition, remember(beside, records) if beside else None)
+        except NewerVersion as error:
+            raise LedgerUnreadable(
+                self.name, f"pipeline `{pipeline}` has {error}", "records of this version or older",
+                "Upgrade airflow-provider-kafka-spark to the release that wrote it",
+            ) from None  # fmt: skip
+
+    def newest(
+        self,
+        partition: int,
+        start: int,
+        prefixes: tuple[bytes, ...],
+        wait_for: tuple[bytes, ...],
+        on_hidden: OnHidden | None = None,
+    ) -> list[LedgerRecord]:
+        """Return the newest committed record of each key that begins with one of these, up to the high watermark seen now, in the
+        order in which the keys were met. Before them comes the newest tombstone for each of these beginnings.
+
+        :param start: where to begin.
+        :param wait_for: what keys begin with that must not be missed: behind an open transaction they are waited for.
+        :param on_hidden: see :func:`read_to`.
+        """
+        tp = TopicPartition(self.name, partition)
+        bounds = self.hook.offsets([tp])[tp]
+        key, now = (partition, start, prefixes), time.monotonic()
+        read = self._read_before.get(key)
+        if read is None or read.past > bounds.high or read.epoch != bounds.epoch or now - read.at > READ_AGAIN_SECONDS:
+            read = self._read_before[key] = _Read(bounds.epoch, start if bounds.low <= start <= bounds.high else bounds.low, now)
+        begin = max(read.past, bounds.low)
+        if begin < bounds.high:
+            config = self.hook.consumer_config(**PROMPT)
+            for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.end):
+                read.past = record.offset + 1
+                if record.key.startswith(prefixes):
+                    read.add(record, prefixes)
+        return [*read.removed.values(), *read.records.values()]
+
+    def end(self, holder: Holder) -> str:
+        """See :func:`~airflow_kafka_spark.ledger.open_transactions.end_held`."""
+        return end_held(self.hook.producer_config(), self.name, holder)
+
+
+@dataclass
+class LedgerReader:
+    """What the ledger holds of a pipeline, read again and again by somebody who only looks: nothing is fenced or created.
+
+    :param pipeline: the pipeline.
+    :param ledger_topic: the ledger topic, which need not exist.
+    """
+
+    pipeline: str
+    ledger_topic: str = TOPIC
+    _seen: tuple[str, dict[TopicPartition, PartitionOffsets]] | None = None
+    _memory: Memory | None = None
+    _topic: LedgerTopic | None = None
+
+    def look(self, hook: KafkaHook) -> Memory:
+        """Everything the ledger holds of the pipeline now; a memory that does not exist where it has never heard of it.
+
+        It is read again only when something was written to the ledger since.
+        """
+        described = hook.describe_topics([self.ledger_topic], missing="omit")
+        if not described:
+            return Memory(self.pipeline)
+        # Before it is read: what is written meanwhile makes the next look read again.
+        seen = (described[self.ledger_topic].topic_id, hook.offsets([self.ledger_topic]))
+        if self._memory is None or seen != self._seen:
+            if self._topic is None or self._topic.hook is not hook:
+                self._topic = LedgerTopic(hook, self.ledger_topic)
+            self._topic.ensure()
+            self._memory, self._seen = self._topic.look(self.pipeline).memory, seen
+        return self._memory
+
+
+def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> str:
+    """Why a ledger topic may lose records with one broker, though there are others; empty if it does not.
+
+    :param replicas: its replication factor.
+    :param in_sync: its ``min.insync.replicas``.
+    :param brokers: how many the cluster has.
+    """
+    if brokers < 2 or min(replicas, in_sync) >= 2:
+        return ""
+    found = f"replication factor {replicas}" if replicas < 2 else f"`min.insync.replicas={in_sync}`"
+    return (
+        f"Ledger topic `{topic}` has {found} on a cluster of {brokers} brokers: what pipelines remember may be lost with one of "
+        f"them. Expected {min(brokers, 3)} replicas and `min.insync.replicas=2`: raise them with `kafka-reassign-partitions.sh` "
+        "and `kafka-configs.sh`"
+    )
+
+
+PROMPT: Mapping[str, Any] = {"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 50}
+
+
+def read_to(
+    config: Mapping[str, Any],
+    tp: TopicPartition,
+    start: int,
+    end: int,
+    mine: tuple[bytes, ...] = (),
+    on_hidden: OnHidden | None = None,
+    on_held: OnHeld | None = None,
+) -> Iterator[LedgerRecord]:
+    """Committed records of ``[start, end)``: ends when the consumer is past every record, control records included.
+
+    A read_committed reader gets no further than the last stable offset. What lies between it and ``end`` is waited for if any
+    of it may be ours; somebody else's open transaction alone holds nobody up. One that hides ours is ended if it stays.
+
+    :param mine: what the keys of records begin with that must not be missed; empty means all.
+    :param on_hidden: told the keys of ours that are waited for, once: whose transaction that is can be ended.
+    :param on_held: ends the transaction that is open first, after :data:`HELD_SECONDS`.
+    :raises LedgerUnreadable: what is ours is still hidden after :data:`READ_SECONDS`; it says by whom.
+    """
+    import confluent_kafka
+
+    consumer = confluent_kafka.Consumer(dict(config), logger=ClientEvents())
+    waiting, looked_ahead = _Waiting(config, tp, end, on_held), False
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
+        while True:
+            # A short timeout: consume() waits for all it was asked for, even at the end of the partition.
+            messages: list[Any] = consumer.consume(1000, timeout=0.02)
+            for message in messages:
+                at_end = message.error() is not None
+                if at_end and message.error().code() != confluent_kafka.KafkaError._PARTITION_EOF:
+                    raise KafkaUnavailable(config["bootstrap.servers"], f"reading {tp}", message.error().str())
+                if not at_end and message.offset() < end:
+                    epoch = message.leader_epoch()
+                    yield LedgerRecord(message.key() or b"", message.value(), message.offset(), -1 if epoch is None else epoch)
+                # The end of the partition, for a read_committed reader, is the last stable offset: at `end` or still before it.
+                if message.offset() + (not at_end) >= end:
+                    return
+                waiting.at(message.offset(), hidden=at_end and bool(mine))
+                if at_end and mine and not looked_ahead:
+                    looked_ahead = True
+                    if not _ours_are_hidden(config, tp, message.offset(), end, mine, on_hidden):
+                        return
+            waiting.check()
+    finally:
+        consumer.close()
+
+
+class _Waiting:
+    """How long a reader gets no further, and because of whom.
+
+    What hides records before the end that was seen at first has been open since then: so the time counts from the first that is
+    met, and whatever comes behind one that was ended is ended at once.
+    """
+
+    def __init__(self, config: Mapping[str, Any], tp: TopicPartition, end: int, on_held: OnHeld | None) -> None:
+        self._config, self._tp, self._end, self._on_held = config, tp, end, on_held
+        self._since, self._stable = time.monotonic(), -1
+        self._held: Holder | None = None
+        self._why_not = ""
+
+    def at(self, offset: int, *, hidden: bool) -> None:
+        """The reader has come to this offset.
+
+        :param hidden: what comes next is not committed, or not there yet.
+        """
+        if not hidden and self._stable < 0:
+            self._since = time.monotonic()
+        if hidden and offset != self._stable:
+            self._stable, self._held, self._why_not = offset, None, ""
+
+    def check(self) -> None:
+        """:raises LedgerUnreadable: it takes too long."""
+        waited = time.monotonic() - self._since
+        if self._stable >= 0 and self._held is None and waited > min(HELD_SECONDS, READ_SECONDS / 2):
+            self._held = held = holder_at(self._config, self._tp, self._stable, self._end)
+            log.warning("Records of this pipeline are held up in %s by %s", self._tp, held)
+            self._why_not = self._on_held(held) if self._on_held and held.purposes else ""
+        if waited > READ_SECONDS:
+            raise self._error()
+
+    def _error(self) -> LedgerUnreadable:
+        tp, name = self._tp, self._held.pipeline if self._held else ""
+        unblock = f"`python -m airflow_kafka_spark unblock {name} --ledger-topic {tp.topic}` ends it, if its producer is known. "
+        abort = f"`kafka-transactions.sh abort --topic {tp.topic} --partition {tp.partition} --start-offset {self._stable}`"
+        return LedgerUnreadable(
+            tp.topic,
+            f"partition {tp.partition} could not be read up to offset {self._end} within {READ_SECONDS:.0f} s"
+            + (f", because of {self._held}" if self._held else "")
+            + (f"; ending it failed: {self._why_not}" if self._why_not else ""),
+            "its last stable offset to move on",
+            f"Retry. {unblock if name else ''}If it stays, the brokers have lost it (see `kafka-transactions.sh find-hanging`): "
+            f"{abort}",
+        )
+
+
+def holder_at(config: Mapping[str, Any], tp: TopicPartition, stable: int, end: int) -> Holder:
+    """Whose transaction is open at the last stable offset of a partition."""
+    first = next(read_to({**config, "isolation.level": "read_uncommitted"}, tp, stable, end), None)
+    return holder_of(first or LedgerRecord(b"", None, stable), tp.partition)
+
+
+def _ours_are_hidden(
+    config: Mapping[str, Any], tp: TopicPartition, start: int, end: int, mine: tuple[bytes, ...], on_hidden: OnHidden | None
+) -> bool:
+    """Whether records of ours lie in ``[start, end)``, their transactions decided or not."""
+    uncommitted = {**config, "isolation.level": "read_uncommitted"}
+    hidden = frozenset(record.key for record in read_to(uncommitted, tp, start, end) if record.key.startswith(mine))
+    if hidden:
+        log.info("Records of this pipeline lie behind an open transaction in %s: waiting until it has ended", tp)
+        if on_hidden:
+            on_hidden(hidden)
+    return bool(hidden)
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's partitioner hash of a key, never negative."""
+    length, seed, m, mask = len(data), 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
+    h = seed ^ length
+    for i in range(0, length - length % 4, 4):
+        k = int.from_bytes(data[i : i + 4], "little") * m & mask
+        h = (h * m & mask) ^ ((k ^ (k >> 24)) * m & mask)
+    if tail := data[length - length % 4 :]:
+        h = (h ^ int.from_bytes(tail, "little")) * m & mask
+    h = (h ^ (h >> 13)) * m & mask
+    return (h ^ (h >> 15)) & 0x7FFFFFFF

@@ -1,0 +1,523 @@
+"""Boundaries: the offset of each partition that an instant stands for, decided once for all pipelines.
+
+A boundary is a record of the ledger topic. A pipeline that needs a boundary which is not there looks it up in Kafka and
+*proposes* it, by writing it down. The order of the log says which proposal came first, and :func:`settle` gives every reader
+the same boundaries. So several pipelines may decide at once without a fence, and neighbouring windows share the boundary
+between them: windows tile the log, whatever the order in which they are planned, and however Kafka's answers change meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, LogTruncated
+from airflow_kafka_spark.windows.codec import packed, unpacked
+from airflow_kafka_spark.windows.instants import iso
+from airflow_kafka_spark.windows.interval import IntervalState, what_others_leave
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
+from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The offsets that an instant stands for in one topic.
+
+    :param topic: the topic.
+    :param topic_id: its id when this was decided.
+    :param instant: milliseconds since the epoch.
+    :param offsets: per partition, the first offset that does not belong to what is before the instant. A partition that is
+        missing was created later: all of its records lie behind.
+    :param by: the run that decided it.
+    :param earliest: of partitions that had lost their beginning when this was decided, where nothing older than the instant was
+        left to tell where it lay: the lowest offset that it may stand for. Empty where that is not known.
+    :param decided_at: milliseconds since the epoch; 0 where that is not known.
+    :param epochs: per partition, the leader epoch under which the log reached to its offset; a partition that is missing is not
+        known.
+    """
+
+    topic: str
+    topic_id: str
+    instant: int
+    offsets: Mapping[int, int]
+    by: str = ""
+    earliest: Mapping[int, int] = field(default_factory=dict)
+    decided_at: int = 0
+    epochs: Mapping[int, int] = field(default_factory=dict)
+
+
+def propose(
+    topic: str,
+    topic_id: str,
+    instant: int,
+    found: Mapping[int, int],
+    lows: Mapping[int, int],
+    settled: Mapping[int, Boundary],
+    *,
+    by: str,
+    now: int,
+    epochs: Mapping[int, int] | None = None,
+) -> Boundary:
+    """Return the boundary to propose for an instant, and for which partitions its place is uncertain (``earliest``).
+
+    Where the log begins at or behind the boundary, the records that were deleted may have been older than the instant, or not.
+    Its place is certain if a record before it is left (as far as timestamps ascend), if nothing has ever been deleted, or if an
+    earlier boundary stands at the beginning of the log and its own place is certain, or was decided before this instant came.
+
+    :param found: per partition, the first offset at or behind the instant.
+    :param lows: the first offset that is left in each partition, asked for after ``found``.
+    :param settled: what is decided, by instant.
+    :param now: milliseconds since the epoch.
+    :param epochs: the leader epochs under which ``found`` holds, as far as they are known.
+    """
+    proposal = Boundary(topic, topic_id, instant, dict(found), by, decided_at=now, epochs=dict(epochs or {}))
+    below, _ = _around(instant, settled)
+    earliest = {}
+    for partition, offset in place(proposal, settled).offsets.items():
+        low = lows.get(partition, 0)
+        known = below.offsets.get(partition, 0) if below else 0
+        is_exact = below is not None and (partition not in below.earliest or 0 < below.decided_at < instant)
+        if offset > low or (is_exact and known == offset):
+            continue
+        lowest = below.earliest.get(partition, known) if below else 0
+        if lowest < offset:
+            earliest[partition] = lowest
+    return replace(proposal, earliest=earliest)
+
+
+def place(proposal: Boundary, settled: Mapping[int, Boundary]) -> Boundary:
+    """Return the boundary that a proposal would become if it were the next one. Its instant is not settled yet."""
+    return _fit(proposal, *_around(proposal.instant, settled))
+
+
+def _around(instant: int, settled: Mapping[int, Boundary]) -> tuple[Boundary | None, Boundary | None]:
+    """Return the nearest boundaries before and after an instant."""
+    below = max((i for i in settled if i < instant), default=None)
+    above = min((i for i in settled if i > instant), default=None)
+    return None if below is None else settled[below], None if above is None else settled[above]
+
+
+def settle(proposals: Iterable[Boundary]) -> dict[int, Boundary]:
+    """Return the boundaries of one topic, by instant: the first proposal of each instant, moved between its neighbours.
+
+    A record may come late, or its timestamp may lie in the future. So the proposal of an instant that is decided late may pass
+    boundaries that were decided before. The instant then stands for the offsets that are left between its neighbours, if any.
+
+    Guarantee: offsets never descend as instants ascend, and a proposal that follows changes nothing that is settled. Settling
+    what is settled gives the same. The cost is n log n in the number of proposals, times their partitions.
+
+    :param proposals: of one topic (and one topic id), in the order of the log.
+    :return: in the order of the log.
+    """
+    return _fold(proposals)[0]
+
+
+def _fold(proposals: Iterable[Boundary]) -> tuple[dict[int, Boundary], dict[int, set[int]]]:
+    """Return what :func:`settle` returns, and per instant the instants that it leans on: without them it would stand elsewhere.
+
+    It leans on a neighbour that has moved it, and on the instant from which it knows a partition.
+    """
+    first: dict[int, Boundary] = {}
+    for proposal in proposals:
+        first.setdefault(proposal.instant, proposal)
+    settled: dict[int, Boundary] = {}
+    leans: dict[int, set[int]] = {}
+    known_from: dict[int, int] = {}
+    for (instant, proposal), (below, above) in zip(first.items(), _neighbours(list(first)), strict=True):
+        inherited = {
+            partition: since for partition, since in known_from.items() if since < instant and partition not in proposal.offsets
+        }
+        boundary = _fit(
+            proposal, settled[below] if below is not None else None, settled[above] if above is not None else None, inherited
+        )
+        settled[instant] = boundary
+        leans[instant] = {n for n in (below, above) if n is not None and _moves(settled[n], proposal, boundary)}
+        leans[instant].update(inherited.values())
+        for partition in boundary.offsets:
+            known_from[partition] = min(instant, known_from.get(partition, instant))
+    return settled, leans
+
+
+def _neighbours(instants: Sequence[int]) -> list[tuple[int | None, int | None]]:
+    """Return, for each instant, the next lower and the next higher one among those before it in the sequence.
+
+    Found backwards: the last one has its neighbours among all; without it, the one before it has; and so on.
+    """
+    ordered = sorted(instants)
+    lower: dict[int, int | None] = dict(zip(ordered, [None, *ordered], strict=False))
+    higher: dict[int, int | None] = dict(zip(ordered, [*ordered[1:], None], strict=False))
+    found: list[tuple[int | None, int | None]] = []
+    for instant in reversed(instants):
+        below, above = lower[instant], higher[instant]
+        found.append((below, above))
+        if below is not None:
+            higher[below] = above
+        if above is not None:
+            lower[above] = below
+    return found[::-1]
+
+
+def _fit(proposal: Boundary, below: Boundary | None, above: Boundary | None, inherited: Iterable[int] = ()) -> Boundary:
+    """Return a proposal, moved so that it passes neither neighbour.
+
+    The nearest ones are enough: offsets ascend with instants among those that are settled. A partition that a boundary does not
+    know was created after it was decided: it stands at its beginning there.
+    """
+    offsets = {}
+    for partition in sorted({*proposal.offsets, *inherited}):
+        lowest = below.offsets.get(partition, 0) if below else 0
+        offset = max(proposal.offsets.get(partition, 0), lowest)
+        offsets[partition] = min(offset, above.offsets.get(partition, 0)) if above else offset
+    if offsets == proposal.offsets:
+        return proposal
+    # The log may never have had, under this epoch, what lies before an offset that others have decided.
+    epochs = {
+        partition: epoch for partition, epoch in proposal.epochs.items() if offsets[partition] == proposal.offsets[partition]
+    }
+    return replace(proposal, offsets=offsets, epochs=epochs)
+
+
+def _moves(neighbour: Boundary, proposal: Boundary, settled: Boundary) -> bool:
+    """Return True if a neighbour has moved a proposal: in some partition it stands where the neighbour stands."""
+    return any(
+        offset != proposal.offsets.get(partition, 0) and offset == neighbour.offsets.get(partition, 0)
+        for partition, offset in settled.offsets.items()
+    )
+
+
+def beyond_retention(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -> Boundary | None:
+    """Return the last boundary before which no record is left in any partition; None if there is none.
+
+    :param settled: of one topic, by instant.
+    :param lows: the first offset that is left in each of its partitions.
+    """
+    gone = (b for b in settled.values() if _is_gone(b, lows))
+    return max(gone, key=lambda b: b.instant, default=None)
+
+
+def _removable(proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]) -> tuple[list[int], set[int]]:
+    """Return which proposals of a topic may be removed, see :func:`unneeded`, and the instants that are kept."""
+    mine = [index for index, proposal in enumerate(proposals) if proposal.topic_id == topic_id]
+    # A stale answer may name the id of a topic that is gone: its proposals are not followed by those of the one before it.
+    others = [i for i, proposal in enumerate(proposals) if proposal.topic_id != topic_id and mine and i < mine[0]]
+    settled, leans = _fold(proposals[index] for index in mine)
+    horizon = beyond_retention(settled, lows)
+    kept = {instant for instant in settled if horizon is None or instant >= horizon.instant}
+    pending = list(kept)
+    while pending:
+        more = leans[pending.pop()] - kept
+        kept |= more
+        pending += more
+    first: set[int] = set()
+    removed = []
+    for index in mine:
+        instant = proposals[index].instant
+        if instant in first or instant not in kept:
+            removed.append(index)
+        first.add(instant)
+    return sorted([*others, *removed], reverse=True), kept
+
+
+# --- many in one record ------------------------------------------------------------------------------------------------
+
+ARCHIVE_AFTER = 400
+"""Boundaries of a topic that have records of their own before the older ones are archived together."""
+SINGLE = 200
+"""Of these, the ones that keep their record: the newest."""
+ARCHIVED_BYTES = 400_000
+"""Of an archive's boundaries before they are compressed, at most."""
+
+
+@dataclass(frozen=True)
+class BoundaryArchive:
+    """Settled boundaries of one topic, as one record of the ledger.
+
+    What is settled never changes, so an archive holds facts: it counts as if its boundaries had been proposed before all others,
+    wherever its record lies. Written twice, or beside the records it was made of, it changes nothing.
+
+    :param first: its earliest boundary.
+    :param last: its latest.
+    :param count: how many it holds.
+    :param text: all of them, compressed.
+    :param offset: where its record lies; -1 where that is not known.
+    """
+
+    first: Boundary
+    last: Boundary
+    count: int
+    text: str = field(repr=False)
+    offset: int = field(default=-1, compare=False)
+
+    @classmethod
+    def of(cls, settled: Sequence[Boundary]) -> BoundaryArchive:
+        """Return the archive of settled boundaries of one topic, which are in ascending order."""
+        return cls(settled[0], settled[-1], len(settled), packed([[b.instant, _to_json(b)] for b in settled]))
+
+    @cached_property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """All of them, in ascending order."""
+        return tuple(_from_json(self.first.topic, instant, value) for instant, value in unpacked(self.text))
+
+    @cached_property
+    def _instants(self) -> list[int]:
+        return [boundary.instant for boundary in self.boundaries]
+
+    def near(self, instant: int) -> Iterator[Boundary]:
+        """Yield the boundary of an instant, if it has it, and its neighbours. It is only taken apart where they lie within."""
+        if instant > self.last.instant:
+            yield self.last
+        elif instant < self.first.instant:
+            yield self.first
+        else:
+            below, above = bisect_left(self._instants, instant), bisect_right(self._instants, instant)
+            yield from self.boundaries[max(below - 1, 0) : above + 1]
+
+    def last_gone(self, lows: Mapping[int, int]) -> Boundary | None:
+        """Return its last boundary that has nothing before it any more, see :func:`beyond_retention`."""
+        if _is_gone(self.last, lows):
+            return self.last
+        return beyond_retention({b.instant: b for b in self.boundaries}, lows) if _is_gone(self.first, lows) else None
+
+
+def near_boundaries(archives: Iterable[BoundaryArchive], instants: Iterable[int], lows: Mapping[int, int]) -> list[Boundary]:
+    """Return the archived boundaries that decide something for some instants, in ascending order.
+
+    Guarantee: settled before all proposals of these instants, they give what settling all archived ones gives: what decides
+    about a proposal are its neighbours.
+
+    :param archives: of one topic and one topic id.
+    :param instants: those that are asked for, and those of all proposals that are not archived.
+    :param lows: the first offset that is left in each partition.
+    """
+    archives = tuple(archives)
+    found: dict[int, Boundary] = {}
+    for instant in sorted(set(instants)):
+        near = [boundary for archive in archives for boundary in archive.near(instant)]
+        below = max((b for b in near if b.instant < instant), key=lambda b: b.instant, default=None)
+        above = min((b for b in near if b.instant > instant), key=lambda b: b.instant, default=None)
+        same = next((b for b in near if b.instant == instant), None)
+        found |= {b.instant: b for b in (below, same, above) if b is not None}
+    gone = [boundary for archive in archives if (boundary := archive.last_gone(lows)) is not None]
+    if gone:
+        last = max(gone, key=lambda b: b.instant)
+        found[last.instant] = last
+    return [found[instant] for instant in sorted(found)]
+
+
+def to_archive(near: Iterable[Boundary], proposals: Sequence[Boundary]) -> list[BoundaryArchive]:
+    """Return new archives of the older boundaries, once there are more than :data:`ARCHIVE_AFTER` with records of their own.
+
+    :param near: the archived boundaries that decide something for these proposals (:func:`near_boundaries`).
+    :param proposals: the boundaries of one topic and topic id that are not archived, in the order of the log.
+    """
+    if len(proposals) <= ARCHIVE_AFTER:
+        return []
+    settled = settle([*near, *proposals])
+    mine = sorted({proposal.instant for proposal in proposals})[:-SINGLE]
+    made: list[BoundaryArchive] = []
+    part: list[Boundary] = []
+    size = 0
+    for boundary in (settled[instant] for instant in mine):
+        own = len(_dump(_to_json(boundary)))
+        if part and size + own > ARCHIVED_BYTES:
+            made.append(BoundaryArchive.of(part))
+            part, size = [], 0
+        part.append(boundary)
+        size += own
+    return [*made, BoundaryArchive.of(part)] if part else made
+
+
+@dataclass(frozen=True)
+class Unneeded:
+    """What may be removed of the boundaries of a topic.
+
+    :param proposals: indexes of proposals, in the order in which they may be removed one by one.
+    :param archives: indexes of archives.
+    :param near: the archived boundaries that decide something for the proposals.
+    """
+
+    proposals: list[int]
+    archives: list[int]
+    near: list[Boundary]
+
+
+def unneeded(
+    archives: Sequence[BoundaryArchive], proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]
+) -> Unneeded:
+    """Return the proposals and archives of a topic that are not needed any more.
+
+    Needed are the last boundary before which no record is left, the boundaries after it, and those that these lean on. Older ones
+    are not needed, nor those of a topic of this name that was replaced, nor second proposals of an instant, nor archives that
+    were written twice.
+
+    Guarantee: at every moment of the removal, and whatever is proposed meanwhile, those that are needed stay where they are.
+    A boundary leans only on those before it in the log, so the newest go first. A boundary that is removed and asked for once
+    more stands below what is left of the log, as it did before.
+
+    :param archives: of one topic, in the order of the log.
+    :param proposals: the boundaries that are not archived, in the order of the log.
+    :param topic_id: the topic's id now.
+    :param lows: the first offset that is left in each of its partitions now.
+    """
+    mine = [index for index, archive in enumerate(archives) if archive.first.topic_id == topic_id]
+    near = near_boundaries([archives[index] for index in mine], (p.instant for p in proposals), lows)
+    removable, kept = _removable([*near, *proposals], topic_id, lows)
+    horizon = beyond_retention({b.instant: b for b in near}, lows)
+    gone: list[int] = []
+    seen: set[str] = set()
+    for index, archive in enumerate(archives):
+        is_old = horizon is not None and archive.last.instant < horizon.instant
+        if index not in mine:
+            removed = bool(mine) and index < mine[0]
+        elif archive.text in seen:
+            removed = True
+        else:
+            removed = is_old and not any(archive.first.instant <= instant <= archive.last.instant for instant in kept)
+            seen.add(archive.text)
+        if removed:
+            gone.append(index)
+    return Unneeded([index - len(near) for index in removable if index >= len(near)], gone, near)
+
+
+def known_epochs(boundaries: Iterable[Boundary]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return the offsets of boundaries of different topics, and their leader epochs, for partitions whose epoch is known."""
+    offsets: dict[TopicPartition, int] = {}
+    epochs: dict[TopicPartition, int] = {}
+    for boundary in boundaries:
+        for partition, epoch in boundary.epochs.items():
+            tp = TopicPartition(boundary.topic, partition)
+            offsets[tp], epochs[tp] = boundary.offsets[partition], epoch
+    return offsets, epochs
+
+
+def _is_gone(boundary: Boundary, lows: Mapping[int, int]) -> bool:
+    return bool(lows) and all(boundary.offsets.get(partition, 0) <= low for partition, low in lows.items())
+
+
+def interval_ranges(
+    topics: Iterable[str],
+    starts: Mapping[str, Boundary],
+    ends: Mapping[str, Boundary],
+    log: Log,
+    position: Position,
+    data_loss: DataLossPolicy,
+    others: Iterable[IntervalState] = (),
+) -> Ranges:
+    """Return the offsets between two boundaries, per partition.
+
+    :param starts: per topic, the boundary of the interval's start.
+    :param ends: per topic, that of its end.
+    :param log: what Kafka holds now.
+    :param position: what windows that belong to no interval have moved already: it is not moved again.
+    :param data_loss: ``fail`` refuses to pass over records that were deleted before they were read; ``skip`` records a gap.
+    :param others: the other intervals of the pipeline: what they have is not moved again either.
+    :raises LogTruncated: the log was cut off below the interval's start or end, and has grown again.
+    :raises DataLoss: records of the interval are gone, or (:class:`~airflow_kafka_spark.errors.BeginningDeleted`) may be.
+    """
+    natural = []
+    for topic in sorted(topics):
+        known, found = position.topic_ids.get(topic), log.topic_ids.get(topic)
+        for partition, end in sorted(ends[topic].offsets.items()):
+            passed = position.offsets.get(TopicPartition(topic, partition), 0) if known in (None, "", found) else 0
+            start = min(max(starts[topic].offsets.get(partition, 0), passed), max(end, passed))
+            natural.append(OffsetRange(topic, partition, start, max(end, start)))
+    ranges, gaps = [], []
+    for r in what_others_leave(natural, log.topic_ids, others):
+        tp, boundary = r.topic_partition, starts[r.topic]
+        cut = log.diverged.get(tp, r.start)
+        if tp in log.diverged and data_loss == "fail":
+            epochs = boundary.epochs.get(r.partition, -1), log.partitions[tp].epoch
+            raise LogTruncated(*tp, max(r.start, cut + 1), epochs[0], cut, epochs[1], iso(boundary.instant))
+        if cut < r.start:
+            gaps.append(Gap(*tp, max(cut, log.partitions[tp].low), r.start))
+        low = min(log.partitions[tp].low if tp in log.partitions else 0, r.end)
+        # Where its start is not known the interval may have begun before all that is left of the log.
+        is_known = r.start > boundary.offsets.get(r.partition, 0) or r.partition not in boundary.earliest
+        passed = position.offsets.get(tp, 0) if position.topic_ids.get(r.topic) in (None, "", log.topic_ids.get(r.topic)) else 0
+        wanted = r.start if is_known else max(passed, boundary.earliest[r.partition])
+        if wanted < low:
+            if data_loss == "fail":
+                raise DataLoss(*tp, wanted, low) if is_known else BeginningDeleted(*tp, wanted, low, iso(boundary.instant))
+            gaps.append(Gap(*tp, wanted, low))
+            r = replace(r, start=max(r.start, low))
+        ranges.append(r)
+    return Ranges(tuple(ranges), tuple(gaps), 0)
+
+
+# --- as records of the ledger ------------------------------------------------------------------------------------------
+
+
+def boundary_prefix(topic: str) -> bytes:
+    """Return what the keys of a topic's boundaries begin with. No key of a pipeline begins so."""
+    return _dump([None, "boundary", topic])[:-1] + b","
+
+
+def boundary_to_record(boundary: Boundary, token: str) -> tuple[bytes, bytes]:
+    """Return key and value of a proposal. Each proposal has a key of its own, so that compaction keeps the first one.
+
+    :param token: unguessable.
+    """
+    key = _dump([None, "boundary", boundary.topic, boundary.instant, token])
+    return key, _dump({"v": VERSION, **_to_json(boundary)})
+
+
+def boundary_from_record(key: bytes, value: bytes) -> Boundary:
+    """:raises ValueError: a later release wrote it."""
+    _, _, topic, instant, _ = json.loads(key)
+    return _from_json(topic, instant, _known(value))
+
+
+def archive_prefix(topic: str) -> bytes:
+    """Return what the keys of a topic's archives begin with."""
+    return _dump([None, "boundaries", topic])[:-1] + b","
+
+
+def archive_to_record(archive: BoundaryArchive, token: str) -> tuple[bytes, bytes]:
+    """Return key and value.
+
+    :param token: unguessable: an archive is never overwritten.
+    """
+    ends = {name: [b.instant, _to_json(b)] for name, b in (("first", archive.first), ("last", archive.last))}
+    value = {"v": VERSION, "count": archive.count, **ends, "boundaries": archive.text}
+    return _dump([None, "boundaries", archive.first.topic, token]), _dump(value)
+
+
+def archive_from_record(key: bytes, value: bytes, offset: int) -> BoundaryArchive:
+    """:raises ValueError: a later release wrote it."""
+    _, _, topic, _ = json.loads(key)
+    found = _known(value)
+    first, last = (_from_json(topic, *found[name]) for name in ("first", "last"))
+    return BoundaryArchive(first, last, found["count"], found["boundaries"], offset)
+
+
+def _known(value: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(value)
+    if found["v"] > VERSION:
+        raise ValueError(f"a boundary of version {found['v']}")
+    return found
+
+
+def _to_json(boundary: Boundary) -> dict[str, Any]:
+    return {
+        "topic_id": boundary.topic_id,
+        "offsets": [[partition, offset] for partition, offset in sorted(boundary.offsets.items())],
+        "by": boundary.by,
+        **({"earliest": [[p, offset] for p, offset in sorted(boundary.earliest.items())]} if boundary.earliest else {}),
+        **({"at": boundary.decided_at} if boundary.decided_at else {}),
+        **({"epochs": [[p, epoch] for p, epoch in sorted(boundary.epochs.items())]} if boundary.epochs else {}),
+    }
+
+
+def _from_json(topic: str, instant: int, found: Mapping[str, Any]) -> Boundary:
+    offsets, earliest, epochs = ({p: o for p, o in found.get(name, ())} for name in ("offsets", "earliest", "epochs"))
+    return Boundary(topic, found["topic_id"], instant, offsets, found.get("by", ""), earliest, found.get("at", 0), epochs)
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,0 +1,239 @@
+"""Start and stop positions in Flink's terms, and the forms in which users write them.
+
+These are descriptions only. :mod:`airflow_kafka_spark.hooks.kafka.resolve_offsets` looks up the offsets that they stand for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+from airflow_kafka_spark.windows.interval import instant_ms
+from airflow_kafka_spark.windows.model import TopicPartition
+
+EARLIEST = -2
+"""In place of an offset, as in Spark: the first one that is still there."""
+LATEST = -1
+"""In place of an offset, as in Spark: the last stable offset."""
+
+Fallback = Literal["earliest", "latest", "none"]
+FALLBACKS = ("earliest", "latest", "none")
+GROUP_PREFIX = "committed:"
+
+
+@dataclass(frozen=True)
+class CommittedOffsets:
+    """The offsets that a consumer group has committed: the pipeline's own group, or another one that the pipeline takes over from
+    or keeps up with.
+
+    :param group_id: the group (``connect-<name>`` for a Kafka Connect sink); None is the pipeline's own.
+    :param fallback: where to begin in partitions without a committed offset: ``earliest``, ``latest``, or ``none``, which
+        refuses. A stop does not look at it: of such a partition nothing is read.
+    :raises ValueError: an unknown fallback, or an empty name.
+    """
+
+    group_id: str | None = None
+    fallback: Fallback = "earliest"
+
+    def __post_init__(self) -> None:
+        if self.fallback not in FALLBACKS:
+            raise ValueError(f"the fallback `{self.fallback}` is not one of {', '.join(FALLBACKS)}")
+        if self.group_id is not None and not str(self.group_id).strip():
+            raise ValueError("the name of the group is empty")
+
+
+@dataclass(frozen=True)
+class Earliest:
+    """The first record of each partition that is still there."""
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The last stable offset of each partition: where a reader of committed records has to stop."""
+
+
+@dataclass(frozen=True)
+class Timestamp:
+    """The first record of each partition whose timestamp is at or after an instant; the end where there is none.
+
+    Records behind it may be older: timestamps need not ascend.
+
+    :param ms: milliseconds since 1970-01-01 UTC.
+    :raises ValueError: it is negative.
+    """
+
+    ms: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ms, int) or isinstance(self.ms, bool) or self.ms < 0:
+            raise ValueError(f"`{self.ms}` is not a time in milliseconds since 1970-01-01 UTC")
+
+    @classmethod
+    def of(cls, instant: datetime) -> Timestamp:
+        """From a datetime with a zone; parts of a millisecond are moved to the next one.
+
+        :raises ValueError: it has no zone.
+        """
+        if instant.tzinfo is None:
+            raise ValueError(f"`{instant}` has no time zone: add one, as in `{instant.isoformat()}Z`")
+        return cls(instant_ms(instant))
+
+
+@dataclass(frozen=True)
+class SpecificOffsets:
+    """One offset per partition, as Spark writes them: ``SpecificOffsets({"orders": {0: 23, 1: LATEST}})``.
+
+    :param offsets: topic -> partition -> offset, or topic partition -> offset; :data:`EARLIEST` (-2) and :data:`LATEST` (-1)
+        stand for the ends of the log. Held as topic partition -> offset.
+    :raises ValueError: it is something else.
+    """
+
+    offsets: Mapping[TopicPartition, int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offsets", _flat(self.offsets))
+
+
+@dataclass(frozen=True)
+class ShiftBy:
+    """A move by a number of offsets from the pipeline's position: forward, or back if negative, within the log."""
+
+    offsets: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.offsets, int) or isinstance(self.offsets, bool):
+            raise ValueError(f"`{self.offsets}` is not a number of offsets")
+
+
+Start: TypeAlias = CommittedOffsets | Earliest | Latest | Timestamp | SpecificOffsets
+Stop: TypeAlias = Latest | Timestamp | SpecificOffsets | CommittedOffsets
+Target: TypeAlias = Start | ShiftBy
+Written: TypeAlias = Start | str | datetime | Mapping[Any, Any] | None
+"""What users write for one of these, templates included."""
+
+_START = (
+    '"committed" (the default), "committed:<group>", "earliest", "latest", "none", a datetime or ISO 8601 text with a zone, or '
+    'offsets as {"topic": {"0": 23}}'
+)
+_STOP = '"latest" (the default), a datetime or ISO 8601 text with a zone, "committed:<group>", or offsets as {"topic": {"0": 23}}'
+
+
+def parse_start(value: Any) -> Start:
+    """Where a pipeline that has no ledger yet begins.
+
+    :param value: one of the values above; "committed" (its group's committed offsets, else earliest), "none" (those, or it
+        refuses), "committed:<group>" (another group's), "earliest", "latest"; a datetime, or a text of ISO 8601, with a zone;
+        Spark's offsets, ``{"orders": {"0": 23, "1": -2}}``, as a mapping or as JSON. None is "committed".
+    :raises ValueError: it is none of these; the text says what was found and what is expected.
+    """
+    if value is None:
+        return CommittedOffsets()
+    words: dict[str, Start] = {
+        "committed": CommittedOffsets(),
+        "none": CommittedOffsets(fallback="none"),
+        "earliest": Earliest(),
+        "latest": Latest(),
+    }
+    found = _parse(value, words, _START)
+    if isinstance(found, ShiftBy):
+        raise ValueError(f"{found} means nothing to a pipeline that stands nowhere yet. Expected {_START}")
+    return found
+
+
+def parse_stop(value: Any) -> Stop:
+    """Where a window ends at the latest.
+
+    :param value: as for :func:`parse_start`, but not "earliest", nor the pipeline's own committed offsets, at which it never
+        gets on. None is "latest".
+    :raises ValueError: it is none of these.
+    """
+    if value is None:
+        return Latest()
+    found = _parse(value, {"latest": Latest()}, _STOP)
+    if isinstance(found, (Earliest, ShiftBy)):
+        raise ValueError(f"`{found}` is no place to stop at. Expected {_STOP}")
+    if isinstance(found, CommittedOffsets) and found.group_id is None:
+        raise ValueError("a window stops at the committed offsets of another group. Name it: `committed:<group>`")
+    if isinstance(found, SpecificOffsets) and EARLIEST in found.offsets.values():
+        raise ValueError("-2 (earliest) is no place to stop at. Expected offsets, or -1 for the last stable one")
+    return found
+
+
+def parse_target(value: Any) -> Target:
+    """Where a pipeline is moved to, by whoever controls its offsets.
+
+    :param value: as for :func:`parse_start`, or a :class:`ShiftBy`; committed offsets are those of a group that is named.
+    :raises ValueError: it is none of these.
+    """
+    found = _parse(value, {"earliest": Earliest(), "latest": Latest()}, _START)
+    if isinstance(found, CommittedOffsets) and found.group_id is None:
+        raise ValueError("whose committed offsets? Name the group: `committed:<group>`")
+    return found
+
+
+def _parse(value: Any, words: Mapping[str, Any], expected: str) -> Any:
+    if isinstance(value, (CommittedOffsets, Earliest, Latest, Timestamp, SpecificOffsets, ShiftBy)):
+        return value
+    if isinstance(value, datetime):
+        return Timestamp.of(value)
+    if isinstance(value, Mapping):
+        return SpecificOffsets(value)
+    if not isinstance(value, str):
+        raise ValueError(f"`{value!r}` is a {type(value).__name__}. Expected {expected}")
+    text = value.strip()
+    if text in words:
+        return words[text]
+    if text.startswith(GROUP_PREFIX):
+        return CommittedOffsets(text[len(GROUP_PREFIX) :].strip())
+    if text.startswith("{"):
+        return SpecificOffsets(_from_json(text))
+    if (instant := _instant(text)) is not None:
+        return Timestamp.of(instant)
+    raise ValueError(f"`{value}` is not understood. Expected {expected}")
+
+
+def _instant(text: str) -> datetime | None:
+    # Python 3.10 knows no "Z"; Python 3.11 takes "20260101" for a date.
+    if len(text) < len("2026-01-01") or text[4] != "-":
+        return None
+    try:
+        return datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1] in "zZ" else text)
+    except ValueError:
+        return None
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"`{text}` is not JSON: {error}") from None
+
+
+def _flat(offsets: Any) -> dict[TopicPartition, int]:
+    example = 'Expected {"topic": {"0": 23, "1": -2}}'
+    if not isinstance(offsets, Mapping) or not offsets:
+        raise ValueError(f"`{offsets}` names no offsets. {example}")
+    flat: dict[TopicPartition, int] = {}
+    for topic, parts in offsets.items():
+        if isinstance(topic, tuple) and len(topic) == 2:
+            flat[TopicPartition(*topic)] = _offset(topic, parts)
+            continue
+        if not isinstance(topic, str) or not isinstance(parts, Mapping) or not parts:
+            raise ValueError(f"`{topic}: {parts}` names no offsets of a topic. {example}")
+        for partition, offset in parts.items():
+            if not str(partition).isdecimal() or isinstance(partition, bool):
+                raise ValueError(f"`{partition}` is not the number of a partition of {topic}. {example}")
+            tp = TopicPartition(topic, int(partition))
+            flat[tp] = _offset(tp, offset)
+    return dict(sorted(flat.items()))
+
+
+def _offset(tp: Any, offset: Any) -> int:
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST:
+        raise ValueError(
+            f"`{offset}` is not an offset of {TopicPartition(*tp)}. Expected a whole number, -2 (earliest) or -1 (latest)"
+        )
+    return offset

@@ -1,0 +1,143 @@
+"""Letting a pipeline be bound anew, on a real broker: once, never a window that is at work, and seen by whoever comes next."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from airflow_kafka_spark.cli.commands import main
+from airflow_kafka_spark.control.pipelines import find, show, to_json
+from airflow_kafka_spark.control.rebind import rebind
+from airflow_kafka_spark.errors import AttemptAtWork, Fenced, PipelineUnknown, ResetRefused
+from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.interval import IntervalLedger
+from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer
+from airflow_kafka_spark.windows.interval import Interval
+from airflow_kafka_spark.windows.model import Window
+from airflow_kafka_spark.windows.offset_specs import ShiftBy
+
+TASK = Writer("dag", "task", deployment="prod")
+
+
+def bound_to(place: str, decided: int = 0) -> Binding:
+    return Binding(TASK, Endpoint({"path": place}), decided=decided)
+
+
+def move(piped, *ends, binding=None, **options):
+    """A window that is bound."""
+    with piped.ledger(**options) as ledger:
+        if binding is not None:
+            ledger.bind(lambda whole: binding)
+        entry = ledger.plan(piped.window(ledger, *ends, binding=binding))
+        ledger.close({"group_id": piped.name}, entry.window.ends)
+    piped.settle()
+
+
+@pytest.fixture
+def ask(piped):
+    def asked(**options):
+        piped.settle()
+        done = rebind(piped.hook, piped.name, **{"why": "x", "who": "ann", **piped.place, **options})
+        piped.settle()
+        return done
+
+    return asked
+
+
+@pytest.mark.parametrize("kept", [1, 100])
+def test_what_a_pipeline_is_bound_to_is_seen_through_every_short_cut_and_after_a_reset(piped, kept):
+    move(piped, 5, 5, binding=bound_to("a"), keep_windows=kept)
+    for end in (6, 7, 8):
+        # A window of a release that knows nothing of it.
+        move(piped, end, end, keep_windows=kept)
+        with piped.ledger() as ledger:
+            assert ledger.hint is not None and ledger.memory.binding == bound_to("a")
+    piped.reset(ShiftBy(-2))
+    with piped.ledger() as ledger:
+        assert ledger.memory.binding == bound_to("a")
+    assert show(piped.hook, piped.name, **piped.place).binding == bound_to("a")
+
+
+def test_it_counts_until_a_window_is_bound_anew(piped, ask):
+    move(piped, 5, 5, binding=bound_to("a"), keep_windows=1)
+    done = ask()
+    assert (done.change, done.changed, done.binding) == (1, True, bound_to("a"))
+    again = ask()
+    assert (again.change, again.changed) == (1, False) and "already" in again.warnings[0]
+    for _ in range(3):
+        # However much is forgotten meanwhile.
+        move(piped, *([piped.stands()[0] + 1] * 2), keep_windows=1)
+    with piped.ledger() as ledger:
+        assert ledger.memory.rebound_after(ledger.memory.binding).number == 1
+    move(piped, *([piped.stands()[0] + 1] * 2), binding=bound_to("b", decided=1), keep_windows=1)
+    memory = piped.memory
+    assert memory.binding == bound_to("b", decided=1) and memory.rebound_after(memory.binding) is None
+    assert ask().change == 2
+    json.dumps(to_json(done))
+
+
+def test_an_open_window_may_go_elsewhere_only_if_nobody_is_at_work_on_it(piped, ask):
+    piped.open_window(5, 5, binding=bound_to("a"))
+    before = piped.everything()
+    for running in (None, True):
+        with pytest.raises(AttemptAtWork):
+            ask(running=running)
+    assert ask(running=False, dry_run=True).dry_run and piped.everything() == before
+    done = ask(running=False)
+    assert [o.number for o in done.open_windows] == [1]
+    memory = piped.memory
+    assert memory.rebound_after(bound_to("a"), window=1).number == 1
+    assert memory.rebound_after(bound_to("a"), window=2) is None
+
+
+def test_without_a_reason_or_a_pipeline_nothing_is_changed(piped, ask, moved):
+    with pytest.raises(ResetRefused, match="what this change is for"):
+        ask(why="")
+    with pytest.raises(PipelineUnknown):
+        rebind(piped.hook, "unheard-of", why="x", **piped.place)
+    assert not piped.memory.controls
+
+
+def test_the_command_says_what_it_was_bound_to(piped, capsys):
+    move(piped, 5, 5, binding=bound_to("a"))
+    place = ["--bootstrap-servers", piped.kafka.bootstrap_servers, "--ledger-topic", piped.ledger_topic]
+    assert main(["rebind", piped.name, "--why", "it moves", *place]) == 0
+    told = capsys.readouterr().out
+    assert "task `dag.task` of deployment `prod`" in told and "Goes to path a" in told and "it moves" in told
+    assert main(["show", piped.name, *place]) == 0
+    assert "Goes to path a" in capsys.readouterr().out
+
+
+def interval_ledger(piped, hour, run):
+    interval = Interval.of_ms(hour * 3_600_000, (hour + 1) * 3_600_000)
+    return IntervalLedger(piped.hook, piped.name, run, interval, topic=piped.ledger_topic)
+
+
+def test_of_intervals_that_bind_a_pipeline_at_once_only_one_does_and_the_others_see_it(piped):
+    with Ledger(piped.hook, "x", "x", topic=piped.ledger_topic):
+        pass  # so that the ledger is there
+
+    def bind(hour):
+        def decide(whole):
+            if whole.binding is not None and whole.binding.destination.place != {"path": str(hour)}:
+                raise ResetRefused(f"bound to {whole.binding.destination.place['path']}")
+            return bound_to(str(hour))
+
+        with interval_ledger(piped, hour, f"run{hour}") as ledger:
+            try:
+                ledger.bind(decide)
+            except (ResetRefused, Fenced) as error:
+                return str(error)
+            bounds = (ledger.interval.start_ms, ledger.interval.end_ms)
+            ledger.plan(Window(ledger.pipeline, 1, (), f"run{hour}", "", interval=bounds, binding=bound_to(str(hour))))
+            return ""
+
+    with ThreadPoolExecutor(4) as pool:
+        told = list(pool.map(bind, range(4)))
+    piped.settle()
+    (won,) = [hour for hour, refused in enumerate(told) if not refused]
+    memory = find(piped.hook, piped.name, piped.ledger_topic).memory
+    assert memory.binding.destination.place == {"path": str(won)}
+    assert [text for text in told if text] == [f"bound to {won}."] * 3

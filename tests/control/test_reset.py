@@ -1,0 +1,324 @@
+"""Offset control on a real broker: what is refused, what one transaction changes, and what is only looked at."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.control.forget import forget
+from airflow_kafka_spark.control.pipelines import find, show, to_json, windows
+from airflow_kafka_spark.control.preview import preview
+from airflow_kafka_spark.control.reset import reset
+from airflow_kafka_spark.errors import BoundRefused, Fenced, GroupHasMembers, PipelineUnknown, ResetRefused, WindowOpen
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
+from airflow_kafka_spark.windows.model import Marker, SourcePlan, Target
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, SpecificOffsets
+from tests.support.piped import BASE
+
+
+class TestReset:
+    @pytest.mark.parametrize(
+        "to, after",
+        [
+            ("earliest", [2, 0]),
+            ("latest", [20, 20]),
+            ("2025-06-15T15:06:45Z", [5, 5]),
+            ("2030-01-01T00:00:00Z", [20, 20]),
+            (ShiftBy(-3), [7, 7]),
+            (ShiftBy(4), [14, 14]),
+        ],
+        ids=["earliest", "latest", "time", "time behind the end", "back", "forward"],
+    )
+    def test_it_moves_position_and_group_and_says_who_and_why(self, moved, to, after):
+        done = moved.reset(to, "reload after a bad deploy", who="ann")
+        assert [m.after for m in done.moves] == moved.stands() == moved.committed() == after
+        assert [m.before for m in done.moves] == [10, 10]
+        (change,) = show(moved.hook, moved.name, **moved.place).changes
+        assert (change.number, change.action, change.who, change.why) == (1, "reset", "ann", "reload after a bad deploy")
+        assert (list(change.before.values()), list(change.after.values())) == ([10, 10], after)
+
+    def test_the_next_window_says_that_it_begins_there_and_no_later_one(self, moved):
+        moved.reset(ShiftBy(-5))
+        assert moved.open_window(12, 12).moved == 1
+        with moved.ledger() as ledger:
+            entry = ledger.reopen(ledger.memory.open_entry)
+            assert (entry.window.moved, [r.start for r in entry.window.ranges]) == (1, [5, 5])
+            ledger.close({"group_id": moved.name}, entry.window.ends)
+        assert moved.open_window(13, 13).moved == 0
+
+    def test_a_shift_goes_no_further_than_the_log_and_says_so(self, moved):
+        done = moved.reset(ShiftBy(-9))
+        assert [(m.after, m.wanted) for m in done.moves] == [(2, 1), (1, None)]
+        done = moved.reset(ShiftBy(100))
+        assert [(m.after, m.wanted) for m in done.moves] == [(20, 102), (20, 101)]
+
+    def test_named_offsets_move_their_partitions_alone(self, moved):
+        moved.reset(SpecificOffsets({moved.topic: {1: 3}}))
+        assert moved.stands() == moved.committed() == [10, 3]
+
+    @pytest.mark.parametrize("only", [["{}:1"], ["{}:1", "{}:1"], "{}:1"], ids=["one", "twice", "as text"])
+    def test_only_some_partitions(self, moved, only):
+        only = only.format(moved.topic) if isinstance(only, str) else [item.format(moved.topic) for item in only]
+        moved.reset("latest", only=only)
+        assert moved.stands() == moved.committed() == [10, 20]
+
+    def test_to_another_groups_offsets(self, moved, unique):
+        other = unique("connect-orders")
+        moved.hook.alter_committed(other, {moved.tp(0): 4, moved.tp(1): 6})
+        moved.reset(f"committed:{other}")
+        assert moved.stands() == moved.committed() == [4, 6]
+
+    def test_another_group_that_has_committed_nothing_is_refused_without_a_fallback(self, moved, unique):
+        before = moved.everything()
+        with pytest.raises(Exception, match=f"no committed offset to begin at for {moved.topic}-0"):
+            moved.reset(CommittedOffsets(unique("nobody"), "none"))
+        assert moved.everything() == before
+
+    def test_offsets_outside_the_log_are_refused_with_the_numbers(self, moved):
+        before = moved.everything()
+        with pytest.raises(BoundRefused) as caught:
+            moved.reset({moved.topic: {"0": 1, "1": 21}})
+        assert f"{moved.topic}-0 at 1, not in [2, 20]" in str(caught.value)
+        assert f"{moved.topic}-1 at 21, not in [0, 20]" in str(caught.value)
+        assert moved.everything() == before
+
+    @pytest.mark.parametrize("to", [{"other": {"0": 1}}, "earliest"], ids=["offsets", "only"])
+    def test_partitions_that_it_does_not_read_are_refused(self, moved, to):
+        with pytest.raises(BoundRefused, match="reads no"):
+            moved.reset(to, only=() if isinstance(to, dict) else ["other"])
+
+    def test_without_a_reason_nothing_is_changed(self, moved):
+        before = moved.everything()
+        with pytest.raises(ResetRefused, match="what this change is for"):
+            moved.reset("earliest", why=" ")
+        assert moved.everything() == before
+
+    def test_a_pipeline_that_the_ledger_does_not_know_is_moved_where_its_topics_and_group_are_named(self, piped):
+        """As after Kafka was created anew: its sink may still remember windows."""
+        with pytest.raises(PipelineUnknown):
+            piped.reset("earliest", only=[piped.topic])
+        with pytest.raises(PipelineUnknown):
+            piped.reset("earliest", group_id=piped.name)
+        done = piped.reset("earliest", only=[piped.topic], group_id=piped.name)
+        assert [(m.before, m.after) for m in done.moves] == [(None, 2), (None, 0)]
+        assert piped.stands() == piped.committed() == [2, 0]
+        position = piped.memory.position
+        assert (position.moved, position.cluster_id) == (1, piped.hook.cluster_id()) and position.topic_ids[piped.topic]
+
+    def test_an_open_window_is_refused_and_its_attempt_is_not_disturbed(self, moved):
+        with moved.ledger() as at_work:
+            entry = at_work.plan(moved.window(at_work, 15, 15))
+            with pytest.raises(WindowOpen) as caught:
+                moved.reset("earliest")
+            assert entry.window.run in str(caught.value) and str(entry.window) in str(caught.value)
+            assert "Run the task again, which finishes the window" in str(caught.value)
+            at_work.close({"group_id": moved.name}, entry.window.ends)
+        assert moved.stands() == [15, 15]
+
+    def test_unless_it_is_given_up_and_then_its_number_is_not_used_again(self, moved):
+        target = Target("copy", "id", 2)
+        number = moved.open_window(15, 15, target=target).number
+        with moved.ledger() as at_work:
+            at_work.reopen(at_work.memory.open_entry)
+            done = moved.reset(ShiftBy(-10), discard_open=True)
+            assert tuple(w.number for w in done.given_up) == (number,) == (2,)
+            with pytest.raises(Fenced):
+                at_work.close({}, {})
+        memory = moved.memory
+        assert memory.open_entry is None and not memory.markers
+        assert (memory.last_number, moved.stands(), moved.committed()) == (2, [2, 0], [2, 0])
+        assert moved.open_window(11, 11).number == 3
+
+    def test_tasks_of_a_window_that_is_given_up_cannot_publish_any_more(self, moved):
+        """A task of it sleeps with its transaction open, its marker in the ledger."""
+        from airflow_kafka_spark.windows.memory import marker_record
+
+        window = moved.open_window(15, 15, target=Target("copy", "id", 2))
+        identity = transactional_id_of(moved.ledger_topic, moved.name, "split.1")
+        task = Producer({**moved.kafka.connection_extra(), "transactional.id": identity})
+        task.init_transactions(30)
+        task.begin_transaction()
+        partition = find(moved.hook, moved.name, moved.ledger_topic).partition
+        record = marker_record(moved.name, Marker(window.number, 1))
+        task.produce(moved.ledger_topic, record.value, record.key, partition)
+        task.flush(30)
+        reset(moved.hook, moved.name, "earliest", why="a test", discard_open=True, **moved.place)
+        with pytest.raises(Exception, match=r"(?i)fenced|epoch|abort"):
+            task.commit_transaction(30)
+        memory = moved.memory
+        assert not memory.markers and memory.open_entry is None and moved.stands() == [2, 0]
+
+    def test_the_first_window_given_up_leaves_the_others_where_it_would_have_begun(self, piped):
+        piped.open_window(5, 5)
+        with pytest.raises(ResetRefused, match="which group"):
+            piped.reset("latest", discard_open=True)
+        piped.reset("latest", only=[f"{piped.topic}:0"], discard_open=True, group_id=piped.name)
+        assert piped.stands() == [20, 0]
+
+    def test_live_members_of_the_group_are_refused(self, moved):
+        before = moved.everything()
+        ready, done = threading.Event(), threading.Event()
+
+        def consume():
+            consumer = Consumer({**moved.kafka.connection_extra(), "group.id": moved.name, "auto.offset.reset": "latest"})
+            consumer.subscribe([moved.topic], on_assign=lambda *_: ready.set())
+            while not done.is_set():
+                consumer.poll(0.1)
+            consumer.close()
+
+        thread = threading.Thread(target=consume)
+        thread.start()
+        try:
+            assert ready.wait(60)
+            with pytest.raises(GroupHasMembers):
+                moved.reset("earliest")
+            assert moved.everything() == before
+        finally:
+            done.set()
+            thread.join(30)
+
+    def test_a_dry_run_shows_from_and_to_and_changes_nothing(self, moved):
+        before = moved.everything()
+        with moved.ledger() as at_work:
+            done = moved.reset("earliest", dry_run=True)
+            assert [(m.before, m.after) for m in done.moves] == [(10, 2), (10, 0)]
+            assert done.dry_run and moved.everything() == before
+            at_work.plan(moved.window(at_work, 11, 11))
+
+    def test_a_failure_inside_the_transaction_changes_nothing(self, moved, monkeypatch):
+        before = moved.stands(), moved.committed()
+        monkeypatch.setenv(faults.FAULT, "amend.in_transaction:raise")
+        with pytest.raises(Exception, match="fault injected"):
+            moved.reset("earliest")
+        monkeypatch.delenv(faults.FAULT)
+        assert (moved.stands(), moved.committed()) == before
+        assert not moved.memory.changes
+
+    def test_an_attempt_that_was_about_to_plan_is_shut_out(self, moved):
+        with moved.ledger() as about_to_plan:
+            moved.reset("earliest")
+            with pytest.raises(Fenced):
+                about_to_plan.plan(moved.window(about_to_plan, 20, 20))
+        assert moved.stands() == [2, 0]
+
+    def test_a_recreated_topic_is_moved_as_a_whole(self, moved):
+        moved.kafka.delete_topic(moved.topic)
+        moved.kafka.create_topic(moved.topic, 2)
+        with pytest.raises(ResetRefused, match="nothing to shift from"):
+            moved.reset(ShiftBy(1))
+        with pytest.raises(ResetRefused, match="all of its partitions"):
+            moved.reset("earliest", only=[f"{moved.topic}:0"])
+        moved.reset("earliest")
+        position = moved.memory.position
+        assert position.topic_ids == read_log(moved.hook, [moved.topic]).topic_ids
+        assert moved.stands() == [0, 0]
+
+    def test_the_short_cut_of_the_group_leads_to_the_new_position(self, moved):
+        moved.move(12, 12)
+        moved.reset(ShiftBy(-5))
+        with moved.ledger() as ledger:
+            assert ledger.hint is not None
+            assert (ledger.memory.position.moved, sorted(ledger.memory.position.offsets.values())) == (1, [7, 7])
+
+    def test_a_pipeline_that_reads_rows_has_no_offsets_to_move(self, piped):
+        with piped.ledger() as ledger:
+            ledger.plan(piped.window(ledger, source=SourcePlan(({"n": 1},), {"cursor": 5})))
+        with pytest.raises(ResetRefused, match="reads rows"):
+            piped.reset("earliest", discard_open=True)
+
+
+class TestForget:
+    def test_only_the_record_of_this_change_is_left(self, moved):
+        moved.reset("earliest")
+        moved.move(5, 5)
+        done = forget(moved.hook, moved.name, why="retired", who="ann", **moved.place)
+        assert done.records == 4, "the position, two windows and a change"
+        memory = moved.memory
+        assert memory.is_blank and not memory.entries
+        (change,) = memory.changes.values()
+        assert (change.action, change.number, change.who, list(change.before.values())) == ("forget", 2, "ann", [5, 5])
+        assert moved.committed() == [5, 5], "its group was not asked for"
+
+    def test_the_groups_offsets_go_if_asked_for(self, moved):
+        forget(moved.hook, moved.name, why="retired", delete_group=True, **moved.place)
+        assert moved.committed() == [None, None]
+
+    def test_an_open_window_is_refused_unless_given_up(self, moved):
+        moved.open_window(15, 15)
+        with pytest.raises(WindowOpen):
+            forget(moved.hook, moved.name, why="x", **moved.place)
+        done = forget(moved.hook, moved.name, why="x", discard_open=True, **moved.place)
+        assert [w.number for w in done.given_up] == [2]
+
+    def test_a_dry_run_counts_and_changes_nothing(self, moved):
+        before = moved.everything()
+        assert forget(moved.hook, moved.name, why="x", dry_run=True, delete_group=True, **moved.place).records == 2
+        assert moved.everything() == before
+
+    def test_nobody_forgets_what_is_not_known(self, moved):
+        forget(moved.hook, moved.name, why="x", **moved.place)
+        moved.settle()
+        for action in (forget, lambda *a, **k: reset(*a, "earliest", **k)):
+            with pytest.raises(PipelineUnknown):
+                action(moved.hook, moved.name, why="x", **moved.place)
+
+
+class TestLooking:
+    def test_an_unknown_pipeline_is_said_and_no_ledger_is_made(self, hook, moved, unique):
+        absent = unique("no-ledger")
+        for look in (show, windows, preview, lambda *a, **k: reset(*a, "earliest", why="x", **k)):
+            with pytest.raises(PipelineUnknown):
+                look(hook, moved.name, ledger_topic=absent)
+            with pytest.raises(PipelineUnknown):
+                look(hook, "unheard-of", ledger_topic=moved.ledger_topic)
+        assert absent not in hook.list_topics()
+
+    def test_show_tells_position_lag_group_and_open_windows(self, moved):
+        state = show(moved.hook, moved.name, **moved.place)
+        found = [(p.partition, p.offset, p.low, p.lso, p.committed, p.lag) for p in state.partitions]
+        assert found == [(0, 10, 2, 20, 10, 10), (1, 10, 0, 20, 10, 10)]
+        assert (state.group_id, state.last_window, state.open_windows) == (moved.name, 1, ())
+        moved.open_window(15, 15)
+        (window,) = show(moved.hook, moved.name, **moved.place).open_windows
+        assert (window.number, window.state, window.completed_at) == (2, "PLANNED", None)
+        json.dumps(to_json(state))
+
+    def test_windows_come_last_first(self, moved):
+        moved.move(12, 15)
+        found = windows(moved.hook, moved.name, **moved.place)
+        assert [(w.number, w.state, w.records_read) for w in found] == [(2, "COMPLETE", 7), (1, "COMPLETE", 20)]
+        assert [w.number for w in windows(moved.hook, moved.name, limit=1, **moved.place)] == [2]
+
+    def test_looking_disturbs_nobody(self, moved):
+        with moved.ledger() as at_work:
+            for look in (show, windows, preview):
+                look(moved.hook, moved.name, **moved.place)
+            at_work.plan(moved.window(at_work, 11, 11))
+
+    def test_plan_tells_ranges_records_bytes_and_age_of_the_next_window(self, moved):
+        before = moved.everything()
+        found = preview(moved.hook, moved.name, **moved.place)
+        assert [(r.start, r.end, r.bytes, r.oldest) for r in found.ranges] == [(10, 20, 1000, BASE + 10_000)] * 2
+        assert (found.number, found.begins, found.offsets, found.bytes, found.run) == (2, "ledger", 20, 2000, None)
+        assert found.age > 0
+        assert moved.everything() == before
+        capped = preview(moved.hook, moved.name, ending_offsets="2025-06-15T15:06:55Z", max_records=4, **moved.place)
+        assert [(r.start, r.end) for r in capped.ranges] == [(10, 12)] * 2
+
+    def test_plan_of_a_window_that_is_open_is_that_window(self, moved):
+        window = moved.open_window(15, 10)
+        found = preview(moved.hook, moved.name, **moved.place)
+        assert (found.number, found.begins, found.run) == (window.number, "open window", window.run)
+        assert [(r.start, r.end) for r in found.ranges] == [(10, 15), (10, 10)]
+
+    def test_plan_of_a_new_pipeline_says_where_it_would_begin(self, moved, unique):
+        options = {"topics": [moved.topic], "group_id": unique("new"), **moved.place}
+        found = preview(moved.hook, unique("new"), starting_offsets="2025-06-15T15:06:58Z", **options)
+        assert ([(r.start, r.end) for r in found.ranges], found.begins) == ([(18, 20)] * 2, "starting_offsets")
+        of_group = preview(moved.hook, moved.name, **{**options, "group_id": moved.name, "ledger_topic": unique("lost")})
+        assert ([r.start for r in of_group.ranges], of_group.begins, of_group.number) == ([10, 10], "group", 2)

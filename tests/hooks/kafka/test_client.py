@@ -1,0 +1,80 @@
+"""A client of librdkafka ends on a thread of our own: anywhere else that may abort the process."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+
+from airflow_kafka_spark.hooks.kafka.client import keep
+from tests.support.waiting import eventually
+
+
+class Client:
+    """Tells where it ends."""
+
+    def __init__(self, ends: list[str]) -> None:
+        self.ends = ends
+
+    def __del__(self) -> None:
+        self.ends.append(threading.current_thread().name)
+
+
+class Owner:
+    pass
+
+
+def test_a_client_ends_on_the_keepers_thread_once_nobody_holds_it_any_more():
+    ends: list[str] = []
+    owner, client = Owner(), Client(ends)
+    let_go = keep(client, owner)
+    let_go()
+    gc.collect()
+    assert not ends, "somebody still holds it"
+    del client
+    eventually(lambda: ends)
+    assert ends == ["airflow-kafka-spark-clients"]
+
+
+def test_a_client_whose_owner_is_garbage_in_a_cycle_ends_there_too():
+    ends: list[str] = []
+    owner = Owner()
+    owner.itself, owner.client = owner, Client(ends)
+    keep(owner.client, owner)
+    gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert gone() is None
+    eventually(lambda: ends)
+    assert ends == ["airflow-kafka-spark-clients"]
+
+
+ABORTS = """
+import gc, os, time
+os.environ["AIRFLOW_CONN_X"] = '{"conn_type": "kafka", "extra": {"bootstrap.servers": "127.0.0.1:1"}}'
+from confluent_kafka import TopicCollection
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+collected = []
+
+def forget():
+    hook = KafkaHook("x")
+    hook.itself = hook
+    asked = hook.get_conn.describe_topics(TopicCollection(["t"]), request_timeout=1)
+    # The answer comes on the client's own thread.
+    asked["t"].add_done_callback(lambda _: collected.append(gc.collect()))
+
+gc.disable()
+forget()
+deadline = time.monotonic() + 60
+while not collected and time.monotonic() < deadline:
+    time.sleep(0.05)
+assert collected
+print("alive")
+"""
+
+
+def test_a_hook_that_is_collected_on_the_thread_of_its_own_client_does_not_abort_the_process():
+    done = subprocess.run([sys.executable, "-c", ABORTS], capture_output=True, text=True, timeout=180, check=False)
+    assert (done.returncode, done.stdout.strip()[-5:]) == (0, "alive"), done.stderr[-2000:]

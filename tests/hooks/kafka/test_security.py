@@ -1,0 +1,256 @@
+"""Brokers that demand SASL and TLS: one Airflow connection must serve librdkafka and Spark's Java client alike."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import time
+
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused
+from airflow_kafka_spark.hooks.jars import resolve, spark_kafka_connector
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
+from airflow_kafka_spark.hooks.spark import SparkHook
+from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
+from airflow_kafka_spark.windows.model import TopicPartition
+
+PASSWORD = 'say "it"\\ twice; #=ü,{}/*'
+VALUES = [f"v{n}" for n in range(100)]
+
+
+def connect(monkeypatch, extra, conn_id="secured"):
+    monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps({"conn_type": "kafka", "extra": extra}))
+    # Whoever waited for all of its time would be noticed.
+    return KafkaHook(conn_id, timeout=300)
+
+
+def filled(security, **settings):
+    """A broker with this security and 100 committed records on topic `t`, written with the connection's own settings."""
+    kafka = EmbeddedKafka(security=security)
+    kafka.start()
+    kafka.create_topic("t", 2)
+    producer = Producer(kafka.connection_extra(**settings))
+    for number, value in enumerate(VALUES):
+        producer.produce("t", value, partition=number % 2)
+    assert producer.flush(120) == 0
+    return kafka
+
+
+@pytest.fixture(scope="module")
+def sasl_ssl():
+    with filled(KafkaSecurity("SASL_SSL", {"ann": PASSWORD}, ("SCRAM-SHA-512",))) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def sasl_plaintext():
+    with filled(KafkaSecurity("SASL_PLAINTEXT", {"ann": PASSWORD, "bob": "b"}, ("PLAIN", "SCRAM-SHA-256"))) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def mutual_tls():
+    with filled(KafkaSecurity("SSL", client_certificates=True)) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory):
+    connection = {"conn_type": "spark", "host": "local[1]"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW_CONN_SPARK_SECURITY", json.dumps(connection))
+        jars = tuple(map(str, resolve([spark_kafka_connector()], exclude_bundled=True)))
+        with SparkHook("spark_security").session(jars=jars) as session:
+            yield session
+    # Its connections are closed after pytest has closed the log they report to.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+
+
+def read(spark, options):
+    """What Spark's Kafka source reads with these settings of the Java client."""
+    reader = (
+        spark.read.format("kafka").option("subscribe", "t").option("startingOffsets", "earliest").option("failOnDataLoss", "true")
+    )
+    for key, value in options.items():
+        reader = reader.option(f"kafka.{key}", value)
+    return sorted((row.value.decode() for row in reader.load().select("value").collect()), key=lambda value: int(value[1:]))
+
+
+def served(hook):
+    """The connection works for librdkafka."""
+    offsets = hook.offsets(["t"])
+    return offsets == {TopicPartition("t", p): PartitionOffsets(0, 50, 50) for p in (0, 1)}
+
+
+def test_scram_over_tls_serves_librdkafka_and_spark(sasl_ssl, spark, monkeypatch):
+    hook = connect(monkeypatch, sasl_ssl.connection_extra())
+    java = hook.java_config()
+    assert served(hook)
+    assert java.ignored == ()
+    assert read(spark, java.options) == VALUES
+
+
+def test_certificate_authorities_as_text_serve_librdkafka_and_spark(sasl_ssl, spark, monkeypatch):
+    extra = sasl_ssl.connection_extra()
+    location = extra.pop("ssl.ca.location")
+    with open(location) as file:
+        extra["ssl.ca.pem"] = file.read()
+    hook = connect(monkeypatch, extra)
+    assert served(hook)
+    assert read(spark, hook.java_config().options) == VALUES
+    extra = sasl_ssl.connection_extra()
+    options = connect(monkeypatch, extra).java_config(inline_files=True).options
+    assert location not in str(options)
+    assert read(spark, options) == VALUES
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_sasl_in_plain_text_serves_librdkafka_and_spark(sasl_plaintext, spark, monkeypatch, mechanism):
+    hook = connect(monkeypatch, sasl_plaintext.connection_extra(mechanism=mechanism))
+    assert served(hook)
+    assert read(spark, hook.java_config().options) == VALUES
+
+
+@pytest.mark.parametrize("key", ["as it is", "traditional", "encrypted", "traditional and encrypted"])
+def test_mutual_tls_with_pem_files_serves_librdkafka_and_spark(mutual_tls, spark, monkeypatch, tmp_path, key):
+    extra = mutual_tls.connection_extra()
+    if key != "as it is":
+        converted = tmp_path / "client.key"
+        how = {
+            "traditional": ["ec", "-in", extra["ssl.key.location"]],
+            "encrypted": ["pkcs8", "-topk8", "-in", extra["ssl.key.location"], "-passout", "pass:key pass"],
+            "traditional and encrypted": ["ec", "-in", extra["ssl.key.location"], "-aes256", "-passout", "pass:key pass"],
+        }[key]
+        subprocess.run(["openssl", *how, "-out", str(converted)], check=True, capture_output=True)
+        extra["ssl.key.location"] = str(converted)
+        if "encrypted" in key:
+            extra["ssl.key.password"] = "key pass"
+    hook = connect(monkeypatch, extra)
+    assert served(hook)
+    assert read(spark, hook.java_config().options) == VALUES
+
+
+def test_a_pkcs12_keystore_serves_librdkafka_and_spark(mutual_tls, spark, monkeypatch, tmp_path):
+    extra = mutual_tls.connection_extra()
+    certificate, key = extra.pop("ssl.certificate.location"), extra.pop("ssl.key.location")
+    store = tmp_path / "client.p12"
+    command = [
+        "openssl",
+        "pkcs12",
+        "-export",
+        "-in",
+        certificate,
+        "-inkey",
+        key,
+        "-passout",
+        "pass:store pass",
+        "-out",
+        str(store),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    hook = connect(monkeypatch, extra | {"ssl.keystore.location": str(store), "ssl.keystore.password": "store pass"})
+    assert served(hook)
+    assert read(spark, hook.java_config().options) == VALUES
+
+
+def test_java_settings_by_hand_serve_spark(sasl_ssl, spark, monkeypatch):
+    extra = sasl_ssl.connection_extra()
+    options = connect(monkeypatch, extra).java_config().options
+    by_hand = {f"java.{name}": options[name] for name in ("sasl.mechanism", "sasl.jaas.config")}
+    hook = connect(monkeypatch, extra | {"sasl.mechanism": "OAUTHBEARER"} | by_hand)
+    assert read(spark, hook.java_config().options) == VALUES
+
+
+def refused(hook, capfd):
+    """The error of a connection that the brokers do not accept: soon, not retryable, without noise or secrets."""
+    started = time.monotonic()
+    with pytest.raises(ConnectionInvalid) as caught:
+        hook.offsets(["t"])
+    assert time.monotonic() - started < 100
+    assert caught.value.conn_id == hook.conn_id
+    assert not caught.value.retryable
+    captured = "".join(capfd.readouterr())
+    # Not of other tests' brokers: of their end a client may tell at any time.
+    ours, any_broker = hook.config["bootstrap.servers"], re.compile(r"127\.0\.0\.1:\d+")
+    noise = [line for line in captured.splitlines() if "rdkafka" in line and (ours in line or not any_broker.search(line))]
+    assert noise == []
+    assert "nonsense" not in captured + str(caught.value)
+    return str(caught.value)
+
+
+def test_a_wrong_password_is_one_clear_error_within_seconds(sasl_ssl, sasl_plaintext, monkeypatch, capfd):
+    wrong = {"sasl.password": "nonsense"}
+    said = refused(connect(monkeypatch, sasl_ssl.connection_extra() | wrong), capfd)
+    assert "`secured`" in said
+    assert "user `ann` (SCRAM-SHA-512 over SASL_SSL)" in said
+    assert "invalid credentials" in said
+    said = refused(connect(monkeypatch, sasl_plaintext.connection_extra(mechanism="PLAIN") | wrong), capfd)
+    assert "Invalid username or password" in said
+    assert "nonsense" not in said
+
+
+def test_a_mechanism_the_brokers_do_not_have_is_one_clear_error_within_seconds(sasl_plaintext, monkeypatch, capfd):
+    said = refused(connect(monkeypatch, sasl_plaintext.connection_extra() | {"sasl.mechanism": "SCRAM-SHA-512"}), capfd)
+    assert "Unsupported SASL mechanism" in said
+    assert "PLAIN" in said
+
+
+def test_an_unknown_certificate_authority_is_one_clear_error_within_seconds(sasl_ssl, monkeypatch, capfd):
+    extra = sasl_ssl.connection_extra()
+    del extra["ssl.ca.location"]
+    assert "ssl.ca.location" in refused(connect(monkeypatch, extra), capfd)
+
+
+def test_a_missing_client_certificate_is_one_clear_error_within_seconds(mutual_tls, monkeypatch, capfd):
+    extra = mutual_tls.connection_extra()
+    del extra["ssl.certificate.location"], extra["ssl.key.location"]
+    said = refused(connect(monkeypatch, extra), capfd)
+    assert "client's certificate" in said
+    assert "SSL alert" in said
+
+
+def test_no_secret_reaches_the_log(sasl_ssl, monkeypatch, caplog):
+    with (
+        caplog.at_level(logging.DEBUG, logger="airflow_kafka_spark"),
+        connect(monkeypatch, sasl_ssl.connection_extra(debug="all")) as hook,
+    ):
+        hook.cluster_id()
+        repr(hook.java_config())
+        assert PASSWORD not in repr(hook.java_config())
+        hook.cluster_id()
+    assert "librdkafka" in caplog.text
+    assert "say" not in caplog.text
+
+
+def test_a_missing_permission_is_an_error_that_names_the_user_and_never_an_empty_answer(monkeypatch):
+    security = KafkaSecurity("SASL_PLAINTEXT", {"ann": PASSWORD}, ("PLAIN",))
+    authorizer = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    with EmbeddedKafka(security=security, properties=authorizer) as kafka:
+        kafka.create_topic("t", 2)
+        hook = connect(monkeypatch, kafka.connection_extra())
+        calls = {
+            "TOPIC_AUTHORIZATION_FAILED": [
+                lambda: hook.describe_topics(["t"], missing="omit"),
+                lambda: hook.topic_config(["t"]),
+                lambda: hook.offsets([TopicPartition("t", 0)]),
+                lambda: hook.create_topic("other"),
+                lambda: hook.alter_committed("g", {TopicPartition("t", 0): 1}),
+            ],
+            "GROUP_AUTHORIZATION_FAILED": [
+                lambda: hook.committed("g", [TopicPartition("t", 0)]),
+                lambda: hook.group_state("g"),
+            ],
+        }
+        for code, failing in calls.items():
+            for call in failing:
+                with pytest.raises(KafkaRefused, match="Grant the permission to user `ann`") as caught:
+                    call()
+                assert caught.value.code == code

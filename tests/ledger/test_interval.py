@@ -1,0 +1,173 @@
+"""The ledger of data intervals on a real broker."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark.control.forget import forget
+from airflow_kafka_spark.control.pipelines import find, show
+from airflow_kafka_spark.control.replay import replay
+from airflow_kafka_spark.errors import IntervalOverlaps
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.ledger import topic as ledger_topic
+from airflow_kafka_spark.ledger.interval import NUMBER, IntervalLedger
+from airflow_kafka_spark.ledger.topic import LedgerTopic
+from airflow_kafka_spark.windows import interval_archive
+from airflow_kafka_spark.windows.interval import Interval
+from airflow_kafka_spark.windows.memory import key_prefix
+from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
+
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def hook(kafka, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_LEDGER", kafka.connection_json())
+    with KafkaHook("kafka_ledger") as made:
+        yield made
+
+
+def window(ledger: IntervalLedger) -> Window:
+    bounds = (ledger.interval.start_ms, ledger.interval.end_ms)
+    return Window(ledger.pipeline, NUMBER, (OffsetRange("t", 0, 0, 10),), ledger.run, "", "c", {"t": "id"}, interval=bounds)
+
+
+def test_of_two_overlapping_intervals_that_are_planned_at_once_the_later_one_is_withdrawn(hook, unique):
+    name, topic = unique("pipeline"), unique("ledger")
+    hour, day = (Interval(NEW_YEAR, NEW_YEAR + timedelta(hours=hours)) for hours in (1, 24))
+    with (
+        IntervalLedger(hook, name, "hourly", hour, topic=topic) as first,
+        IntervalLedger(hook, name, "daily", day, topic=topic) as second,
+    ):
+        # Both have read the ledger by now, and neither has seen the other one's plan.
+        first.plan(window(first))
+        with pytest.raises(IntervalOverlaps):
+            second.plan(window(second))
+    with IntervalLedger(hook, name, "daily", day, topic=topic) as later:
+        assert later.memory.entries == {}
+        assert [state.interval for state in later.family.intervals.values()] == [hour]
+
+
+class Hourly:
+    """A pipeline of hourly intervals of ten offsets each, moved without their records."""
+
+    def __init__(self, kafka, hook, name, topic, ledger):
+        self.hook, self.name, self.topic, self.ledger = hook, name, topic, ledger
+        kafka.create_topic(topic, 1)
+        producer = Producer({**kafka.connection_extra(), "linger.ms": 5})
+        for _ in range(200):
+            producer.produce(topic, b"v", b"k", 0)
+        assert producer.flush(30) == 0
+
+    def hour(self, number):
+        return Interval(NEW_YEAR + timedelta(hours=number), NEW_YEAR + timedelta(hours=number + 1))
+
+    def attempt(self, number, run=None):
+        return IntervalLedger(self.hook, self.name, run or f"run-{number}", self.hour(number), topic=self.ledger, keep_windows=2)
+
+    def log(self):
+        return read_log(self.hook, [self.topic])
+
+    def move(self, number):
+        with self.attempt(number) as ledger:
+            bounds, ranges = (
+                (ledger.interval.start_ms, ledger.interval.end_ms),
+                (OffsetRange(self.topic, 0, number * 10, number * 10 + 10),),
+            )
+            ids = self.log().topic_ids
+            ledger.plan(Window(ledger.pipeline, NUMBER, ranges, ledger.run, "", "c", ids, interval=bounds))
+            ledger.close({"completed_at": "2026-01-01T00:00:00.000Z"}, {})
+            ledger.follow(self.name, lambda: ({}, self.log()), None)
+
+    @property
+    def intervals(self):
+        return find(self.hook, self.name, self.ledger).memory.intervals
+
+
+@pytest.fixture
+def hourly(kafka, hook, unique, monkeypatch):
+    monkeypatch.setattr(interval_archive, "ARCHIVE_AFTER", 5)
+    return Hourly(kafka, hook, unique("hourly"), unique("orders"), unique("ledger"))
+
+
+class TestArchives:
+    def test_old_intervals_are_archived_and_count_as_before(self, hook, hourly):
+        for number in range(10):
+            hourly.move(number)
+        found = hourly.intervals
+        assert [archive.count for archive in found.archives] == [6]
+        assert len(found.recent) == 4
+        assert [found[hourly.hour(n).name].ranges[0].start for n in range(10)] == [10 * n for n in range(10)]
+        assert show(hook, hourly.name, ledger_topic=hourly.ledger).intervals == (10, 10)
+        # What is archived is complete, whoever asks.
+        with hourly.attempt(1, "again") as ledger:
+            entry = ledger.completed("again")
+            assert entry is not None
+            assert (entry.window.run, entry.window.ranges) == ("run-1", (OffsetRange(hourly.topic, 0, 10, 20),))
+        # And its instants are taken.
+        day = Interval(NEW_YEAR, NEW_YEAR + timedelta(days=1))
+        with IntervalLedger(hook, hourly.name, "daily", day, topic=hourly.ledger) as ledger, pytest.raises(IntervalOverlaps):
+            ledger.refuse_overlaps()
+
+    def test_the_group_follows_intervals_whether_they_are_archived_or_not(self, kafka, hook, hourly):
+        for number in (*range(3), *range(4, 10)):
+            hourly.move(number)
+        tp = TopicPartition(hourly.topic, 0)
+        committed = hook.committed(hourly.name, [tp], stable=True)
+        assert committed[tp].offset == 30, "the fourth hour is missing"
+        hourly.move(3)
+        assert hook.committed(hourly.name, [tp], stable=True)[tp].offset == 100
+        assert sum(archive.count for archive in hourly.intervals.archives) >= 4
+
+    def test_an_archived_interval_is_moved_once_more_and_then_has_a_record_of_its_own(self, hook, hourly):
+        for number in range(10):
+            hourly.move(number)
+        name = hourly.hour(1).name
+        replay(hook, hourly.name, name=name, why="test", ledger_topic=hourly.ledger)
+        with hourly.attempt(1, "again") as ledger:
+            entry = ledger.completed("again")
+            assert ledger.family.replay_asked(entry.window) is not None
+            assert ledger.replay(entry).window.replay == 1
+            ledger.close({"completed_at": "2026-01-01T00:00:00.000Z"}, {})
+        for number in range(10, 14):
+            hourly.move(number)
+        found = hourly.intervals
+        assert (found.recent[name].replay, found[name].replay, len(found)) == (1, 1, 14)
+
+    def test_a_pipeline_that_is_forgotten_leaves_no_archive(self, hook, hourly):
+        for number in range(10):
+            hourly.move(number)
+        forget(hook, hourly.name, why="test", ledger_topic=hourly.ledger)
+        topic = LedgerTopic(hook, hourly.ledger)
+        topic.ensure()
+        mine = (key_prefix(hourly.name),)
+        left = [r.key for p in topic.partitions for r in topic.newest(p, 0, mine, mine) if r.value is not None]
+        assert [key.split(b",")[1] for key in left] == [b'"change"']
+
+
+def test_an_attempt_reads_each_record_of_the_ledger_once(hourly, monkeypatch):
+    for number in range(3):
+        hourly.move(number)
+    read: list[int] = []
+    of_kafka = ledger_topic.read_to
+
+    def counted(*arguments, **options):
+        for record in of_kafka(*arguments, **options):
+            read.append(record.offset)
+            yield record
+
+    monkeypatch.setattr(ledger_topic, "read_to", counted)
+    ledger = hourly.attempt(3)
+    ledger.peek()
+    seen = list(read)
+    assert len(seen) > 5
+    with ledger:
+        window = Window(ledger.pipeline, NUMBER, (OffsetRange(hourly.topic, 0, 30, 40),), "r", "", interval=ledger._bounds)
+        ledger.plan(window)
+        ledger.look()
+    assert len(read) == len(set(read)), "some were read twice"
+    assert read[len(seen) :], "and what came since was read"
