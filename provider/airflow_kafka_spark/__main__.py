@@ -1,4 +1,4 @@
-"""``python -m airflow_kafka_spark show|plan|reset|windows|forget PIPELINE``: offset control, see docs/offsets.md."""
+"""Offset control on the command line: ``python -m airflow_kafka_spark COMMAND PIPELINE``, see docs/offsets.md."""
 
 from __future__ import annotations
 
