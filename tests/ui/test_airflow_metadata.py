@@ -68,7 +68,7 @@ def test_tasks_that_move_nothing_are_not_in_it(found):
 
 def test_a_dag_that_is_not_understood_is_left_out():
     assert (
-        _tasks_of("d", {"dag": {"tasks": [{"__type": "operator", "__var": {"_task_module": "airflow_kafka_spark.operators.x"}}]}})
+        _tasks_of("d", {"dag": {"tasks": [{"__type": "operator", "__var": {"_task_module": "airflow_kafka_spark.operators.kafka_to_sink"}}]}})
         == ()
     )
     assert _tasks_of("d", {}) == ()

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from airflow_kafka_spark.errors.base import KafkaSparkError
-
-
-class AvroSchemaInvalid(KafkaSparkError):
-    """Raised when an Avro schema cannot be used.
-
-    :param what: the schema, as the object of a sentence (``subject `orders-value`, version 3``).
-    :param detail: what is wrong with it.
-    """
-
-    def __init__(self, what: str, detail: str, action: str = "") -> None:
-        self.what, self.detail = what, detail
-        super().__init__(f"The Avro schema of {what} cannot be used: {detail}", action=action or "Correct the schema")
 
 
 class RegistryUnavailable(KafkaSparkError):
@@ -68,15 +58,23 @@ class AvroNotInstalled(KafkaSparkError):
 
 
 class SchemaUnusable(KafkaSparkError):
-    """Raised when a Protobuf schema or a JSON schema cannot be used.
+    """Raised when a schema cannot be used.
 
     :param what: the schema, as the object of a sentence (``subject `orders-value`, version 3``).
     :param detail: what is wrong with it.
     """
 
+    noun: ClassVar[str] = "schema"
+
     def __init__(self, what: str, detail: str, action: str = "") -> None:
         self.what, self.detail = what, detail
-        super().__init__(f"The schema of {what} cannot be used: {detail}", action=action or "Correct the schema")
+        super().__init__(f"The {self.noun} of {what} cannot be used: {detail}", action=action or "Correct the schema")
+
+
+class AvroSchemaInvalid(SchemaUnusable):
+    """Raised when an Avro schema cannot be used."""
+
+    noun = "Avro schema"
 
 
 class ProtobufNotInstalled(KafkaSparkError):

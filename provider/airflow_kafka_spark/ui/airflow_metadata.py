@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PACKAGE = "airflow_kafka_spark.operators."
-NOT_PIPELINES = frozenset({PACKAGE + "pipeline_offsets"})
+PIPELINE_MODULES = frozenset(PACKAGE + name for name in ("kafka_to_kafka", "kafka_to_sink", "source_to_kafka"))
+"""Modules of the operators that move windows."""
 DEFAULT_CONNECTION, DEFAULT_TOPIC = "kafka_default", "airflow-windows"
 DAG_BATCH = 100
 """DAGs that one query reads."""
@@ -174,8 +175,7 @@ def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
 
     :param task: the serialized task, decoded.
     """
-    module = str(task.get("_task_module", ""))
-    if not module.startswith(PACKAGE) or module in NOT_PIPELINES:
+    if task.get("_task_module") not in PIPELINE_MODULES:
         return None
     expanded = task.get("expand_input")
     mapped = set((expanded or {}).get("value") or ()) if isinstance(expanded, Mapping) else set()
