@@ -131,7 +131,7 @@ def _intervals(index: int, topic_ids: dict[str, str]) -> Iterator[tuple[str, Any
         else:
             yield name, interval_record(name, state)
         if not is_old:
-            lane = interval.lane(name)
+            lane = interval.ledger_name(name)
             bounds = (interval.start_ms, interval.end_ms)
             window = Window(lane, 1, ranges, run, "", topic_ids=ids, interval=bounds)
             report = Report(window, records_read=50, records_written=50, timings={"total": 3.0}, group_id=name)

@@ -19,7 +19,7 @@ from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.ledger.attempt import Ledger
-from airflow_kafka_spark.ledger.open_transactions import holder_of, transactional_id_of
+from airflow_kafka_spark.ledger.open_transactions import transaction_of_record, transactional_id_of
 from airflow_kafka_spark.ledger.topic import LedgerTopic, may_lose_records
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive
@@ -280,7 +280,7 @@ def test_a_pause_is_believed_only_once_it_is_known_that_no_open_transaction_hide
     assert thread.is_alive(), "it took the pipeline for paused"
     other.abort_transaction(30)
     thread.join(300)
-    assert not peeking.whole.is_paused
+    assert not peeking.parent_memory.is_paused
 
 
 def test_an_open_transaction_that_stays_is_an_error_with_advice(attempt, pipeline, topic, hanging, monkeypatch):
@@ -313,7 +313,7 @@ def left_open(attempt, kafka, pipeline, topic, ledger_topic_name, unique):
 
 def test_a_transaction_that_another_pipeline_has_left_open_is_ended_before_long(attempt, left_open, monkeypatch, caplog):
     other, producer = left_open
-    monkeypatch.setattr(ledger_topic, "HELD_SECONDS", 1.0)
+    monkeypatch.setattr(ledger_topic, "ABORT_AFTER_SECONDS", 1.0)
     with caplog.at_level("WARNING"), attempt("run3") as ledger:
         assert ledger.memory.last_number == 2
     assert f"pipeline `{other}` (split 3 of window 7)" in caplog.text
@@ -506,24 +506,24 @@ PLANNED = Entry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "t", "r
         (window_record(PLANNED), ["l.p.plan"]),
         (window_record(replace(PLANNED, state=State.COMPLETE)), ["l.p.close"]),
         (LedgerRecord(window_key("p", 2), None), ["l.p.close"]),
-        (LedgerRecord(window_key(HOUR.lane("p"), 1), None), [f"l.{HOUR.lane('p')}.close", "l.p.group"]),
+        (LedgerRecord(window_key(HOUR.ledger_name("p"), 1), None), [f"l.{HOUR.ledger_name('p')}.close", "l.p.group"]),
         (position_record("p", Position(), 1), ["l.p.close"]),
         (marker_record("p", Marker(2, 5)), ["l.p.split.5"]),
         (LedgerRecord(dead_key("p", 2), b"{}"), ["l.p.dead"]),
-        (interval_record("p", IntervalState(HOUR, State.PLANNED, ())), [f"l.{HOUR.lane('p')}.plan"]),
-        (interval_record("p", IntervalState(HOUR, State.COMPLETE, ())), [f"l.{HOUR.lane('p')}.close"]),
+        (interval_record("p", IntervalState(HOUR, State.PLANNED, ())), [f"l.{HOUR.ledger_name('p')}.plan"]),
+        (interval_record("p", IntervalState(HOUR, State.COMPLETE, ())), [f"l.{HOUR.ledger_name('p')}.close"]),
         (interval_record("p", IntervalState(HOUR, State.COMPLETE, (), forgotten=True)), ["l.p.group"]),
         (archive_record("p", IntervalArchive.of([IntervalState(HOUR, State.COMPLETE, ())])), ["l.p.group"]),
         (LedgerRecord(b'["p","control",3]', b"{}"), ["l.p.control"]),
         (LedgerRecord(b'["p","binding"]', b"{}"), ["l.p.binding"]),
         (LedgerRecord(b'["p","binding"]', None), ["l.p.close"]),
-        (group_record("g", "p", HOUR.lane("p")), [f"l.{HOUR.lane('p')}.plan"]),
+        (group_record("g", "p", HOUR.ledger_name("p")), [f"l.{HOUR.ledger_name('p')}.plan"]),
         (LedgerRecord(b"not ours", b"{}"), []),
         (LedgerRecord(b"", None), []),
     ],
 )
 def test_a_record_tells_under_which_transactional_ids_it_may_have_been_written(record, ids):
-    assert list(holder_of(record, 0).ids("l")) == ids
+    assert list(transaction_of_record(record, 0).ids("l")) == ids
 
 
 @pytest.mark.parametrize(

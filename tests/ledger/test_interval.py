@@ -49,7 +49,7 @@ def test_of_two_overlapping_intervals_that_are_planned_at_once_the_later_one_is_
             second.plan(window(second))
     with IntervalLedger(hook, name, "daily", day, topic=topic) as later:
         assert later.memory.entries == {}
-        assert [state.interval for state in later.family.intervals.values()] == [hour]
+        assert [state.interval for state in later.parent_memory.intervals.values()] == [hour]
 
 
 class Hourly:
@@ -130,7 +130,7 @@ class TestArchives:
         replay(hook, hourly.name, name=name, why="test", ledger_topic=hourly.ledger)
         with hourly.attempt(1, "again") as ledger:
             entry = ledger.completed("again")
-            assert ledger.family.replay_asked(entry.window) is not None
+            assert ledger.parent_memory.replay_asked(entry.window) is not None
             assert ledger.replay(entry).window.replay == 1
             ledger.close({"completed_at": "2026-01-01T00:00:00.000Z"}, {})
         for number in range(10, 14):

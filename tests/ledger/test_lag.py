@@ -266,7 +266,7 @@ def test_a_pipeline_of_data_intervals_stands_where_its_group_does(kafka, hook, t
     ledger = LedgerTopic(hook, name)
     ledger.ensure()
     producer = Producer(kafka.connection_extra())
-    producer.produce(name, done.value, done.key, partition=ledger.home(pipeline))
+    producer.produce(name, done.value, done.key, partition=ledger.partition_of(pipeline))
     assert producer.flush(30) == 0
     produce(kafka, topic, 10)
     commit(kafka, topic, topic, 3)

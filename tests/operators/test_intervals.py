@@ -244,7 +244,7 @@ def test_what_is_remembered_of_intervals_stays_small_and_old_ones_can_still_be_r
         ledger.ensure()
         lanes = [f"{pipeline.name}.{name}" for name in ledger.look(pipeline.name).memory.intervals]
         assert len(lanes) == 3
-        remembered = [lane for lane in lanes if ledger.look(lane, beside=pipeline.name).memory.entries]
+        remembered = [lane for lane in lanes if ledger.look(lane, parent=pipeline.name).memory.entries]
     assert len(remembered) == 2
     assert intervals.run(0, keep_windows=2)["records_read"] == 0, "told without its details"
     again = intervals.run(0, keep_windows=2, cleared=1)

@@ -13,7 +13,7 @@ from airflow_kafka_spark.control.pipelines import find
 from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.errors import LedgerBehind, LogTruncated
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.hooks.kafka.log import compared, read_log
+from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.instants import instant_ms, iso
@@ -82,7 +82,9 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_somebody_de
             known = find(hook, flow.name, f"ledger-{flow.name}").memory.position
             assert known.epochs[place] == error.known_epoch
             log = read_log(hook, [flow.topic])
-            assert compared(hook, log, {place: 10}, known.epochs, known.topic_ids).diverged == {}, "all that is left was read"
+            assert compare_epochs(hook, log, {place: 10}, known.epochs, known.topic_ids).diverged == {}, (
+                "all that is left was read"
+            )
 
         with KafkaHook() as hook:
             at = {flow.topic: {"0": error.end}}

@@ -329,7 +329,7 @@ def _send_offsets(producer: Producer, config: Any, group_id: str, offsets: Any, 
 
 
 def _read_to(
-    config: Any, tp: Any, start: int, end: int, mine: Any = (), on_hidden: Any = None, on_held: Any = None
+    config: Any, tp: Any, start: int, end: int, mine: Any = (), on_hidden: Any = None, on_open_transaction: Any = None
 ) -> Iterator[LedgerRecord]:
     seen, hidden = _ask("read", start, mine, False)
     if hidden:

@@ -118,7 +118,7 @@ class Past:
         ledger = LedgerTopic(self.hook, topic)
         ledger.ensure()
         producer = Producer(self.kafka.connection_extra())
-        producer.produce(topic, value, key, partition=ledger.home(pipeline))
+        producer.produce(topic, value, key, partition=ledger.partition_of(pipeline))
         assert producer.flush(30) == 0
 
     def _report(self, window: Window, each: int, group: str, completed_at: str) -> Report:

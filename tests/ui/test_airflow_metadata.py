@@ -30,10 +30,19 @@ def found():
     with DAG("d", schedule=None) as dag:
         common = {"value": VALUE, "sink": FilesSink(path="/tmp/x")}
         KafkaToSinkOperator(task_id="plain", topics=["a", "b"], group_id="g", max_records=7, **common)
-        KafkaToSinkOperator(task_id="named", topics="a", group_id="g{{ ds }}", pipeline="my/own", kafka_conn_id="other", **common)
+        KafkaToSinkOperator(
+            task_id="named",
+            topics="a",
+            group_id="g{{ ds }}",
+            pipeline="my/own",
+            kafka_conn_id="other",
+            ending_offsets="{{ ts }}",
+            **common,
+        )
         KafkaToSinkOperator(task_id="templated", topics="{{ var.value.t }}", group_id="g", pipeline="p-{{ ds }}", **common)
         KafkaToSinkOperator.partial(task_id="mapped", group_id="g", **common).expand(topics=["a", "b"])
-        KafkaToKafkaOperator(task_id="copy", topics="a", group_id="g", topic="z", kafka_conn_id="third")
+        bounds = {"starting_offsets": "earliest", "ending_offsets": {"z": {"0": 5}}}
+        KafkaToKafkaOperator(task_id="copy", topics="a", group_id="g", topic="z", kafka_conn_id="third", **bounds)
         SourceToKafkaOperator(task_id="source", source=JdbcSource(conn_id="pg", table="t", key="id"), topic="out", value=VALUE)
         PipelineOffsetsOperator(task_id="offsets", action="show", pipeline="my/own")
     return tasks_of(dag)
@@ -59,6 +68,13 @@ def test_what_is_decided_when_it_runs_is_not_guessed(found):
     assert (found["mapped"].pipeline, found["mapped"].topics) == (None, ())
 
 
+def test_where_a_window_begins_and_ends_is_known_unless_only_the_run_knows_it(found):
+    plain, copy = found["plain"], found["copy"]
+    assert (plain.starting_offsets, plain.ending_offsets, plain.unread) == (None, "latest", ())
+    assert (copy.starting_offsets, copy.ending_offsets, copy.unread) == ("earliest", '{"z": {"0": 5}}', ())
+    assert (found["named"].ending_offsets, found["named"].unread) == (None, ("ending_offsets",))
+
+
 def test_tasks_that_move_nothing_are_not_in_it(found):
     assert set(found) == {"plain", "named", "templated", "mapped", "copy", "source"}
     catalog = Catalog(tuple(found.values()))
@@ -67,10 +83,8 @@ def test_tasks_that_move_nothing_are_not_in_it(found):
 
 
 def test_a_dag_that_is_not_understood_is_left_out():
-    assert (
-        _tasks_of("d", {"dag": {"tasks": [{"__type": "operator", "__var": {"_task_module": "airflow_kafka_spark.operators.kafka_to_sink"}}]}})
-        == ()
-    )
+    task = {"_task_module": "airflow_kafka_spark.operators.kafka_to_sink"}
+    assert _tasks_of("d", {"dag": {"tasks": [{"__type": "operator", "__var": task}]}}) == ()
     assert _tasks_of("d", {}) == ()
 
 

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from airflow_kafka_spark.ui.airflow_metadata import AirflowState
 from airflow_kafka_spark.ui.snapshot import MAX_WINDOWS, LedgerSnapshot, PipelineSnapshot, summarize
 from airflow_kafka_spark.ui.views import dead_letters_json, window_json, windows_before, windows_of
-from airflow_kafka_spark.windows.interval import Interval, IntervalState, family_of
+from airflow_kafka_spark.windows.interval import Interval, IntervalState, parse_ledger_name
 from airflow_kafka_spark.windows.memory import (
     Attempt,
     Entry,
@@ -96,8 +96,8 @@ def test_windows_of_data_intervals_are_windows_of_their_pipeline():
     for hour in range(3):
         interval = Interval(datetime(2026, 1, 1, hour, tzinfo=timezone.utc), datetime(2026, 1, 1, hour + 1, tzinfo=timezone.utc))
         state = State.PLANNED if hour == 2 else State.COMPLETE
-        lane, told = interval.lane("a.b"), {"completed_at": "2026-01-01T05:00:00Z"}
-        assert family_of(lane) == ("a.b", interval.name)
+        lane, told = interval.ledger_name("a.b"), {"completed_at": "2026-01-01T05:00:00Z"}
+        assert parse_ledger_name(lane) == ("a.b", interval.name)
         bounds = (interval.start_ms, interval.end_ms)
         moved = entry(lane, 1, state, bounds)
         put(snapshot, window_record(replace(moved, report=told if moved.report else None)), 2 * hour)
@@ -119,7 +119,7 @@ def test_windows_of_data_intervals_are_windows_of_their_pipeline():
 
 def test_names_that_only_resemble_those_of_intervals_are_pipelines():
     for name in ("a.b", "20260101T000000Z-20260101T010000Z", "a.20260101T000000Z", "x.20260101T000000Z-20260101T010000Z.y"):
-        assert family_of(name) == (name, None)
+        assert parse_ledger_name(name) == (name, None)
 
 
 def test_a_snapshot_decodes_again_when_a_record_was_added():

@@ -159,9 +159,9 @@ def format_skip(result: ChangeResult) -> str:
 def format_unblock(found: Unblocked) -> str:
     """Return the transaction that blocked the ledger, and whether it was ended."""
     state = "Open" if found.dry_run else "Ended" if found.ended else "Not ended"
-    first = (
-        f"{state}, in partition {found.partition} of {found.ledger_topic}: {found.holder}" if found.holder else "Nothing to do"
-    )
+    first = f"{state}, in partition {found.partition} of {found.ledger_topic}: {found.transaction}"
+    if not found.transaction:
+        first = "Nothing to do"
     return "\n".join([f"{first}.", *_sentences(found.warnings)])
 
 

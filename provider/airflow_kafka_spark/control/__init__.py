@@ -1,1 +1,1 @@
-"""What users ask of a pipeline: show it, preview it, move it, pause it, replay a window, rename it, forget it."""
+"""Commands on a pipeline: show, preview, reset, skip, replay, pause, resume, rename, rebind, forget, unblock."""

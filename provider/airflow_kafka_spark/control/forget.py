@@ -10,7 +10,7 @@ from airflow_kafka_spark.control.position_change import fence_splits, published_
 from airflow_kafka_spark.control.result import ChangeResult, OpenWindow, author
 from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused, WindowOpen
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
-from airflow_kafka_spark.ledger.topic import NOBODYS, TOPIC, Found, LedgerTopic
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Found, LedgerTopic
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, key_prefix
 from airflow_kafka_spark.windows.model import State, add_landed
@@ -43,7 +43,7 @@ def forget(
 
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises WindowOpen: it has an open window.
-    :raises GroupHasMembers: its group is to be deleted, and somebody consumes with it.
+    :raises GroupHasMembers: its group is to be deleted, and the group has members.
     """
     who = author(who, why)
     found = find(hook, pipeline, ledger_topic)
@@ -58,7 +58,7 @@ def forget(
         ledger = opened.enter_context(Ledger(hook, pipeline, run, topic=ledger_topic))
         for state in ledger.memory.intervals.recent.values():
             if state.state is State.PLANNED:
-                opened.enter_context(Ledger(hook, state.interval.lane(pipeline), run, topic=ledger_topic))
+                opened.enter_context(Ledger(hook, state.interval.ledger_name(pipeline), run, topic=ledger_topic))
         _check_forget(hook, ledger.memory, ledger_topic, group_id, delete_group, discard_open)
         fence_splits(ledger, open_entries(ledger.memory))
         found = ledger.topic.look(pipeline)
@@ -81,7 +81,7 @@ def _result(memory: Memory, change: int, who: str, why: str, records: int, group
 
 
 def _change(memory: Memory, number: int, who: str, why: str) -> Change:
-    """What is left of the pipeline: with what it has published, and the numbers it has used, it can still be followed."""
+    """Return the record of the change. The published records and used numbers in it let other pipelines still follow this one."""
     given_up = _numbers(memory)
     landed = published_by(memory, given_up)
     last = max((memory.last_used, *memory.entries))
@@ -93,7 +93,7 @@ def _change(memory: Memory, number: int, who: str, why: str) -> Change:
 def _check_forget(
     hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, delete_group: bool, discard_open: bool
 ) -> str | None:
-    """The group that is deleted, if any."""
+    """Return the group that is to be deleted, if any."""
     # A name that was given up is forgotten, too; and a group may have outlived what it mirrored.
     left = memory.renamed_to is not None or (delete_group and group_id)
     if memory.is_blank and not memory.intervals and not left:
@@ -102,7 +102,7 @@ def _check_forget(
         refuse_open(memory)
         for state in memory.intervals.recent.values():
             if state.state is State.PLANNED:
-                raise WindowOpen(state.interval.lane(memory.pipeline), state.run, "an earlier time")
+                raise WindowOpen(state.interval.ledger_name(memory.pipeline), state.run, "an earlier time")
     if not delete_group:
         return None
     group = group_id or (f"{ledger_topic}.{memory.pipeline}" if has_source(memory) else group_of(memory))
@@ -113,10 +113,13 @@ def _check_forget(
 
 
 def live_keys(topic: LedgerTopic, found: Found, *, wait: bool = True) -> list[bytes]:
-    """Every key of the pipeline, and of its intervals, that has a value."""
-    names = [found.memory.pipeline, *(s.interval.lane(found.memory.pipeline) for s in found.memory.intervals.recent.values())]
+    """Return every key of the pipeline, and of its intervals, that has a value."""
+    names = [
+        found.memory.pipeline,
+        *(s.interval.ledger_name(found.memory.pipeline) for s in found.memory.intervals.recent.values()),
+    ]
     prefixes = tuple(map(key_prefix, names))
-    records = topic.newest(found.partition, 0, prefixes, prefixes if wait else NOBODYS)
+    records = topic.newest(found.partition, 0, prefixes, prefixes if wait else WAIT_FOR_NONE)
     return sorted(record.key for record in records if record.value is not None)
 
 

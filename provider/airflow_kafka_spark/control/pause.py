@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def pause(
     hook: KafkaHook, pipeline: str, *, why: str, who: str = "", ledger_topic: str = TOPIC, dry_run: bool = False
 ) -> ChangeResult:
-    """Have a pipeline move no windows until it is resumed.
+    """Stop a pipeline from moving windows until it is resumed.
 
     Guarantee: it takes effect with the next attempt, which is skipped before it fences, plans or moves anything. An attempt that
     is at work is not disturbed, and goes on to its end; one that dies is not finished before the pipeline is resumed. Its window
@@ -41,7 +41,7 @@ def pause(
 def resume(
     hook: KafkaHook, pipeline: str, *, why: str, who: str = "", ledger_topic: str = TOPIC, dry_run: bool = False
 ) -> ChangeResult:
-    """Let a paused pipeline go on: first with the window that is open, as it was planned.
+    """Resume a paused pipeline. Its open window comes first, as it was planned.
 
     The arguments and errors are those of :func:`pause`. Resuming what is not paused changes nothing.
     """

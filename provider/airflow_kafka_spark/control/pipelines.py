@@ -1,4 +1,4 @@
-"""What the ledger knows of a pipeline, for people: where it stands, how far behind it is, and what it has moved.
+"""Read the state of pipelines from the ledger: position, lag, windows, changes.
 
 Nothing here fences, creates or changes anything: a pipeline may be at work meanwhile.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PartitionPosition:
-    """Where a pipeline stands in one partition.
+    """The position of a pipeline in one partition.
 
     :param offset: the next offset it reads; None in a partition that it has not read yet.
     :param low: the first offset that is still there; None where the topic or the partition is gone.
@@ -73,7 +73,7 @@ class WindowState:
 
 @dataclass(frozen=True)
 class PipelineState:
-    """Where a pipeline stands.
+    """The state of a pipeline.
 
     :param group_id: the group that mirrors it, as its last report says; None when it is not known.
     :param last_window: number of its last complete window, 0 for none.
@@ -100,7 +100,7 @@ class PipelineState:
 
 
 def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id: str | None = None) -> PipelineState:
-    """Where a pipeline stands, and how far behind.
+    """Return the position of a pipeline and how far it is behind.
 
     :param hook: the cluster.
     :param pipeline: its name.
@@ -133,7 +133,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
 
 
 def windows(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, limit: int = 20) -> tuple[WindowState, ...]:
-    """The windows that the ledger remembers of a pipeline, the last first.
+    """Return the windows that the ledger remembers of a pipeline, the last first.
 
     :param limit: at most so many.
     :raises PipelineUnknown: the ledger holds nothing of it.
@@ -146,8 +146,8 @@ def windows(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, limit:
 
 
 def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> Found:
-    """Look into the ledger without fencing anybody, without creating it, and without waiting: what an open transaction hides is
-    not seen. Whoever changes something looks again, once nobody else can.
+    """Read the ledger without fencing, creating or waiting: records that an open transaction hides are not seen. A command that
+    writes reads again after it has fenced.
 
     :raises PipelineUnknown: there is no such ledger, or it holds nothing of this pipeline.
     """
@@ -161,29 +161,29 @@ def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> Found:
 
 
 def existing_ledger(hook: KafkaHook, ledger_topic: str = TOPIC) -> LedgerTopic | None:
-    """The ledger topic, if there is one."""
+    """Return the ledger topic; None if there is none."""
     topic = LedgerTopic(hook, ledger_topic)
     return topic if topic.find_existing() else None
 
 
 def open_entries(memory: Memory) -> tuple[Entry, ...]:
-    """Windows that are planned and not complete."""
+    """Return the windows that are planned and not complete; data intervals are not among them."""
     return tuple(e for _, e in sorted(memory.entries.items()) if e.state is State.PLANNED)
 
 
 def group_of(memory: Memory) -> str | None:
-    """The group that mirrors the pipeline, as its newest report says."""
+    """Return the group that mirrors the pipeline, as its newest report says."""
     reports = (memory.entries[number].report for number in sorted(memory.entries, reverse=True))
     return next((str(report["group_id"]) for report in reports if report and report.get("group_id")), None)
 
 
 def has_source(memory: Memory) -> bool:
-    """Whether the pipeline reads rows, and not Kafka."""
+    """Return True if the pipeline reads rows from a source instead of records from Kafka."""
     return memory.position.source is not None or any(entry.window.source for entry in memory.entries.values())
 
 
 def to_json(value: Any) -> Any:
-    """The values of offset control as JSON: what XCom and ``--json`` show."""
+    """Return results of commands as JSON values, for XCom and ``--json``."""
     if isinstance(value, Change):
         offsets = {name: {str(tp): offset for tp, offset in getattr(value, name).items()} for name in ("before", "after")}
         return {**change_to_json(value), **offsets}

@@ -40,10 +40,10 @@ KEEP_CHANGES = 100
 
 
 def mirroring_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
-    """The group that mirrors a pipeline, and that nobody consumes with.
+    """Return the group that mirrors a pipeline. It has no members.
 
     :raises ResetRefused: it is not known.
-    :raises GroupHasMembers: somebody consumes with it.
+    :raises GroupHasMembers: the group has members.
     """
     group = group_id or group_of(memory)
     if not group:
@@ -62,7 +62,7 @@ def refuse_open(memory: Memory) -> None:
 
 
 def refuse_members(hook: KafkaHook, group: str) -> None:
-    """:raises GroupHasMembers: somebody consumes with this group."""
+    """:raises GroupHasMembers: the group has members."""
     if members := hook.group_state(group).members:
         raise GroupHasMembers(group, [str(m) for m in members])
 
@@ -89,18 +89,18 @@ class PositionChange:
 
 
 def current_offsets(memory: Memory) -> dict[TopicPartition, int]:
-    """Where a pipeline stands; where its first window would have begun, if that is to be given up."""
+    """Return the offsets at which a pipeline stands; those at which its first window begins, if that is to be given up."""
     first = {r.topic_partition: r.start for entry in open_entries(memory) for r in entry.window.ranges}
     return {**first, **memory.position.offsets}
 
 
 def named_topics(only: Sequence[str]) -> set[str]:
-    """The topics that ``only`` names."""
+    """Return the topics that ``only`` names."""
     return {str(item).partition(":")[0] for item in ([only] if isinstance(only, str) else only)}
 
 
 def plan_move(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[str], group: str) -> PositionChange:
-    """What it takes to move a pipeline there.
+    """Return the change that moves a pipeline to a target.
 
     :raises BoundRefused: offsets that the log does not hold.
     :raises ResetRefused: it cannot be moved there.
@@ -147,7 +147,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[st
 
 
 def _scope(only: Sequence[str], target: Target, log: Log, topics: set[str]) -> set[TopicPartition]:
-    """The partitions to move: all there are, or those that were named."""
+    """Return the partitions to move: all there are, or those that were named."""
     named: set[TopicPartition] = set()
     for item in [only] if isinstance(only, str) else only:
         topic, _, numbers = str(item).partition(":")
@@ -170,14 +170,14 @@ def _scope(only: Sequence[str], target: Target, log: Log, topics: set[str]) -> s
 
 
 def is_other_topic(position: Position, log: Log, topic: str) -> bool:
-    """Whether a topic is not the one of this name that the pipeline has read."""
+    """Return True if a topic is not the one of this name that the pipeline has read."""
     return is_recreated(topic, log, position) or bool(position.cluster_id and position.cluster_id != log.cluster_id)
 
 
 def _shifted(
     target: ShiftBy, before: Mapping[TopicPartition, int], scope: set[TopicPartition], log: Log, stale: set[str]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Where a shift leads to if the log does not go so far, and where it leads."""
+    """Return where a shift would lead if the log did not end before, and where it leads."""
     if others := {tp for tp in scope if tp.topic in stale}:
         raise ResetRefused(
             f"Topic `{min(others).topic}` was deleted and created again since the pipeline read it",
@@ -194,7 +194,7 @@ def _shifted(
 
 
 def fence_splits(ledger: Ledger, windows: Sequence[Entry]) -> None:
-    """Tasks of a window that is given up may still publish: nobody does any more, once this returns."""
+    """Fence the tasks that may still publish splits of windows that are given up."""
     for entry in windows:
         window = entry.window
         if window.source or window.target:
@@ -202,12 +202,13 @@ def fence_splits(ledger: Ledger, windows: Sequence[Entry]) -> None:
 
 
 def published_by(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]:
-    """Where records lie that windows have published which are given up. To be asked once nobody can publish any more."""
+    """Return where the records lie that windows have published which are given up. Call it once no task can publish any more."""
     return merge_landed(part for (window, _), marker in memory.markers.items() if window in numbers for part in marker.landed)
 
 
 def write_position_change(ledger: Ledger, found: Found, move: PositionChange, action: Action, who: str, why: str) -> None:
-    """Position, record of the change and the group's offsets, in one Kafka transaction; windows that are given up are removed.
+    """Write position, record of the change and the group's offsets in one Kafka transaction; remove the windows that are given
+    up.
 
     :raises Fenced: an attempt of the pipeline has taken over meanwhile; nothing was changed.
     """
@@ -221,7 +222,7 @@ def write_position_change(ledger: Ledger, found: Found, move: PositionChange, ac
     before = {tp: move.before[tp] for tp in after if tp in move.before}
     landed = published_by(memory, discarded)
     change = Change(move.number, action, who, why, utc_now(), before, after, given_up, landed=landed)
-    # They stay in their topics, so whoever follows the pipeline reads and counts them.
+    # They stay in their topics, so a pipeline that follows this one reads and counts them.
     published = add_landed(memory.published or {}, landed) if landed else memory.published
     records = [
         *(window_record(entry) for entry in kept_as_complete.values()),

@@ -1,4 +1,4 @@
-"""What a pipeline's next window would be: its ranges, how much that is, and how old. Nothing is written, nobody is fenced."""
+"""Preview the next window of a pipeline: its ranges, their size and their age. Nothing is written or fenced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
 from airflow_kafka_spark.errors import GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown, ResetRefused
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
-from airflow_kafka_spark.hooks.kafka.log import compared, read_log
+from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
 from airflow_kafka_spark.ledger.beginning import Beginning, LastApplied, decide_beginning
 from airflow_kafka_spark.ledger.group import owner_of
@@ -36,7 +36,7 @@ Begins = Literal["open window", "ledger", "sink", "group", "starting_offsets"]
 
 @dataclass(frozen=True)
 class PreviewRange:
-    """What the next window would read of one partition.
+    """The part of the next window in one partition.
 
     :param offsets: offsets covered: an upper bound of the records.
     :param bytes: of keys and values before compression, judged by the first records; None where none could be read in time.
@@ -108,7 +108,7 @@ def preview(
     :param max_records: as its operator says.
     :param data_loss: as its operator says.
     :param last_applied: asks the pipeline's sink for the last window that it remembers; None (default) asks no sink.
-    :raises PipelineUnknown: the ledger holds nothing of it, and nobody says what it would read.
+    :raises PipelineUnknown: the ledger holds nothing of it, and ``topics`` or ``group_id`` is missing.
     :raises PlanError: one of its subclasses: planning would fail, too.
     :raises ValueError: a bound that is none.
     """
@@ -136,7 +136,7 @@ def preview(
             raise ResetRefused(f"It is not known which group mirrors pipeline `{pipeline}`", action="Say its `group_id`")
         starts = resolve_start(hook, start, log, group)
     planned = plan_ranges(
-        compared(hook, log, position.offsets, position.epochs, position.topic_ids),
+        compare_epochs(hook, log, position.offsets, position.epochs, position.topic_ids),
         position,
         subscribed,
         starts=starts,
@@ -229,7 +229,7 @@ def _preview(
 
 
 @dataclass(frozen=True)
-class Sample:
+class RangeSample:
     """The first records of a range.
 
     :param offsets: how many offsets they cover.
@@ -241,7 +241,7 @@ class Sample:
     oldest: int | None = None
 
 
-def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES) -> dict[TopicPartition, Sample]:
+def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES) -> dict[TopicPartition, RangeSample]:
     """Read a little of each range: enough to judge how large and how old it is.
 
     :param records: at most so many of each partition.
@@ -250,7 +250,7 @@ def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAM
     import confluent_kafka
 
     open_ranges = {r.topic_partition: r for r in ranges if r.span}
-    samples = {r.topic_partition: Sample() for r in ranges if not r.span}
+    samples = {r.topic_partition: RangeSample() for r in ranges if not r.span}
     if not open_ranges:
         return samples
     consumer = confluent_kafka.Consumer(hook.consumer_config(**PROMPT), logger=ClientEvents())
@@ -265,7 +265,7 @@ def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAM
                 error = message.error()
                 if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
                     raise KafkaUnavailable(hook.conn_id, f"reading {tp}", error.str())
-                found = samples.get(tp, Sample())
+                found = samples.get(tp, RangeSample())
                 inside = error is None and (message.offset() or 0) < r.end
                 if inside:
                     found = samples[tp] = _add(found, message, r)
@@ -279,10 +279,10 @@ def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAM
     return samples
 
 
-def _add(found: Sample, message: Any, r: OffsetRange) -> Sample:
+def _add(found: RangeSample, message: Any, r: OffsetRange) -> RangeSample:
     kind, timestamp = message.timestamp()
     known = timestamp if kind else None
-    return Sample(
+    return RangeSample(
         found.records + 1,
         found.bytes + len(message.key() or b"") + len(message.value() or b""),
         message.offset() - r.start + 1,

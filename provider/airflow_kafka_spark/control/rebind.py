@@ -1,4 +1,4 @@
-"""Letting a pipeline go elsewhere, come from elsewhere, or be moved by somebody else: decided by hand, and once each time."""
+"""Allow a pipeline another destination, another source, or another task or deployment: once per request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rebind(
     """Let the next run of a pipeline have another destination, another source, or be another task or deployment.
 
     Guarantee: it counts once. The first run that plans a window after it binds the pipeline to what it has, and every other one
-    is refused again. A window that is open goes elsewhere only if nobody was at work on it (``running=False``): what its old
+    is refused again. A window that is open goes elsewhere only if no attempt was at work on it (``running=False``): what its old
     destination has taken of it stays there, and is moved once more. Complete windows are replayed where they are.
 
     :param hook: the cluster.
@@ -38,10 +38,10 @@ def rebind(
     :param why: what for.
     :param who: who asks for it; default the user of this process.
     :param ledger_topic: the ledger that knows it.
-    :param running: whether somebody is at work on an open window, as Airflow says of its task; None where that is not known.
+    :param running: whether an attempt is at work on an open window, as Airflow says of its task; None where that is not known.
     :param dry_run: change nothing, and say what would happen.
     :raises PipelineUnknown: the ledger holds nothing of it.
-    :raises AttemptAtWork: a window is open, and somebody is at work on it, or that is not known.
+    :raises AttemptAtWork: a window is open, and an attempt is at work on it, or that is not known.
     :raises ResetRefused: it is not said why, or this is no pipeline.
     """
     who = author(who, why)

@@ -1,4 +1,4 @@
-"""Giving a pipeline another name: what the ledger knows of it, and its group, go on under the new one."""
+"""Rename a pipeline: its ledger and its group go on under the new name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rename(
     group_id: str | None = None,
     dry_run: bool = False,
 ) -> ChangeResult:
-    """Let a pipeline go on under another name, where it stands.
+    """Rename a pipeline. It goes on where it stands.
 
     Guarantee: position, group and the end of the old name change in one Kafka transaction. Attempts under the old name are shut
     out, and those that come later are refused. No window is open: what its sink has taken, it remembers under the old name, and
@@ -47,10 +47,10 @@ def rename(
     :param who: who asks for it; default the user of this process.
     :param ledger_topic: the ledger that knows it.
     :param group_id: its group; None is the one that its last report names.
-    :param dry_run: change nothing, fence nobody, and say what would happen.
+    :param dry_run: change and fence nothing, and return what would happen.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises WindowOpen: it has an open window: that is finished, or given up, under the old name.
-    :raises GroupHasMembers: somebody consumes with its group.
+    :raises GroupHasMembers: its group has members.
     :raises ResetRefused: the new name is taken; or the pipeline moves data intervals or reads rows, or is paused.
     """
     who = author(who, why)
@@ -62,7 +62,7 @@ def rename(
         offsets = dict(memory.position.offsets)
         return group, Change(memory.next_change, "rename", who, why, utc_now(), offsets, {}, name=to)
 
-    # First without fencing: what is refused disturbs nobody.
+    # First without fencing: a command that is refused disturbs no attempt.
     memory = find(hook, pipeline, ledger_topic).memory
     topic = existing_ledger(hook, ledger_topic)
     assert topic is not None, "the pipeline was found in it"
@@ -94,7 +94,7 @@ def rename(
 
 
 def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: str | None) -> str:
-    """The group that is renamed with it."""
+    """Return the group that is renamed with it."""
     refuse_intervals(memory)
     refuse_intervals(other)
     kept = f'Keep the old name: give the operator `pipeline="{memory.pipeline}"`'

@@ -8,7 +8,7 @@ from airflow_kafka_spark.control.pipelines import find, has_source
 from airflow_kafka_spark.control.requests import refuse_intervals, request_change
 from airflow_kafka_spark.control.result import ChangeResult, ReplayedWindow, author
 from airflow_kafka_spark.errors import PipelineUnknown, ReplayRefused, WindowOpen
-from airflow_kafka_spark.hooks.kafka.log import compared, read_log
+from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.changes import Change
@@ -36,7 +36,7 @@ def replay(
 ) -> ChangeResult:
     """Ask for a complete window to be moved once more: the same offsets, whose rows the sink replaces.
 
-    Guarantee: nobody who is at work is disturbed. Once the task of the run is cleared and runs, it moves the window once more,
+    Guarantee: an attempt at work is not disturbed. Once the task of the run is cleared and runs, it moves the window once more,
     whatever its ``on_rerun`` says, and exactly once: a second clear does what it did before. Neither position nor group move. A
     sink that cannot replace what it has taken makes the task fail, before anything is changed.
 
@@ -78,7 +78,7 @@ def replay(
     if gone := [topic for topic in lost_topics(there, log) if topic not in log.topic_ids]:
         raise ReplayRefused(f"Topic `{gone[0]}` is gone", expected="the records that the window was made of")
     ends = {r.topic_partition: r.end for r in there.ranges if r.span}
-    check_readable(there, compared(hook, log, ends, there.epochs, there.topic_ids), "fail")
+    check_readable(there, compare_epochs(hook, log, ends, there.epochs, there.topic_ids), "fail")
     before = memory.replay_asked(there)
     change, _ = request_change(hook, memory, ledger_topic, decide, dry_run=dry_run)
     asked = change or before
@@ -124,7 +124,7 @@ def _of_interval(memory: Memory, name: str) -> Window:
             expected="a name like `20260101T000000Z-20260101T010000Z`",
             action="See its intervals",
         )
-    lane = state.interval.lane(memory.pipeline)
+    lane = state.interval.ledger_name(memory.pipeline)
     if state.state is not State.COMPLETE:
         raise _is_open(lane, state.run, "an earlier time")
     bounds = (state.interval.start_ms, state.interval.end_ms)

@@ -1,8 +1,8 @@
-"""What somebody wants of a pipeline while it may be at work: written to the ledger beside whoever works, and disturbing nobody.
+"""Control requests (pause, resume, replay, rebind), written to the ledger while an attempt may be running. They fence no attempt.
 
 Three things make that safe. A control has a key of its own kind, which no attempt and no reset writes. Who writes one fences a
 transactional id of its own kind, ``<ledger topic>.<pipeline>.control``, so that of two who press at once the second sees what the
-first has done. And whoever leaves a short cut into the ledger leaves it before everything that its last look may have missed
+first has done. An attempt that leaves a hint into the ledger sets it before everything that its last look may have missed
 (:attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset`).
 """
 
@@ -40,7 +40,7 @@ KEEP_CONTROLS = 100
 """How many controls of a pipeline are remembered."""
 SECONDS = 10
 TRIES = 10
-"""Each of them loses only against somebody else who has just written one."""
+"""A try is lost only to another writer that has just succeeded."""
 
 
 class ControlRequests(Ledger):
@@ -49,10 +49,10 @@ class ControlRequests(Ledger):
     def write(self, decide: Callable[[Memory], Change | None]) -> Change | None:
         """Write what ``decide`` makes of what the ledger holds, in one Kafka transaction of a record or two.
 
-        Guarantee: it is written whole or not at all; between its look and its commit nobody else writes a control of this
+        Guarantee: it is written whole or not at all; between its look and its commit no other writer writes a control of this
         pipeline. Attempts, resets and their transactions are not fenced.
 
-        :param decide: None for nothing to do; asked again when somebody else was faster.
+        :param decide: None for nothing to do; called again if another writer was faster.
         :return: what was written, None when there was nothing to do.
         :raises KafkaUnavailable: it cannot be written; what became of it is not known only if the brokers do not say so.
         """
@@ -83,7 +83,8 @@ class ControlRequests(Ledger):
         raise failure
 
     def _find(self) -> Found:
-        """Waits only for controls that an open transaction hides: whoever is at work may take as long as he likes."""
+        """Read the ledger. Only control records that an open transaction hides are waited for; an attempt at work may take as
+        long as it needs."""
         topic = existing_ledger(self.hook, self.topic.name)
         if topic is None:
             raise PipelineUnknown(self.pipeline, self.topic.name)

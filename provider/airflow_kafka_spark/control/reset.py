@@ -1,4 +1,4 @@
-"""Moving a pipeline by hand, as KIP-875 has it for connectors.
+"""Reset the position of a pipeline, as KIP-875 has it for connectors.
 
 It happens whole, in one Kafka transaction, or not at all; never while a window is open, and never without saying who and why.
 """
@@ -57,14 +57,14 @@ def reset(
     :param who: who asks for it; default the user of this process.
     :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
         Named together with ``group_id``, they also move a pipeline that the ledger knows nothing of, because Kafka was created
-        anew or it was told to forget it, and whose sink still remembers windows: its next window begins there.
+        anew or a `forget` removed it, and whose sink still remembers windows: its next window begins there.
     :param ledger_topic: the ledger that knows it.
     :param group_id: its group; None is the one that its last report names.
     :param discard_open: give up an open window, whose records a sink may have taken already.
-    :param dry_run: change nothing, fence nobody, and say what would happen.
+    :param dry_run: change and fence nothing, and return what would happen.
     :raises PipelineUnknown: the ledger holds nothing of it, and ``only`` or ``group_id`` is not said.
     :raises WindowOpen: it has an open window.
-    :raises GroupHasMembers: somebody consumes with its group.
+    :raises GroupHasMembers: its group has members.
     :raises BoundRefused: offsets that the log does not hold.
     :raises ResetRefused: it cannot be moved by offsets.
     :raises ValueError: ``to`` is no place to move to.
@@ -92,7 +92,8 @@ def reset(
 
 
 def _look(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> Memory:
-    """What the ledger holds of a pipeline; nothing, where it has never heard of it and everything is said that it would know."""
+    """Return what the ledger holds of a pipeline; an empty memory if it does not know the pipeline, and topics and group are
+    named."""
     try:
         return find(hook, pipeline, ledger_topic).memory
     except PipelineUnknown:
@@ -104,7 +105,7 @@ def _look(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -
 def _check(
     hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, discard_open: bool, *, is_said: bool = False
 ) -> str:
-    """The group that is moved, too.
+    """Return the group that is moved with it.
 
     :param is_said: whether the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
     """

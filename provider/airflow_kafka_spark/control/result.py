@@ -42,7 +42,7 @@ class OpenWindow:
 
 @dataclass(frozen=True)
 class Move:
-    """How a change moves the position of a pipeline in one partition.
+    """The move of a pipeline's position in one partition.
 
     :param before: its offset before; None in a partition of which it had read nothing.
     :param after: its offset after the change.
@@ -156,5 +156,5 @@ def open_windows(memory: Memory) -> tuple[OpenWindow, ...]:
     intervals = [s for _, s in sorted(memory.intervals.recent.items()) if s.state is State.PLANNED]
     return (
         *(OpenWindow.of(entry) for entry in open_entries(memory)),
-        *(OpenWindow(s.interval.lane(memory.pipeline), 1, s.run, "") for s in intervals),
+        *(OpenWindow(s.interval.ledger_name(memory.pipeline), 1, s.run, "") for s in intervals),
     )

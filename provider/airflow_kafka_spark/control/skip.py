@@ -1,4 +1,4 @@
-"""Giving up a window that fails again and again, or what waits: the pipeline goes on behind it."""
+"""Give up an open window that fails again and again, or records that wait: the pipeline goes on behind them."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def skip(
     :param who: who asks for it; default the user of this process.
     :param ledger_topic: the ledger that knows it.
     :param group_id: its group; None is the one that its last report names.
-    :param running: whether somebody is at work on the open window, as Airflow says of its task; None where that is not known.
+    :param running: whether an attempt is at work on the open window, as Airflow says of its task; None where that is not known.
         Only with False is a window given up.
-    :param dry_run: change nothing, fence nobody, and say what would happen.
+    :param dry_run: change and fence nothing, and return what would happen.
     :raises PipelineUnknown: the ledger holds nothing of it.
-    :raises AttemptAtWork: somebody is at work on the window, or it is not known.
-    :raises GroupHasMembers: somebody consumes with its group.
+    :raises AttemptAtWork: an attempt is at work on the window, or it is not known.
+    :raises GroupHasMembers: its group has members.
     :raises ResetRefused: nothing waits, or it moves data intervals, or reads rows and has no open window.
     """
     who = author(who, why)
@@ -102,7 +102,7 @@ def skip(
 
 
 def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None) -> str | None:
-    """The group that is moved, too."""
+    """Return the group that is moved with it; None for a pipeline that reads rows."""
     refuse_intervals(memory)
     if memory.is_blank and not memory.intervals:
         raise PipelineUnknown(memory.pipeline, ledger_topic)
@@ -123,7 +123,8 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
 
 
 def _past(hook: KafkaHook, memory: Memory, entry: Entry) -> PositionChange:
-    """Where the pipeline would stand, had the window been moved. It has been, if it is only being replayed."""
+    """Return the change that passes over an open window: the position that moving it would have led to. A window that is only
+    being replayed has led there already."""
     if entry.window.replay:
         log = read_log(hook, {tp.topic for tp in memory.position.offsets})
         given_up = open_entries(memory)
@@ -155,7 +156,7 @@ def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
 
 
 def _tokens(memory: Memory) -> list[str]:
-    """Of the attempts that have worked on open windows last."""
+    """Return the tokens of the attempts that worked on open windows last."""
     return [entry.attempt.token for entry in open_entries(memory)]
 
 

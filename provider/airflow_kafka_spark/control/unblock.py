@@ -1,4 +1,4 @@
-"""Ending a transaction that somebody has left open, and behind which nobody sees what comes after it in the ledger."""
+"""Abort the open transaction that hides later records of a partition of the ledger from all readers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.pipelines import existing_ledger
 from airflow_kafka_spark.errors import PipelineUnknown
-from airflow_kafka_spark.ledger.open_transactions import Holder
-from airflow_kafka_spark.ledger.topic import TOPIC, holder_at
+from airflow_kafka_spark.ledger.open_transactions import OpenTransaction
+from airflow_kafka_spark.ledger.topic import TOPIC, first_open_transaction
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ MOVES_WITHIN = 15.0
 
 @dataclass(frozen=True)
 class Unblocked:
-    """What held a partition of the ledger up.
+    """The transaction that held readers of a partition of the ledger back, and whether it is over.
 
     :param partition: where the pipeline's records lie.
-    :param holder: whose transaction is open first there; None without one.
+    :param transaction: whose transaction is open first there; None without one.
     :param ended: whether it is over.
     :param warnings: what to know about it, in sentences.
     :param dry_run: nothing was changed.
@@ -33,7 +33,7 @@ class Unblocked:
     pipeline: str
     ledger_topic: str
     partition: int
-    holder: Holder | None
+    transaction: OpenTransaction | None
     ended: bool
     warnings: tuple[str, ...]
     dry_run: bool
@@ -59,13 +59,13 @@ def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_ru
     bounds = hook.offsets([tp])[tp]
     if bounds.lso >= bounds.high:
         return Unblocked(pipeline, ledger_topic, partition, None, False, ("No transaction is open there",), dry_run)
-    holder = holder_at(hook.consumer_config(), tp, bounds.lso, bounds.high)
+    transaction = first_open_transaction(hook.consumer_config(), tp, bounds.lso, bounds.high)
     if dry_run:
-        return Unblocked(pipeline, ledger_topic, partition, holder, False, (), dry_run)
-    why = topic.end(holder)
+        return Unblocked(pipeline, ledger_topic, partition, transaction, False, (), dry_run)
+    why = topic.abort(transaction)
     deadline = time.monotonic() + MOVES_WITHIN
     while not (ended := hook.offsets([tp])[tp].lso > bounds.lso) and not why and time.monotonic() < deadline:
         time.sleep(0.1)
     by_hand = f"`kafka-transactions.sh abort --topic {ledger_topic} --partition {partition} --start-offset {bounds.lso}` does"
     warnings = () if ended else (why or "The brokers have lost it: fencing its producer does not end it", by_hand)
-    return Unblocked(pipeline, ledger_topic, partition, holder, ended, warnings, dry_run)
+    return Unblocked(pipeline, ledger_topic, partition, transaction, ended, warnings, dry_run)

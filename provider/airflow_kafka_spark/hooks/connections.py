@@ -17,12 +17,12 @@ _SYNONYMS = {"postgresql": "postgres", "mariadb": "mysql"}
 def look_up(
     conn_id: str, *types: str, option: str = "conn_id", hint: str = "", get: Callable[[str], Connection] | None = None
 ) -> Connection:
-    """An Airflow connection of one of these types.
+    """Return an Airflow connection of one of these types.
 
     :param conn_id: its name.
     :param types: the types that will do, the usual one first.
     :param option: where the user gave the name.
-    :param hint: what else to tell of a connection of the first type to somebody who has none.
+    :param hint: what else to say of a connection of the first type where there is none.
     :param get: how to ask Airflow; default a hook's ``get_connection``.
     :raises ConnectionInvalid: it is not defined, or of another type.
     """
@@ -38,7 +38,7 @@ def look_up(
 
 @contextmanager
 def defined(conn_id: str, kind: str, *, option: str) -> Iterator[None]:
-    """For whoever has Airflow's own code look the connection up.
+    """Translate the errors of Airflow's own code that looks the connection up.
 
     :param kind: the type of connection to add, as it stands in a sentence.
     :raises ConnectionInvalid: what runs inside finds that it is not defined.
@@ -53,6 +53,6 @@ def defined(conn_id: str, kind: str, *, option: str) -> Iterator[None]:
 
 
 def kind_of(connection: Connection) -> str:
-    """Its type, by one name where several are in use."""
+    """Return the type of a connection, by one name where several are in use."""
     kind = connection.conn_type or ""
     return _SYNONYMS.get(kind, kind)

@@ -1,4 +1,4 @@
-"""From an Airflow connection of type ``postgres`` to what libpq connects with."""
+"""Connect to PostgreSQL from an Airflow connection, and quote names and values in statements."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class PostgresServer:
         return f"{self.conninfo} application_name={_quoted(application_name)}"
 
     def scrub(self, text: str) -> str:
-        """``text`` without the password: libpq quotes what it cannot parse."""
+        """Return ``text`` without the password: libpq quotes what it cannot parse."""
         return text.replace(self.password, "***") if self.password else text
 
     def cause(self, error: BaseException) -> BaseException | None:
-        """``error`` where a traceback may show it."""
+        """Return ``error`` where a traceback may show it."""
         return None if self.password and self.password in str(error) else error
 
 
 def read_server(connection: Connection) -> PostgresServer:
-    """Where a connection of type ``postgres`` leads.
+    """Return the server that a connection of type ``postgres`` leads to.
 
     :raises ConnectionInvalid: it has options that mean nothing here.
     """
@@ -116,7 +116,7 @@ def rows(connection: psycopg.Connection, statement: str) -> list[tuple]:
 
 
 def system_identifier(connection: psycopg.Connection) -> str:
-    """What the server calls itself, the same by whatever address it is reached; empty where the role may not ask."""
+    """Return the server's own identifier, the same by whatever address it is reached; empty where the role may not ask."""
     import psycopg
 
     try:
@@ -132,7 +132,7 @@ NAME_BYTES = 63
 
 
 def quote(name: str) -> str:
-    """``name`` as an identifier, whatever it holds.
+    """Return ``name`` as an identifier, whatever it holds.
 
     :raises ValueError: it is empty or holds a NUL, which no name in PostgreSQL can.
     """
@@ -142,7 +142,7 @@ def quote(name: str) -> str:
 
 
 def literal(value: str | int | bool | None) -> str:
-    """``value`` as a literal, read the same with ``standard_conforming_strings`` on and off."""
+    """Return ``value`` as a literal, read the same with ``standard_conforming_strings`` on and off."""
     if value is None:
         return "NULL"
     if isinstance(value, bool):
@@ -166,7 +166,7 @@ class Name(NamedTuple):
 
 
 def parse_name(text: str) -> tuple[str | None, str]:
-    """``table`` or ``schema.table``, each part as it is written (no folding to lower case) or in double quotes.
+    """Split ``table`` or ``schema.table``; each part is as it is written (no folding to lower case) or in double quotes.
 
     :return: schema, None where none is given, and table.
     :raises ValueError: it is neither.
@@ -187,7 +187,8 @@ def _unquote(part: str) -> str:
 
 
 def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> Name:
-    """The full name of a table: without a schema the one the server would take, and for a new one the current schema."""
+    """Return the full name of a table. Without a schema it is the table that the server would take; a new one is in the current
+    schema."""
     if schema is not None:
         return Name(schema, table)
     found = rows(
@@ -200,7 +201,7 @@ def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> N
 
 
 def tables_alike(connection: psycopg.Connection, name: Name) -> list[Name]:
-    """Tables whose names differ from ``name`` in upper and lower case only."""
+    """Return the tables whose names differ from ``name`` in upper and lower case only."""
     found = rows(
         connection,
         "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "

@@ -135,7 +135,8 @@ class SchemaRegistryHook(BaseHook):
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def versions(self, subject: str, known: Sequence[RegisteredSchema] = ()) -> tuple[RegisteredSchema, ...]:
-        """All schemas of a subject, ascending by version, deleted ones too where the registry still tells: records have them.
+        """Return all schemas of a subject, ascending by version; deleted ones too where the registry still has them, since
+        records refer to them.
 
         :param known: those that need not be asked for again.
         :raises RegistryRefused: there is no such subject, or it may not be read.
@@ -147,7 +148,7 @@ class SchemaRegistryHook(BaseHook):
         return tuple(have[n] if n in have else self.version(subject, n) for n in numbers)
 
     def knows(self, subject: str) -> bool:
-        """Whether there is such a subject.
+        """Return True if there is such a subject.
 
         :raises RegistryRefused: it may not be read.
         :raises RegistryUnavailable: no answer.
@@ -188,8 +189,8 @@ class SchemaRegistryHook(BaseHook):
                 found.append(text)
 
     def incompatibilities(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> list[str]:
-        """Why the registry would not take a schema for a subject, by the subject's compatibility level; nothing when it would, as
-        when there is no such subject yet.
+        """Return why the registry would not take a schema for a subject, by the subject's compatibility level; nothing if it
+        would, or if there is no such subject yet.
 
         :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
         :param normalize: compare schemas as the registry writes them, without differences that mean nothing.
@@ -211,7 +212,7 @@ class SchemaRegistryHook(BaseHook):
         return [str(m) for m in answer.get("messages") or ()] or [NOT_TOLD]
 
     def register(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> int:
-        """Register a schema; the id of the one that is there already where it is the same.
+        """Register a schema and return its id; that of the registered one where it is the same.
 
         :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
         :param normalize: ``normalize.schemas`` of Confluent's serializers: the same but for differences that mean nothing is the
@@ -224,7 +225,7 @@ class SchemaRegistryHook(BaseHook):
             return int(self.client.register_schema(subject, Schema(text, kind), normalize))
 
     def id_of(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> int | None:
-        """The id of a schema under a subject; None where it is not registered there. Changes nothing.
+        """Return the id of a schema under a subject; None where it is not registered there. Changes nothing.
 
         :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
         :param normalize: as for :meth:`register`.
@@ -241,7 +242,7 @@ class SchemaRegistryHook(BaseHook):
         return int(found.schema_id or 0)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the registry answers, as Airflow's own button asks: once, for ten seconds at most."""
+        """Return whether the registry answers, for Airflow's UI. It is asked once, for ten seconds at most."""
         try:
             once = type(self)(self.conn_id)
             once.config.update({"max.retries": 0, "timeout": min(float(once.config["timeout"]), 10)})
@@ -255,7 +256,7 @@ class SchemaRegistryHook(BaseHook):
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
-        """Errors of the client as this package's own, without passwords."""
+        """Translate errors of the client to this package's own, without passwords."""
         client = self.client
         from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
 
@@ -285,7 +286,7 @@ class SchemaRegistryHook(BaseHook):
         return RegistryRefused(self.conn_id, self.url, what, detail, status, number, action)
 
     def _scrubbed(self, text: str) -> str:
-        """``text`` without anything of the connection that is secret."""
+        """Return ``text`` without anything of the connection that is secret."""
         secrets = {str(v) for k, v in self.config.items() if _SECRET.search(k) and v}
         secrets |= {s.partition(":")[2] for s in secrets if ":" in s} | {self.connection.password or ""}
         secrets |= set(re.findall(r"//[^/@,]*:([^/@,]*)@", str(self.config["url"])))

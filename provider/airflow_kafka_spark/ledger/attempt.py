@@ -37,7 +37,7 @@ from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
-from airflow_kafka_spark.ledger.topic import NOBODYS, TOPIC, Hint, LedgerPlace, LedgerTopic
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerPlace, LedgerTopic
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.interval import sharing_offsets
@@ -87,9 +87,10 @@ KEEP_WINDOWS = 100
 
 
 class Ledger:
-    """One attempt of one pipeline at its ledger. A context manager: entering fences and looks, leaving lets go.
+    """One attempt of one pipeline at its ledger. A context manager: entering it fences earlier attempts and reads the ledger;
+    leaving it drops the producers.
 
-    Guarantee: while this attempt is the newest, nobody else writes to the pipeline's ledger or moves its group's offsets through
+    Guarantee: while this attempt is the newest, no other one writes to the pipeline's ledger or moves its group's offsets through
     it; as soon as a newer one has fenced, this one's writes are refused by the broker (KIP-98).
 
     :param hook: the cluster.
@@ -119,7 +120,7 @@ class Ledger:
         beside_intervals: bool = False,
     ) -> None:
         self.hook = hook
-        self.pipeline = self.family_name = pipeline
+        self.pipeline = self.parent_pipeline = pipeline
         self.run = run
         self.group_id = group_id
         self.topic = LedgerTopic(hook, topic, replication_factor)
@@ -139,17 +140,17 @@ class Ledger:
     # --- fence, then look ---
 
     def peek(self) -> None:
-        """Look before fencing, so that nobody is disturbed, and without waiting: what an open transaction hides is not seen. What
-        is seen is enough to leave things as they are, and not to write. Only a pause is not believed before it is known that
-        nothing hides its end."""
+        """Read the ledger without fencing and without waiting: records that an open transaction hides are not seen. The result is
+        enough to leave things as they are, not to write. A pause counts only once it is known that no open transaction hides its
+        end."""
         if not self.topic.find_existing():
             return
         self._peek()
-        if self.whole.is_paused:
-            self._peek((control_prefix(self.family_name),))
+        if self.parent_memory.is_paused:
+            self._peek((control_prefix(self.parent_pipeline),))
 
-    def _peek(self, wait_for: tuple[bytes, ...] = NOBODYS) -> None:
-        """:param wait_for: what keys begin with that are waited for; default nobody's."""
+    def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
+        """:param wait_for: prefixes of the keys that are waited for; default none."""
         topic = self.topic
         self.hint = self._find_hint()
         self.memory = Memory(self.pipeline)
@@ -160,8 +161,9 @@ class Ledger:
             self.memory = found.memory
 
     @property
-    def whole(self) -> Memory:
-        """What the ledger holds of the pipeline as a whole: who has paused it, and which windows are to be moved again."""
+    def parent_memory(self) -> Memory:
+        """The ledger's records of the whole pipeline: pauses, requested replays, binding. For a data interval, those of its
+        pipeline."""
         return self.memory
 
     def __enter__(self) -> Ledger:
@@ -173,7 +175,7 @@ class Ledger:
         self._planner = self._closer = None
 
     def _fence_and_look(self) -> Memory:
-        """Both ids are fenced before the ledger is read: a fence on one of them would leave a gap for the other's transaction."""
+        """Fence both ids, then read the ledger. A fence on one of them only would leave a gap for a transaction of the other."""
         self._events = ClientEvents(self.hook.config.get("error_cb"))
         with ThreadPoolExecutor(2) as pool:
             planner, closer = pool.submit(self._fence, "plan"), pool.submit(self._fence, "close")
@@ -202,7 +204,8 @@ class Ledger:
             raise self.translated(error, "fencing earlier attempts") from None
 
     def fence_splits(self, count: int) -> None:
-        """Fence whoever may still publish a split of this pipeline, and have the broker abort what they left open.
+        """Fence the tasks of earlier attempts that may still publish a split of this pipeline; the brokers abort their open
+        transactions.
 
         After :meth:`plan` or :meth:`reopen`: a task of an earlier attempt that comes later still sees that claim, and stops.
 
@@ -216,15 +219,15 @@ class Ledger:
         self._fence(f"{SPLIT}{index}")
 
     def fence_dead_letters(self, **settings: Any) -> Producer:
-        """Fence whoever may still send dead letters of this pipeline; what they left open is aborted. Then look, before anything
-        is sent with the producer.
+        """Fence attempts that may still send dead letters of this pipeline; their open transactions are aborted. Read the ledger
+        before anything is sent with the producer.
 
         :param settings: of the producer.
         """
         return self._fence("dead", compact=False, **settings)
 
     def _find_hint(self) -> Hint | None:
-        """The short cut that the last close left in the metadata of the group's committed offsets."""
+        """Return the hint that the last close left in the metadata of the group's committed offsets."""
         if not self.group_id or not self.hint_topics:
             return None
         described = self.hook.describe_topics(self.hint_topics, missing="omit")
@@ -241,8 +244,8 @@ class Ledger:
         return self.memory
 
     def _end_hidden_splits(self, keys: frozenset[bytes]) -> None:
-        """A task of a dead attempt has left its transaction open, with its marker in it: fencing it decides the transaction, so
-        that nobody has to wait for its timeout."""
+        """Fence the ids under which a dead attempt has left records in an open transaction. That decides the transaction, so that
+        no reader waits for its timeout."""
         for key in sorted(keys):
             kind, *number = json.loads(key)[1:]
             if kind == "split":
@@ -250,16 +253,16 @@ class Ledger:
             elif kind == "dead":
                 self.fence_dead_letters()
             elif kind in (CONTROL, BINDING):
-                self._fence_as(transactional_id_of(self.topic.name, self.family_name, kind))
+                self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, kind))
 
     def completed(self, run: str) -> Entry | None:
-        """The COMPLETE window of this run, if it is remembered."""
+        """Return the COMPLETE window of this run, if it is remembered."""
         return self.memory.completed_by(run)
 
     # --- write ---
 
     def bind(self, decide: Callable[[Memory], Binding]) -> Binding:
-        """What the pipeline is bound to from the window on that is planned, or reopened, next; written with its plan.
+        """Decide what the pipeline is bound to from the next window on that is planned or reopened. It is written with the plan.
 
         :param decide: makes it of what the ledger holds of the pipeline as a whole; raises if another one is in force.
         """
@@ -267,13 +270,13 @@ class Ledger:
         return self._bound
 
     def group_owner(self) -> str | None:
-        """The other pipeline whose first window is open, and planned for this group, which does not say so before it is complete;
-        None without one. Asked by a pipeline without a past."""
+        """Return the other pipeline whose first window is open and planned for this group; None without one. The group's metadata
+        names it only once that window is complete. Asked by a pipeline without a past."""
         topic, key = self.topic, group_key(self.group_id or "")
-        found = (r.value for r in topic.newest(topic.home(self.group_id or ""), 0, (key,), (key,)) if r.key == key)
+        found = (r.value for r in topic.newest(topic.partition_of(self.group_id or ""), 0, (key,), (key,)) if r.key == key)
         value = next(found, None)
         owner = json.loads(value)["pipeline"] if value is not None else None
-        if owner is None or owner == self.family_name:
+        if owner is None or owner == self.parent_pipeline:
             return None
         there = topic.glance(owner).memory
         intervals = [interval.state for interval in there.intervals.spans]
@@ -292,7 +295,7 @@ class Ledger:
         entry = self._claim(Entry(window, State.PLANNED, self._attempt(1)))
         faults.reached("plan.written")
         if self.beside_intervals or self.memory.intervals:
-            # Only now: whoever is planned later sees this window, and whoever was planned earlier is seen.
+            # Only now: what is planned later sees this window, and what was planned earlier is seen.
             self.look()
             self._give_way(entry)
         return entry
@@ -335,7 +338,7 @@ class Ledger:
         before = (state for state in self.memory.intervals.spans if state.offset < entry.first)
         for state, _ in sharing_offsets(window.ranges, window.topic_ids, before):
             self.withdraw(window_key(self.pipeline, window.number))
-            raise PlannedMeanwhile(self.family_name, f"Window {window.number}", f"interval {state.interval}")
+            raise PlannedMeanwhile(self.parent_pipeline, f"Window {window.number}", f"interval {state.interval}")
 
     def withdraw(self, *keys: bytes) -> None:
         """Remove records of a window that was planned and not moved."""
@@ -346,7 +349,7 @@ class Ledger:
             self.send(producer, [LedgerRecord(key, None) for key in keys])
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
-            # Whoever comes next finds the window, and withdraws it if this has not.
+            # The next attempt finds the window, and withdraws it if this one has not.
             raise self.translated(error, "withdrawing a plan") from error
 
     def replay(self, entry: Entry) -> Entry:
@@ -359,8 +362,8 @@ class Ledger:
         return Attempt(number, secrets.token_hex(8), self.run, utc_now())
 
     def along(self, entry: Entry) -> list[LedgerRecord]:
-        """Further records that are written with a window's: here, what the pipeline is bound to. Written again with each window,
-        since readers begin behind older ones."""
+        """Return further records that are written with those of a window: what the pipeline is bound to. They are written again
+        with each window, since readers begin behind older ones."""
         binding = self._bound or self.memory.binding
         return [binding_record(self.pipeline, binding)] if binding else []
 
@@ -371,16 +374,16 @@ class Ledger:
         try:
             producer.begin_transaction()
             offsets = self.send(producer, [window_record(entry), *self.along(entry)])
-            if self.group_id and self.whole.is_blank and not self.whole.intervals and not entry.window.source:
-                owner = group_record(self.group_id, self.family_name, self.pipeline)
-                produce_all(producer, self.topic.name, self.topic.home(self.group_id), [owner], TRANSACTION_SECONDS)
+            if self.group_id and self.parent_memory.is_blank and not self.parent_memory.intervals and not entry.window.source:
+                owner = group_record(self.group_id, self.parent_pipeline, self.pipeline)
+                produce_all(producer, self.topic.name, self.topic.partition_of(self.group_id), [owner], TRANSACTION_SECONDS)
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             self._resolve_claim(error, entry)
             offsets = [self.memory.entries[entry.window.number].offset]
         is_first = entry.first < 0 and entry.attempt.number == 1
         entry = replace(entry, offset=offsets[0], first=offsets[0] if is_first else entry.first)
-        # Of a pipeline that the ledger had never heard of, nobody can have written anything before this.
+        # Nothing can have been written before this of a pipeline that the ledger did not know.
         seen = self.memory.seen if self.memory.seen >= 0 else entry.offset
         binding = self._bound or self.memory.binding
         entries = {**self.memory.entries, entry.window.number: entry}
@@ -389,7 +392,7 @@ class Ledger:
         return entry
 
     def _resolve_claim(self, error: Exception, entry: Entry) -> None:
-        """The transaction's outcome is unknown: make sure that it has one, and read it."""
+        """Find out whether the plan was written, after a transaction whose outcome is unknown."""
         failure = self.translated(error, "writing the plan")
         if isinstance(failure, Fenced):
             raise failure from None
@@ -399,17 +402,18 @@ class Ledger:
 
     @property
     def attempts(self) -> int:
-        """How many attempts have worked on the claimed window, this one included."""
+        """The number of attempts that have worked on the claimed window, this one included."""
         return self.claimed.attempt.number
 
     @property
     def split_prefix(self) -> str:
-        """What the transactional ids of splits begin with; the split's index follows."""
+        """The beginning of the transactional ids of splits; the index of the split follows."""
         return transactional_id_of(self.topic.name, self.pipeline, SPLIT)
 
     @property
     def place(self) -> LedgerPlace:
-        """Where a split of the claimed window puts its marker, and where it looks for what others did since the claim."""
+        """The place where a split of the claimed window writes its marker, and from which it reads what others did since the
+        claim."""
         return LedgerPlace(
             self.topic.name,
             self._partition,
@@ -441,11 +445,11 @@ class Ledger:
         return self.memory
 
     def remember_dead_letters(self, dead: DeadLetters) -> None:
-        """What was sent is known from now on, without another look."""
+        """Add dead letters that were sent to the memory, without reading the ledger again."""
         self.memory = replace(self.memory, dead={**self.memory.dead, dead.window: dead})
 
     def published(self) -> dict[int, Marker]:
-        """The splits of the claimed window that are published by now, by index. Read them once nobody else can add one.
+        """Return the splits of the claimed window that are published by now, by index. Call it once no other attempt can add one.
 
         :raises Fenced: when a newer attempt has claimed the window, or has completed it.
         """
@@ -460,7 +464,7 @@ class Ledger:
         :raises Fenced: when a newer attempt has claimed the window, or has completed it.
         """
         claimed = self.claimed
-        # What came before the claim does not matter here, but it does to whoever looks for more than the claim.
+        # What came before the claim does not matter here, but it does to readers that look for more than the claim.
         since = Hint(self.topic.topic_id, self._partition, max(claimed.offset, 0))
         found = self.topic.look(self.pipeline, since).memory
         if found.owned(claimed.window.number, claimed.attempt.token) is None:
@@ -474,7 +478,7 @@ class Ledger:
         :param report: the window's report, as JSON.
         :param offsets: what the group commits: each partition's frozen end.
         :raises Fenced: when a newer attempt has taken over; that one completes the window.
-        :raises GroupHasMembers: when the broker refuses offsets because somebody consumes with the group.
+        :raises GroupHasMembers: when the broker refuses offsets because the group has members.
         """
         entry = replace(self.claimed, state=State.COMPLETE, report=report)
         for tries in range(1, CLOSE_TRIES + 1):
@@ -503,7 +507,7 @@ class Ledger:
         is_done: Callable[[Memory], bool],
         beside: Mapping[int, Sequence[LedgerRecord]] | None = None,
     ) -> None:
-        """What offset control does in place of a window: records and the group's offsets, in one Kafka transaction.
+        """Write records and the group's offsets in one Kafka transaction, in place of a window's close.
 
         :param metadata: what the group's offsets say of where they come from, by topic.
         :param is_done: whether it has happened, by what the ledger holds: asked when the outcome is unknown.
@@ -599,7 +603,7 @@ class Ledger:
 
 
 def _compressed(value: bytes, kind: str) -> int:
-    """Bytes that a record takes in the ledger's topic, about.
+    """Return about how many bytes a record takes in the ledger topic.
 
     :param kind: the topic's ``compression.type``.
     """
@@ -612,5 +616,5 @@ def _compressed(value: bytes, kind: str) -> int:
 
 
 def utc_now() -> str:
-    """This instant as ISO 8601 with milliseconds and ``Z``."""
+    """Return this instant as ISO 8601 with milliseconds and ``Z``."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

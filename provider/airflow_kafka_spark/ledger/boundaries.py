@@ -52,7 +52,7 @@ PRUNE_MOST = 10_000
 
 
 @dataclass(frozen=True)
-class Kept:
+class TopicBoundaries:
     """The boundaries of one topic in the ledger.
 
     :param proposals: in the order of the log, with their keys.
@@ -208,10 +208,10 @@ class Boundaries:
             if instant < horizon.instant and instant not in known
         }
 
-    def _read(self, topic: str) -> Kept:
+    def _read(self, topic: str) -> TopicBoundaries:
         single, archived = prefixes = boundary_prefix(topic), archive_prefix(topic)
 
-        def look(partition: int) -> Kept:
+        def look(partition: int) -> TopicBoundaries:
             proposals: list[tuple[bytes, Boundary]] = []
             archives: list[tuple[bytes, BoundaryArchive]] = []
             try:
@@ -228,11 +228,11 @@ class Boundaries:
                     self.ledger.name, f"topic `{topic}` has {error}", "boundaries of this version or older",
                     "Upgrade airflow-provider-kafka-spark to the release that wrote it",
                 ) from None  # fmt: skip
-            return Kept(tuple(proposals), tuple(archives), partition)
+            return TopicBoundaries(tuple(proposals), tuple(archives), partition)
 
         return self.ledger.find(f"boundaries of {topic}", look, lambda there: bool(there.proposals or there.archives))
 
-    def _write(self, proposals: Sequence[Boundary], kept: Mapping[str, Kept]) -> None:
+    def _write(self, proposals: Sequence[Boundary], kept: Mapping[str, TopicBoundaries]) -> None:
         """Write proposals, outside of any transaction: the first one in the log counts, and a second one changes nothing."""
         producer = self._producer()
         for boundary in proposals:
@@ -241,10 +241,10 @@ class Boundaries:
             at = ", ".join(f"{TopicPartition(boundary.topic, p)} at {o}" for p, o in sorted(boundary.offsets.items())[:8])
             log.info("%s is %s", iso(boundary.instant), at)
 
-    def _tidy(self, topic: str, kept: Kept, current: Log) -> None:
-        """Remove boundaries that nobody needs any more, and archive old ones.
+    def _tidy(self, topic: str, kept: TopicBoundaries, current: Log) -> None:
+        """Remove boundaries that are not needed any more, and archive old ones.
 
-        Every record that is written here is safe by itself: somebody who reads or proposes meanwhile, or a death at any moment,
+        Every record that is written here is safe by itself: a reader or a proposal meanwhile, or a death at any moment,
         finds the same boundaries. An archive is in the log before the first record that it replaces is removed.
         """
         topic_id, lows = current.topic_ids.get(topic, ""), current.lows(topic)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
-    """What a group's committed offset says of where it comes from, with the short cut into the ledger."""
+    """Return the metadata of a group's committed offset: where the offset comes from, and the hint where to read the ledger."""
     facts = {
         "pipeline": window.pipeline,
         "window": window.id,
@@ -30,8 +30,8 @@ def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
 
 
 def position_of_group(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> tuple[Position, int]:
-    """Where a pipeline stands by its group's offsets alone, if it has committed any of them itself: then it is not new, its
-    ledger was lost.
+    """Return the position of a pipeline by its group's offsets alone, if the pipeline has committed any of them itself. It is
+    then not new: its ledger was lost.
 
     :param pipeline: its name.
     :param committed: what the group has committed.
@@ -49,8 +49,8 @@ def position_of_group(pipeline: str, committed: Mapping[TopicPartition, Committe
 
 
 def windows_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> dict[TopicPartition, int]:
-    """The numbers of this pipeline's windows that a group's offsets were committed with, by partition; data intervals, and what
-    others have committed, are left out.
+    """Return the numbers of this pipeline's windows that a group's offsets were committed with, by partition. Data intervals and
+    commits of others are left out.
 
     :param pipeline: its name.
     :param committed: what the group has committed.
@@ -65,7 +65,7 @@ def windows_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset
 
 
 def owner_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> str | None:
-    """The other pipeline that a group mirrors; None where it mirrors none, or this one.
+    """Return the other pipeline that a group mirrors; None where it mirrors none, or this one.
 
     :param committed: what the group has committed; the metadata says for whom.
     """

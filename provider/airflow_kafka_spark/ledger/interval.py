@@ -1,4 +1,4 @@
-"""The ledger of one data interval: a lane beside its pipeline, and what all lanes of the pipeline have in common."""
+"""The ledger of one data interval: its records under a name of its own, and those that all intervals of a pipeline share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, PlannedMeanwhile
 from airflow_kafka_spark.ledger.attempt import TRANSACTION_SECONDS, Ledger
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
-from airflow_kafka_spark.ledger.topic import NOBODYS, Found
+from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE, Found
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping, sharing_offsets
 from airflow_kafka_spark.windows.interval_archive import archived
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BIND_TRIES = 10
-"""Each of them loses only against somebody else who has just decided."""
+"""A try is lost only to another attempt that has just decided."""
 NUMBER = 1
 """Of the window of an interval: a lane has one, however often it is replayed."""
 
@@ -59,36 +59,36 @@ class IntervalLedger(Ledger):
     """
 
     def __init__(self, hook: KafkaHook, pipeline: str, run: str, interval: Interval, **options: Any) -> None:
-        super().__init__(hook, interval.lane(pipeline), run, **options)
-        self.family_name = pipeline
+        super().__init__(hook, interval.ledger_name(pipeline), run, **options)
+        self.parent_pipeline = pipeline
         self.interval = interval
-        self.family = Memory(pipeline)
+        self._parent = Memory(pipeline)
         self.sink_has_it = False
 
-    def _peek(self, wait_for: tuple[bytes, ...] = NOBODYS) -> None:
+    def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
         """See :meth:`Ledger.peek`; the lane lies beside its pipeline."""
 
         def there(partition: int) -> Found:
-            return self.topic.look_into(self.pipeline, partition, wait_for=wait_for, beside=self.family_name)
+            return self.topic.look_into(self.pipeline, partition, wait_for=wait_for, parent=self.parent_pipeline)
 
-        found = self.topic.find(self.family_name, there, lambda found: found.exists)
-        self.family = found.family or Memory(self.family_name)
+        found = self.topic.find(self.parent_pipeline, there, lambda found: found.exists)
+        self._parent = found.parent or Memory(self.parent_pipeline)
         self.memory = found.memory if self.known is not None else Memory(self.pipeline)
 
     @property
-    def whole(self) -> Memory:
-        """What the ledger holds of the pipeline that this interval is of."""
-        return self.family
+    def parent_memory(self) -> Memory:
+        """The ledger's records of the pipeline that this interval belongs to."""
+        return self._parent
 
     def look(self) -> Memory:
         """Read what the ledger holds of this interval, and of all of the pipeline's."""
-        found = self.topic.look(self.pipeline, None, self._end_hidden_splits, beside=self.family_name)
+        found = self.topic.look(self.pipeline, None, self._end_hidden_splits, parent=self.parent_pipeline)
         self.memory, self._partition = found.memory, found.partition
-        self.family = found.family or Memory(self.family_name)
+        self._parent = found.parent or Memory(self.parent_pipeline)
         return self.memory
 
     def completed(self, run: str) -> Entry | None:
-        """The interval's window, once it is complete: whichever run moved it, it is moved."""
+        """Return the window of the interval once it is complete, whichever run has moved it."""
         entry, known = self.memory.entries.get(NUMBER), self.known
         if entry is None and known is not None and known.state is State.COMPLETE:
             # Forgotten in detail, because there are so many newer ones.
@@ -101,8 +101,8 @@ class IntervalLedger(Ledger):
 
     @property
     def known(self) -> IntervalState | None:
-        """What the pipeline knows of this interval."""
-        return self.family.intervals.get(self.interval.name)
+        """The state of this interval in the records of its pipeline; None if it has none."""
+        return self._parent.intervals.get(self.interval.name)
 
     @property
     def _bounds(self) -> tuple[int, int]:
@@ -110,35 +110,35 @@ class IntervalLedger(Ledger):
 
     def refuse_overlaps(self) -> None:
         """:raises IntervalOverlaps: another interval of this pipeline has some of the same instants."""
-        if others := overlapping(self.interval, self.family.intervals.spans):
-            raise IntervalOverlaps(self.family_name, self.interval, others[0].interval)
+        if others := overlapping(self.interval, self._parent.intervals.spans):
+            raise IntervalOverlaps(self.parent_pipeline, self.interval, others[0].interval)
 
     def bind(self, decide: Callable[[Memory], Binding]) -> Binding:
         """See :meth:`Ledger.bind`. Intervals are planned side by side, so what the pipeline is bound to is decided before, in a
         transaction of its own: of two who decide at once the later one shuts the earlier one out, which then sees what that has
         decided."""
         for _ in range(BIND_TRIES):
-            binding = decide(self.family)
-            known = self.family.binding
+            binding = decide(self._parent)
+            known = self._parent.binding
             if known is not None and replace(binding, writer=replace(binding.writer, run_id=known.writer.run_id)) == known:
                 return binding
-            producer = self._fence_as(transactional_id_of(self.topic.name, self.family_name, BINDING))
+            producer = self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, BINDING))
             seen = known
             self.look()
-            if self.family.binding != seen:
+            if self._parent.binding != seen:
                 continue
             try:
                 producer.begin_transaction()
-                self.send(producer, [binding_record(self.family_name, binding)])
+                self.send(producer, [binding_record(self.parent_pipeline, binding)])
                 producer.commit_transaction(TRANSACTION_SECONDS)
-                self.family = replace(self.family, binding=binding)
+                self._parent = replace(self._parent, binding=binding)
                 return binding
             except Exception as error:
                 failure = self.translated(error, "writing what the pipeline is bound to")
                 if not isinstance(failure, Fenced):
                     raise failure from error
                 self.look()
-        raise Fenced(self.family_name, "writing what the pipeline is bound to")
+        raise Fenced(self.parent_pipeline, "writing what the pipeline is bound to")
 
     def plan(self, window: Window) -> Entry:
         """See :meth:`Ledger.plan`.
@@ -161,33 +161,33 @@ class IntervalLedger(Ledger):
         mine, window = self.known, entry.window
         if mine is None or window.replay:
             return
-        before = [state for state in self.family.intervals.spans if state.offset < mine.offset]
+        before = [state for state in self._parent.intervals.spans if state.offset < mine.offset]
         if others := overlapping(self.interval, before):
             self._withdraw()
-            raise IntervalOverlaps(self.family_name, self.interval, others[0].interval)
+            raise IntervalOverlaps(self.parent_pipeline, self.interval, others[0].interval)
         if self.sink_has_it:
             return
         for state, _ in sharing_offsets(window.ranges, window.topic_ids, before):
             self._give_up(f"interval {state.interval}")
-        progress = self.family.open_entry
+        progress = self._parent.open_entry
         is_before = progress is not None and not progress.window.replay and progress.first < mine.offset
         if progress is not None and is_before and share_offsets(window.ranges, progress.window.ranges):
             self._give_up(f"window {progress.window.number}")
-        position = self.family.position
+        position = self._parent.position
         for r in window.ranges:
             same_topic = position.topic_ids.get(r.topic) in (None, "", window.topic_ids.get(r.topic))
             if r.span and same_topic and position.offsets.get(r.topic_partition, 0) > r.start:
-                self._give_up(f"window {self.family.last_number}")
+                self._give_up(f"window {self._parent.last_number}")
 
     def _give_up(self, other: str) -> NoReturn:
         self._withdraw()
-        raise PlannedMeanwhile(self.family_name, f"Interval {self.interval}", other)
+        raise PlannedMeanwhile(self.parent_pipeline, f"Interval {self.interval}", other)
 
     def _withdraw(self) -> None:
-        self.withdraw(window_key(self.pipeline, NUMBER), interval_key(self.family_name, self.interval))
+        self.withdraw(window_key(self.pipeline, NUMBER), interval_key(self.parent_pipeline, self.interval))
 
     def along(self, entry: Entry) -> list[LedgerRecord]:
-        """The interval's record among those of the pipeline."""
+        """Return the record of the interval among those of the pipeline."""
         window = entry.window
         known = self.known
         first = known.offset if known else -1
@@ -195,7 +195,7 @@ class IntervalLedger(Ledger):
             self.interval, entry.state, window.ranges, window.run, window.replay, window.topic_ids, offset=first,
             gaps=window.gaps, tries=entry.tries,
         )  # fmt: skip
-        return [interval_record(self.family_name, state)]
+        return [interval_record(self.parent_pipeline, state)]
 
     # --- the group ---
 
@@ -204,7 +204,7 @@ class IntervalLedger(Ledger):
     ) -> dict[TopicPartition, int]:
         """Move the group to where everything is complete without a hole, and forget the details of old intervals.
 
-        Whoever completes an interval does this afterwards. When two do it at once the later one shuts the earlier one out, and
+        Each attempt that completes an interval does this afterwards. Of two at once the later one shuts the earlier one out, and
         sees what that has completed.
 
         :param where: asks for the group's offsets, and for what Kafka holds of the topics.
@@ -217,18 +217,18 @@ class IntervalLedger(Ledger):
             failure = self.translated(error, "moving the group")
             if not isinstance(failure, Fenced):
                 raise failure from error
-            log.info("Another interval of pipeline %s has just been completed: that one moves the group", self.family_name)
+            log.info("Another interval of pipeline %s has just been completed: that one moves the group", self.parent_pipeline)
             return {}
 
     def _follow(
         self, group_id: str, where: Callable[[], tuple[Mapping[TopicPartition, int], Log]], first: datetime | None
     ) -> dict[TopicPartition, int]:
-        producer = self._fence_as(transactional_id_of(self.topic.name, self.family_name, "group"))
+        producer = self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, "group"))
         faults.reached("group.fenced")
         self.look()
         committed, log = where()
         lows = {tp: partition.low for tp, partition in log.partitions.items()}
-        intervals = self.family.intervals.spans
+        intervals = self._parent.intervals.spans
         # A range of a topic that is gone, or that was created anew since, says nothing of the partitions there are.
         reached = contiguous(intervals, {**lows, **committed}, first, log.topic_ids)
         moved = {tp: offset for tp, offset in reached.items() if tp in lows and offset > committed.get(tp, lows[tp])}
@@ -247,29 +247,31 @@ class IntervalLedger(Ledger):
     def _old(self) -> list[LedgerRecord]:
         """Return the records that forget the windows of intervals that are too old to be remembered in detail, and that archive
         old intervals together."""
-        recent = self.family.intervals.recent.values()
+        recent = self._parent.intervals.recent.values()
         complete = sorted((k for k in recent if k.state is State.COMPLETE), key=lambda k: k.interval)
         records, candidates = [], []
         for state in complete[: -self.keep_windows]:
             if state.forgotten and not self._is_asked_for(state):
                 candidates.append(state)
             if not state.forgotten:
-                lane = state.interval.lane(self.family_name)
+                lane = state.interval.ledger_name(self.parent_pipeline)
                 keys = (window_key(lane, NUMBER), position_key(lane), dead_key(lane, NUMBER))
                 records += [LedgerRecord(key, None) for key in keys]
-                records.append(interval_record(self.family_name, replace(state, forgotten=True)))
+                records.append(interval_record(self.parent_pipeline, replace(state, forgotten=True)))
         for archive, states in archived(candidates):
-            records.append(archive_record(self.family_name, archive))
-            records += [LedgerRecord(interval_key(self.family_name, state.interval), None) for state in states]
+            records.append(archive_record(self.parent_pipeline, archive))
+            records += [LedgerRecord(interval_key(self.parent_pipeline, state.interval), None) for state in states]
         return records
 
     def _is_asked_for(self, state: IntervalState) -> bool:
-        """Return True if somebody wants the interval to be moved once more: its attempt may be at work."""
-        window = Window(self.family_name, NUMBER, (), state.run, "", interval=(state.interval.start_ms, state.interval.end_ms))
-        return self.family.replay_asked(replace(window, replay=state.replay)) is not None
+        """Return True if a replay of the interval is requested: its attempt may be at work."""
+        window = Window(
+            self.parent_pipeline, NUMBER, (), state.run, "", interval=(state.interval.start_ms, state.interval.end_ms)
+        )
+        return self._parent.replay_asked(replace(window, replay=state.replay)) is not None
 
     def _metadata(self, topic: str) -> str:
-        by_age = sorted(self.family.intervals.spans, key=lambda k: k.offset)
+        by_age = sorted(self._parent.intervals.spans, key=lambda k: k.offset)
         ids = {t: i for k in by_age for t, i in k.topic_ids.items()}
-        facts = {"pipeline": self.family_name, "window": self.interval.name, "topic_id": ids.get(topic, "")}
+        facts = {"pipeline": self.parent_pipeline, "window": self.interval.name, "topic_id": ids.get(topic, "")}
         return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Measuring lag on a real cluster: in records, and in seconds by the timestamp of the record that comes next.
+"""Measure lag on a real cluster: in records, and in seconds by the timestamp of the next record.
 
 Only looked at, never consumed: no group is joined, nothing is committed or created.
 """
@@ -49,7 +49,7 @@ class LogMoved(Exception):
 
 @dataclass(frozen=True)
 class Peeked:
-    """What lies at or behind an offset.
+    """The result of reading one span of offsets.
 
     :param head: the first record, None when there is none.
     :param until: with no record: no record lies below this offset.
@@ -60,7 +60,7 @@ class Peeked:
 
 
 def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, Peeked]:
-    """The first committed record of each span of offsets, all read by one consumer that stops as soon as it has them.
+    """Return the first committed record of each span of offsets. One consumer reads them all and stops as soon as it has them.
 
     What is read is the head of each span: its first record, and before that only what no read_committed reader is handed.
 
@@ -101,7 +101,7 @@ def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> di
 
 
 def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> Peeked | None:
-    """What a message says of its partition; None where it says nothing yet."""
+    """Return what a message says about its span; None where it does not decide anything yet."""
     import confluent_kafka
 
     error = message.error()
@@ -126,7 +126,7 @@ def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> Peek
 
 @dataclass(frozen=True)
 class Known:
-    """What an earlier look at a partition has found, of use as long as the topic is the same one.
+    """The result of an earlier read of a partition. It is valid as long as the topic is the same one.
 
     :param start: from where it looked on.
     :param at: when, on the monotonic clock: compaction may have taken the record since.
@@ -138,7 +138,7 @@ class Known:
     at: float
 
     def covers(self, topic_id: str, start: int) -> bool:
-        """Whether nothing lies between ``start`` and what was found."""
+        """Return True if no record lies between ``start`` and the record that was found."""
         fresh = time.monotonic() - self.at < FRESH_SECONDS
         return fresh and self.topic_id == topic_id and self.start <= start <= self.peeked.until
 
@@ -197,7 +197,7 @@ class NextRecords:
 
 @dataclass
 class LagMeter:
-    """How far a consumer is behind, and how it fares; asked again and again.
+    """Measures the lag and the status of one consumer, again and again.
 
     A group is where it has committed. A pipeline is where its ledger says; the group's offsets only mirror that, so they are
     asked for a pipeline only where the ledger has never heard of it and a group is named as well. What nothing is known of is
@@ -226,7 +226,7 @@ class LagMeter:
     _ledger: LedgerReader | None = None
 
     def measure(self, hook: KafkaHook) -> tuple[Lag, dict[TopicPartition, Verdict]]:
-        """The lag now, and the status of each partition as far as it can be told by what was seen up to now.
+        """Return the lag now, and the status of each partition as far as the measurements up to now tell it.
 
         :raises TopicMissing: a topic does not exist.
         :raises PipelineUnknown: the ledger does not know the pipeline, and no topics are given.
@@ -286,7 +286,7 @@ class LagMeter:
         return self._ledger.look(hook)
 
     def _look_back(self, memory: Memory | None, ids: Mapping[str, str]) -> None:
-        """Which windows were completed, and when; and how often they are, where that was not told."""
+        """Take from the ledger which windows were completed and when; without a ``schedule``, how often that happens."""
         complete = [
             (instant(entry.report["completed_at"]), entry.window)
             for _, entry in sorted(memory.entries.items() if memory else ())
@@ -344,5 +344,5 @@ def aged(state: PartitionLag, head: Head | None, now: float) -> PartitionLag:
 
 
 def instant(text: str) -> float:
-    """Seconds since the epoch of a UTC instant in ISO 8601, as the ledger writes it."""
+    """Return the seconds since the epoch of a UTC instant in ISO 8601, as the ledger writes it."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer
-from airflow_kafka_spark.windows.interval import family_of
+from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.memory import ARCHIVE, LedgerRecord
 
 END_SECONDS = 30.0
@@ -22,7 +22,7 @@ OWN_KINDS = {"split": "split.{1}", "dead": "dead", "control": "control", "bindin
 
 
 @dataclass(frozen=True)
-class Holder:
+class OpenTransaction:
     """An open transaction, as its first record in a partition of the ledger describes it.
 
     :param pipeline: the pipeline that has opened it; empty if the record is not one of this package.
@@ -63,7 +63,7 @@ def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:
     return f"{topic}.{pipeline}.{purpose}"
 
 
-def holder_of(record: LedgerRecord, partition: int) -> Holder:
+def transaction_of_record(record: LedgerRecord, partition: int) -> OpenTransaction:
     """Return the transaction that a record belongs to, if it is still open.
 
     :param partition: the partition of the ledger that it was read from.
@@ -74,21 +74,25 @@ def holder_of(record: LedgerRecord, partition: int) -> Holder:
         if pipeline is None and value is not None:
             # A pipeline writes the owner of its group together with the plan of its first window.
             planner = str(value["by"])
-            return Holder(planner, f"its first window for group {numbers[0]}", ((planner, "plan"),), partition, record.offset)
-        family, lane = family_of(str(pipeline))
+            return OpenTransaction(
+                planner, f"its first window for group {numbers[0]}", ((planner, "plan"),), partition, record.offset
+            )
+        parent, interval = parse_ledger_name(str(pipeline))
         what = f"split {numbers[1]} of window {numbers[0]}" if kind == "split" else " ".join(map(str, [kind, *numbers]))
-        return Holder(str(pipeline), what, _purposes(str(pipeline), family, lane, kind, numbers, value), partition, record.offset)
+        return OpenTransaction(
+            str(pipeline), what, _purposes(str(pipeline), parent, interval, kind, numbers, value), partition, record.offset
+        )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-        return Holder("", "", (), partition, record.offset)
+        return OpenTransaction("", "", (), partition, record.offset)
 
 
 def _purposes(
-    pipeline: str, family: str, lane: str | None, kind: str, numbers: list[Any], value: dict[str, Any] | None
+    pipeline: str, parent: str, interval: str | None, kind: str, numbers: list[Any], value: dict[str, Any] | None
 ) -> tuple[tuple[str, str], ...]:
-    group = (family, "group")
+    group = (parent, "group")
     if value is None:
         # Tombstones are written where a window is closed, given up or forgotten; those of an interval also with the group.
-        return ((pipeline, "close"), *([group] if lane else []))
+        return ((pipeline, "close"), *([group] if interval else []))
     if kind == ARCHIVE:
         return (group,)
     if kind in OWN_KINDS:
@@ -102,7 +106,7 @@ def _purposes(
     return ((pipeline, "close"),)
 
 
-def end_held(config: Mapping[str, Any], topic: str, holder: Holder) -> str:
+def abort_transaction(config: Mapping[str, Any], topic: str, transaction: OpenTransaction) -> str:
     """End an open transaction by fencing its transactional id.
 
     The brokers abort it, and its producer is shut out as by a newer attempt. A transaction that is being committed is waited for
@@ -114,10 +118,10 @@ def end_held(config: Mapping[str, Any], topic: str, holder: Holder) -> str:
     """
     from confluent_kafka import KafkaException
 
-    for name in holder.ids(topic):
+    for name in transaction.ids(topic):
         timeouts = {"transaction.timeout.ms": round(END_SECONDS * 1000), "message.timeout.ms": round(END_SECONDS * 1000)}
         try:
             fencing_producer({**config, **timeouts}, name, topic, END_SECONDS, ClientEvents())
         except KafkaException as error:
             return f"`{name}` could not be fenced: {describe(error)}"
-    return "" if holder.purposes else "it is not known which transactional id it has"
+    return "" if transaction.purposes else "it is not known which transactional id it has"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
-from airflow_kafka_spark.ledger.open_transactions import Holder, end_held, holder_of
+from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, transaction_of_record
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, key_prefix, remember
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -33,10 +33,10 @@ CONFIG = {
     "compression.type": "producer",
 }
 
-HELD_SECONDS = 45.0
+ABORT_AFTER_SECONDS = 45.0
 """How long another pipeline's open transaction is waited for before it is ended: longer than the brokers let those of the ledger
 stay open. A split's has its marker for moments only; one that has it for longer is that of a dead task, or of a paused one."""
-NOBODYS = (b"\x00",)
+WAIT_FOR_NONE = (b"\x00",)
 """What no key begins with: records that an open transaction hides are not waited for."""
 READ_AGAIN_SECONDS = 3600.0
 """After which a reader starts anew. Compaction keeps tombstones for a day (``delete.retention.ms``)."""
@@ -46,13 +46,14 @@ READ_SECONDS = 120.0
 
 T = TypeVar("T")
 OnHidden = Callable[[frozenset[bytes]], None]
-OnHeld = Callable[[Holder], str]
-"""Ends somebody's transaction; why not, empty if it was done."""
+AbortTransaction = Callable[[OpenTransaction], str]
+"""Aborts an open transaction. Returns why that failed; empty if it was done."""
 
 
 @dataclass(frozen=True)
 class Hint:
-    """Where to begin reading: carried by the metadata of the group's committed offsets, and only ever a short cut.
+    """The offset at which reading the ledger may begin, carried by the metadata of the group's committed offsets. It is only a
+    short cut.
 
     :param topic_id: of the ledger topic; a recreated ledger makes the hint void.
     :param partition: where the pipeline's records lie.
@@ -68,8 +69,8 @@ class Hint:
 
     @classmethod
     def from_metadata(cls, metadata: str, pipeline: str) -> Hint | None:
-        """The hint in a committed offset's metadata; None for anything else, since anybody may commit with any metadata. That of
-        another pipeline may lie behind this one's records.
+        """Return the hint in a committed offset's metadata; None for anything else, since anybody may commit with any metadata.
+        The hint of another pipeline may lie behind this pipeline's records.
 
         :param pipeline: whose hint it has to be.
         """
@@ -105,23 +106,23 @@ class LedgerPlace:
 
 @dataclass(frozen=True)
 class Found:
-    """What reading the ledger gave: a pipeline's memory and the partition its records belong to.
+    """The result of reading the ledger: a pipeline's memory, and the partition that its records belong to.
 
-    :param family: what the ledger holds of the pipeline that it lies beside.
+    :param parent: what the ledger holds of the pipeline that it lies beside.
     """
 
     memory: Memory
     partition: int
-    family: Memory | None = None
+    parent: Memory | None = None
 
     @property
     def exists(self) -> bool:
-        return self.memory.exists or bool(self.family and self.family.exists)
+        return self.memory.exists or bool(self.parent and self.parent.exists)
 
 
 @dataclass
 class _Read:
-    """What was read of a partition so far: the newest record of each key that somebody asked for.
+    """The records that were read of a partition so far: the newest of each key that was asked for.
 
     :param epoch: of the partition's leader, when it was read first.
     :param past: the offset behind the last committed record that was read.
@@ -147,7 +148,7 @@ class _Read:
 class LedgerTopic:
     """The compacted topic in which all pipelines of a cluster keep their ledgers.
 
-    Whoever reads the same records more than once, as an attempt does, gets from Kafka what came since. After
+    A second read of the same records, as an attempt makes it, gets from Kafka only what came since. After
     :data:`READ_AGAIN_SECONDS`, and after an election of another leader, all of it is read again: a tombstone that compaction has
     removed in between, or a log that was cut, would go unnoticed.
 
@@ -205,15 +206,15 @@ class LedgerTopic:
             log.warning("%s", warning)
 
     def look(
-        self, pipeline: str, hint: Hint | None = None, on_hidden: OnHidden | None = None, *, beside: str | None = None
+        self, pipeline: str, hint: Hint | None = None, on_hidden: OnHidden | None = None, *, parent: str | None = None
     ) -> Found:
         """Read everything the ledger holds of a pipeline, up to the high watermark seen now, in read_committed.
 
         Not only to the last stable offset: another pipeline's open transaction may hide one of our records, so it is waited for.
 
         :param hint: where to begin; without a valid one the partition is read from its beginning.
-        :param on_hidden: told the keys of the pipeline's records that an open transaction hides, which are then waited for.
-        :param beside: another pipeline, in whose partition this one's records lie, and which is looked at too.
+        :param on_hidden: called with the keys of the pipeline's records that an open transaction hides; they are then waited for.
+        :param parent: another pipeline, in whose partition this one's records lie, and which is looked at too.
         :raises LedgerUnreadable: when the end cannot be reached, or a record is of a newer version.
         """
         if hint and hint.topic_id == self.topic_id and hint.partition in self.partitions:
@@ -222,11 +223,11 @@ class LedgerTopic:
                 return found
 
         def there(partition: int) -> Found:
-            return self.look_into(pipeline, partition, on_hidden=on_hidden, beside=beside)
+            return self.look_into(pipeline, partition, on_hidden=on_hidden, parent=parent)
 
-        return self.find(beside or pipeline, there, lambda found: found.exists)
+        return self.find(parent or pipeline, there, lambda found: found.exists)
 
-    def glance(self, pipeline: str, wait_for: tuple[bytes, ...] = NOBODYS) -> Found:
+    def glance(self, pipeline: str, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> Found:
         """Return what the ledger holds of a pipeline now, without waiting for what an open transaction hides.
 
         :param wait_for: what the keys of records begin with that are waited for nevertheless.
@@ -240,7 +241,7 @@ class LedgerTopic:
 
         :param look: looks into one partition.
         """
-        home = self.home(name)
+        home = self.partition_of(name)
         found = look(home)
         others = [p for p in self.partitions if p != home]
         if is_there(found) or not others:
@@ -248,8 +249,8 @@ class LedgerTopic:
         with ThreadPoolExecutor(len(others)) as pool:
             return next((there for there in pool.map(look, others) if is_there(there)), found)
 
-    def home(self, name: str) -> int:
-        """The partition that new records of this name go to."""
+    def partition_of(self, name: str) -> int:
+        """Return the partition that new records of this name go to."""
         return murmur2(name.encode()) % len(self.partitions)
 
     def look_into(
@@ -260,21 +261,21 @@ class LedgerTopic:
         *,
         wait_for: tuple[bytes, ...] | None = None,
         on_hidden: OnHidden | None = None,
-        beside: str | None = None,
+        parent: str | None = None,
     ) -> Found:
         """Return what one partition holds of a pipeline.
 
         :param start: where to begin.
         :param wait_for: what the keys of records begin with that are waited for behind an open transaction; default all of the
             pipeline's.
-        :param beside: see :meth:`look`.
+        :param parent: see :meth:`look`.
         """
-        names = (pipeline, beside) if beside else (pipeline,)
+        names = (pipeline, parent) if parent else (pipeline,)
         mine = tuple(map(key_prefix, names))
         records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
         try:
             memory = remember(pipeline, records)
-            return Found(memory, partition, remember(beside, records) if beside else None)
+            return Found(memory, partition, remember(parent, records) if parent else None)
         except NewerVersion as error:
             raise LedgerUnreadable(
                 self.name, f"pipeline `{pipeline}` has {error}", "records of this version or older",
@@ -305,20 +306,20 @@ class LedgerTopic:
         begin = max(read.past, bounds.low)
         if begin < bounds.high:
             config = self.hook.consumer_config(**PROMPT)
-            for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.end):
+            for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.abort):
                 read.past = record.offset + 1
                 if record.key.startswith(prefixes):
                     read.add(record, prefixes)
         return [*read.removed.values(), *read.records.values()]
 
-    def end(self, holder: Holder) -> str:
-        """See :func:`~airflow_kafka_spark.ledger.open_transactions.end_held`."""
-        return end_held(self.hook.producer_config(), self.name, holder)
+    def abort(self, transaction: OpenTransaction) -> str:
+        """See :func:`~airflow_kafka_spark.ledger.open_transactions.abort_transaction`."""
+        return abort_transaction(self.hook.producer_config(), self.name, transaction)
 
 
 @dataclass
 class LedgerReader:
-    """What the ledger holds of a pipeline, read again and again by somebody who only looks: nothing is fenced or created.
+    """Reads the ledger of one pipeline again and again for a viewer. Nothing is fenced or created.
 
     :param pipeline: the pipeline.
     :param ledger_topic: the ledger topic, which need not exist.
@@ -331,7 +332,8 @@ class LedgerReader:
     _topic: LedgerTopic | None = None
 
     def look(self, hook: KafkaHook) -> Memory:
-        """Everything the ledger holds of the pipeline now; a memory that does not exist where it has never heard of it.
+        """Return all that the ledger holds of the pipeline now; a memory that does not exist where the ledger does not know the
+        pipeline.
 
         It is read again only when something was written to the ledger since.
         """
@@ -349,7 +351,7 @@ class LedgerReader:
 
 
 def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> str:
-    """Why a ledger topic may lose records with one broker, though there are others; empty if it does not.
+    """Return why a ledger topic may lose records with one broker although there are others; empty if it does not.
 
     :param replicas: its replication factor.
     :param in_sync: its ``min.insync.replicas``.
@@ -375,22 +377,22 @@ def read_to(
     end: int,
     mine: tuple[bytes, ...] = (),
     on_hidden: OnHidden | None = None,
-    on_held: OnHeld | None = None,
+    on_open_transaction: AbortTransaction | None = None,
 ) -> Iterator[LedgerRecord]:
-    """Committed records of ``[start, end)``: ends when the consumer is past every record, control records included.
+    """Yield the committed records of ``[start, end)``. Ends once the consumer is past every record, control records included.
 
     A read_committed reader gets no further than the last stable offset. What lies between it and ``end`` is waited for if any
-    of it may be ours; somebody else's open transaction alone holds nobody up. One that hides ours is ended if it stays.
+    of it may be ours; an open transaction of another pipeline alone delays no reader. One that hides ours is ended if it stays.
 
     :param mine: what the keys of records begin with that must not be missed; empty means all.
-    :param on_hidden: told the keys of ours that are waited for, once: whose transaction that is can be ended.
-    :param on_held: ends the transaction that is open first, after :data:`HELD_SECONDS`.
+    :param on_hidden: called once with the keys of ours that are waited for, so that their transaction can be aborted.
+    :param on_open_transaction: ends the transaction that is open first, after :data:`ABORT_AFTER_SECONDS`.
     :raises LedgerUnreadable: what is ours is still hidden after :data:`READ_SECONDS`; it says by whom.
     """
     import confluent_kafka
 
     consumer = confluent_kafka.Consumer(dict(config), logger=ClientEvents())
-    waiting, looked_ahead = _Waiting(config, tp, end, on_held), False
+    waiting, looked_ahead = _Waiting(config, tp, end, on_open_transaction), False
     try:
         consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
         while True:
@@ -417,16 +419,16 @@ def read_to(
 
 
 class _Waiting:
-    """How long a reader gets no further, and because of whom.
+    """Watches how long a reader gets no further, and which transaction holds it back.
 
     What hides records before the end that was seen at first has been open since then: so the time counts from the first that is
     met, and whatever comes behind one that was ended is ended at once.
     """
 
-    def __init__(self, config: Mapping[str, Any], tp: TopicPartition, end: int, on_held: OnHeld | None) -> None:
-        self._config, self._tp, self._end, self._on_held = config, tp, end, on_held
+    def __init__(self, config: Mapping[str, Any], tp: TopicPartition, end: int, abort: AbortTransaction | None) -> None:
+        self._config, self._tp, self._end, self._abort = config, tp, end, abort
         self._since, self._stable = time.monotonic(), -1
-        self._held: Holder | None = None
+        self._held: OpenTransaction | None = None
         self._why_not = ""
 
     def at(self, offset: int, *, hidden: bool) -> None:
@@ -442,10 +444,10 @@ class _Waiting:
     def check(self) -> None:
         """:raises LedgerUnreadable: it takes too long."""
         waited = time.monotonic() - self._since
-        if self._stable >= 0 and self._held is None and waited > min(HELD_SECONDS, READ_SECONDS / 2):
-            self._held = held = holder_at(self._config, self._tp, self._stable, self._end)
+        if self._stable >= 0 and self._held is None and waited > min(ABORT_AFTER_SECONDS, READ_SECONDS / 2):
+            self._held = held = first_open_transaction(self._config, self._tp, self._stable, self._end)
             log.warning("Records of this pipeline are held up in %s by %s", self._tp, held)
-            self._why_not = self._on_held(held) if self._on_held and held.purposes else ""
+            self._why_not = self._abort(held) if self._abort and held.purposes else ""
         if waited > READ_SECONDS:
             raise self._error()
 
@@ -464,16 +466,16 @@ class _Waiting:
         )
 
 
-def holder_at(config: Mapping[str, Any], tp: TopicPartition, stable: int, end: int) -> Holder:
-    """Whose transaction is open at the last stable offset of a partition."""
+def first_open_transaction(config: Mapping[str, Any], tp: TopicPartition, stable: int, end: int) -> OpenTransaction:
+    """Return the transaction that is open at the last stable offset of a partition."""
     first = next(read_to({**config, "isolation.level": "read_uncommitted"}, tp, stable, end), None)
-    return holder_of(first or LedgerRecord(b"", None, stable), tp.partition)
+    return transaction_of_record(first or LedgerRecord(b"", None, stable), tp.partition)
 
 
 def _ours_are_hidden(
     config: Mapping[str, Any], tp: TopicPartition, start: int, end: int, mine: tuple[bytes, ...], on_hidden: OnHidden | None
 ) -> bool:
-    """Whether records of ours lie in ``[start, end)``, their transactions decided or not."""
+    """Return True if records of this pipeline lie in ``[start, end)``, whether their transactions are decided or not."""
     uncommitted = {**config, "isolation.level": "read_uncommitted"}
     hidden = frozenset(record.key for record in read_to(uncommitted, tp, start, end) if record.key.startswith(mine))
     if hidden:
@@ -484,7 +486,7 @@ def _ours_are_hidden(
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's partitioner hash of a key, never negative."""
+    """Return the hash of a key by which Kafka chooses the partition, never negative."""
     length, seed, m, mask = len(data), 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
     h = seed ^ length
     for i in range(0, length - length % 4, 4):

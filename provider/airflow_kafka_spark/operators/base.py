@@ -183,14 +183,14 @@ class WindowOperator(VisibleOperator):
                 with watch.step("fence"):
                     ledger = self.open_ledger(run)
                     ledger.peek()
-                    if not (is_paused := ledger.whole.is_paused):
+                    if not (is_paused := ledger.parent_memory.is_paused):
                         opened.enter_context(ledger)
                 # Who is at work while the pipeline is paused is not fenced.
                 if not is_paused:
                     faults.reached("fenced")
                 done = ledger.completed(run.id)
                 if done is not None:
-                    bindings.refuse_other_writer(ledger.family_name, ledger.whole, done, run)
+                    bindings.refuse_other_writer(ledger.parent_pipeline, ledger.parent_memory, done, run)
                 if done is not None and not self._moves_again(ledger, done, run):
                     self.log.info("Window %s of this run is complete already: nothing to do", done.window)
                     if not is_paused:
@@ -235,7 +235,7 @@ class WindowOperator(VisibleOperator):
 
         :raises ValidationError: it is to be, and the sink cannot replace what it has taken.
         """
-        asked = ledger.whole.replay_asked(done.window)
+        asked = ledger.parent_memory.replay_asked(done.window)
         if asked is None:
             return self.is_rerun(done, run)
         self.log.info("%s has asked for window %s to be moved once more: %s", asked.who, done.window, asked.why)
@@ -274,14 +274,14 @@ class WindowOperator(VisibleOperator):
         written down."""
         unfinished, found = ledger.memory.open_entry, self.binding(run)
         if unfinished is None and done is not None:
-            bindings.refuse_replay_elsewhere(ledger.family_name, ledger.whole, done, found)
+            bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, found)
             self.log.info("Window %s is complete, and its task runs again: moving it once more", done.window)
             entry = ledger.replay(done)
         elif unfinished is None:
             found = self._bind(ledger, found)
             entry = ledger.plan(replace(self.plan(ledger, run), binding=found))
         else:
-            if bindings.refuse_elsewhere(ledger.family_name, ledger.whole, unfinished, found):
+            if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
                 found = self._bind(ledger, found)
                 self.log.warning("Window %s goes from now on %s", unfinished.window, told(found))
             elif unfinished.window.binding is not None:
@@ -314,7 +314,7 @@ class WindowOperator(VisibleOperator):
         :return: what the window is bound to.
         :raises BindingChanged: it is bound to something else.
         """
-        kept = ledger.bind(lambda whole: bindings.bound(ledger.family_name, whole, found, is_free=self._destination_is_free))
+        kept = ledger.bind(lambda whole: bindings.bound(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free))
         return replace(found, writer=replace(found.writer, deployment=kept.writer.deployment), decided=kept.decided)
 
     def _complete(self, ledger: Ledger, entry: Entry, watch: Stopwatch) -> Report:

@@ -53,7 +53,7 @@ def refuse_owned(ledger: Ledger, group_id: str, committed: Mapping[TopicPartitio
     """
     from airflow_kafka_spark.ledger.group import owner_of
 
-    pipeline, whole = ledger.family_name, ledger.whole
+    pipeline, whole = ledger.parent_pipeline, ledger.parent_memory
     owner = owner_of(pipeline, committed)
     if owner is None and whole.is_blank and not whole.intervals:
         owner = ledger.group_owner()

@@ -168,7 +168,7 @@ class FromKafkaOperator(WindowOperator):
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.kafka.log import compared
+        from airflow_kafka_spark.hooks.kafka.log import compare_epochs
         from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
         from airflow_kafka_spark.ledger.attempt import utc_now
         from airflow_kafka_spark.ledger.beginning import decide_beginning
@@ -199,7 +199,7 @@ class FromKafkaOperator(WindowOperator):
                 found.last_number,
             )
         beginning = {} if position.offsets else starts(self.kafka, self.starting_offsets, log, self.group_id, of_group)
-        log = compared(self.kafka, log, position.offsets, position.epochs, position.topic_ids)
+        log = compare_epochs(self.kafka, log, position.offsets, position.epochs, position.topic_ids)
         followed, log = self._follow(log, position, beginning, topics)
         planned = plan_ranges(
             log,
@@ -325,11 +325,11 @@ class FromKafkaOperator(WindowOperator):
 
     def compared_log(self, window: Window) -> Log:
         """The same as :meth:`log_of`, and whether it still is the log that the window was planned with."""
-        from airflow_kafka_spark.hooks.kafka.log import compared
+        from airflow_kafka_spark.hooks.kafka.log import compare_epochs
 
         # An empty range says where the pipeline stands: nothing of it is read.
         ends = {r.topic_partition: r.end for r in window.ranges if r.span}
-        return compared(self.kafka, self.log_of(window), ends, window.epochs, window.topic_ids)
+        return compare_epochs(self.kafka, self.log_of(window), ends, window.epochs, window.topic_ids)
 
     def log_of(self, window: Window) -> Log:
         """What Kafka holds of the window's topics now."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsOpen, Problem
-from airflow_kafka_spark.hooks.kafka.log import compared
+from airflow_kafka_spark.hooks.kafka.log import compare_epochs
 from airflow_kafka_spark.operators.bounds import refuse_owned
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.continuity import refuse_foreign
@@ -88,7 +88,7 @@ class IntervalPlan:
         interval, bounds = ledger.interval, (ledger.interval.start_ms, ledger.interval.end_ms)
         ledger.refuse_overlaps()
         if interval.end_ms / 1000 > time.time() + max(self.grace, 60):
-            raise IntervalNotOver(ledger.family_name, interval)
+            raise IntervalNotOver(ledger.parent_pipeline, interval)
         # An attempt that died may have left a transaction over the group open: whose group it is does not depend on that.
         of_group = self.kafka.committed(self.group_id, self._log().partitions, stable=False)
         refuse_owned(ledger, self.group_id, of_group)
@@ -98,7 +98,7 @@ class IntervalPlan:
         ledger.look()
         ledger.refuse_overlaps()
         current = self._log()
-        refuse_recreated(known_topic_ids(ledger.family), current.topic_ids, self.topics, self.data_loss)
+        refuse_recreated(known_topic_ids(ledger.parent_memory), current.topic_ids, self.topics, self.data_loss)
         there = self.sink.last_applied(ledger.pipeline)
         if there is not None:
             refuse_foreign(there, current.cluster_id, current.topic_ids)
@@ -110,9 +110,9 @@ class IntervalPlan:
             ends = {topic: boundaries[topic][bounds[1]] for topic in self.topics}
             starts = {topic: self._start(ledger, topic, boundaries[topic][bounds[0]], current, deciding) for topic in self.topics}
             # What progress windows of this pipeline have moved, or are about to move, is not moved again.
-            moved = ledger.family.claimed_position
+            moved = ledger.parent_memory.claimed_position
             current = self._compared(current, starts, ends)
-            others = [state for state in ledger.family.intervals.spans if state.interval != interval]
+            others = [state for state in ledger.parent_memory.intervals.spans if state.interval != interval]
             planned = interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
         return Window(
             pipeline=ledger.pipeline,
@@ -131,9 +131,9 @@ class IntervalPlan:
     def _start(self, ledger: IntervalLedger, topic: str, usual: Boundary, current: Log, deciding: Boundaries) -> Boundary:
         """Where the interval begins in a topic: at its start, unless the topic has joined the pipeline later."""
         interval, topic_id = ledger.interval, current.topic_ids.get(topic, "")
-        begin = taken_up_at(topic, topic_id, interval, ledger.family.intervals.spans)
+        begin = taken_up_at(topic, topic_id, interval, ledger.parent_memory.intervals.spans)
         if begin is None:
-            log.info("Topic %s is new to pipeline %s: it begins at its first record", topic, ledger.family_name)
+            log.info("Topic %s is new to pipeline %s: it begins at its first record", topic, ledger.parent_pipeline)
             return Boundary(topic, topic_id, interval.start_ms, current.lows(topic))
         if begin == interval.start:
             return usual
@@ -145,7 +145,7 @@ class IntervalPlan:
         """Return the log with the partitions that were cut off below a boundary since that was decided."""
         for by_topic in boundaries:
             offsets, epochs = known_epochs(by_topic.values())
-            current = compared(self.kafka, current, offsets, epochs, {t: b.topic_id for t, b in by_topic.items()})
+            current = compare_epochs(self.kafka, current, offsets, epochs, {t: b.topic_id for t, b in by_topic.items()})
         return current
 
     def _log(self) -> Log:

@@ -302,14 +302,14 @@ class KafkaToKafkaOperator(TransformingOperator):
         from airflow_kafka_spark.road.relay import RelayJob
         from airflow_kafka_spark.road.tolerance import Tolerance
 
-        letters = self.errors.dead_letters(self.kafka, ledger.family_name, self.error_classes())
+        letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.error_classes())
         # Nothing is remembered of dead letters but in markers: a split without one has sent none.
         tolerance = Tolerance(keep=letters is not None) if self.errors.tolerates else None
         job = RelayJob(
             self.spark,
             window,
             left,
-            replace(self._reshaping, pipeline=ledger.family_name) if self.transforms else self._change,
+            replace(self._reshaping, pipeline=ledger.parent_pipeline) if self.transforms else self._change,
             self._publisher(ledger, self._consumed(window, ledger, left), letters),
             self.kafka.consumer_config(),
             skip_lost=self.data_loss == "skip",

@@ -187,8 +187,8 @@ class KafkaToSinkOperator(TransformingOperator):
         from airflow_kafka_spark.sinks.dead_letters import SetAside, known_to
 
         splits, shape = self.splits(window), self._shape(window.pipeline)
-        letters = self._dead_letters(ledger.family_name)
-        aside = SetAside(self.kafka, ledger.family_name, letters)
+        letters = self._dead_letters(ledger.parent_pipeline)
+        aside = SetAside(self.kafka, ledger.parent_pipeline, letters)
         # A zombie that has been asleep since the plan learns here, cheaply, that it is one; the broker and the sink know anyway.
         ledger.verify()
         tolerance, known = self.errors.in_tasks(letters, ledger), known_to(ledger)

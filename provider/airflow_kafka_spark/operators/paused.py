@@ -17,15 +17,15 @@ log = logging.getLogger(__name__)
 
 def skip_paused(ledger: Ledger) -> None:
     """:raises AirflowSkipException: the pipeline is paused, as far as this ledger was looked at."""
-    pause = ledger.whole.pause
+    pause = ledger.parent_memory.pause
     if pause is None:
         return
     left = ledger.memory.open_entry
     raise AirflowSkipException(
-        f"Pipeline `{ledger.family_name}` is paused since {pause.at}, by {pause.who}: {pause.why}. Nothing was moved. "
+        f"Pipeline `{ledger.parent_pipeline}` is paused since {pause.at}, by {pause.who}: {pause.why}. Nothing was moved. "
         + (f"Window {left.window} stays as it was planned. " if left else "")
         + "Resume it, in the UI or with `python -m airflow_kafka_spark resume`, and it goes on with the next run"
-        + ("; clear this task then: no other run moves its interval." if ledger.family_name != ledger.pipeline else ".")
+        + ("; clear this task then: no other run moves its interval." if ledger.parent_pipeline != ledger.pipeline else ".")
     )
 
 

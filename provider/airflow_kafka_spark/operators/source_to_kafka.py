@@ -293,7 +293,7 @@ class SourceToKafkaOperator(TolerantOperator):
         from airflow_kafka_spark.road.publish import PublishJob
 
         how = self._publisher(window, ledger)
-        shaping = self._shaping and self._shaping.telling(ledger.family_name, self.source.uri, str(window))
+        shaping = self._shaping and self._shaping.telling(ledger.parent_pipeline, self.source.uri, str(window))
         job = PublishJob(self.spark, window, self.source, self.sink, how, left, self.read_with, shaping)
         with self.running(job):
             hold_to_limit(job, self.errors, window, ledger)
@@ -316,7 +316,7 @@ class SourceToKafkaOperator(TolerantOperator):
         if not self.errors.tolerates:
             return made
         classes = writer_classes(self.sink) | ({TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {})
-        letters = self.errors.dead_letters(self.kafka, ledger.family_name, classes)
+        letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, classes)
         if letters is not None:
             envelope = RowEnvelope(**vars(letters.envelope), source=self.source.uri, window=str(window))
             letters = replace(letters, envelope=envelope)

@@ -79,7 +79,7 @@ class DeadLetterTopic:
         :raises KafkaRefused: the topic does not take one: it is too large, or too old, or a permission is missing.
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
-        return SetAside(self.hook, ledger.family_name, self).send(results, ledger)
+        return SetAside(self.hook, ledger.parent_pipeline, self).send(results, ledger)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.files_layout import RECORD, Record, escape, flush, pipeline_slug, window_directory
 from airflow_kafka_spark.windows.continuity import refuse_other
-from airflow_kafka_spark.windows.interval import family_of
+from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class FilesTable:
 
         :param pipeline: its name, or that of one of its intervals.
         """
-        family, interval = family_of(pipeline)
+        family, interval = parse_ledger_name(pipeline)
         if interval is None and (newest := self.newest_record(pipeline)):
             return newest
         begins = f"{escape(self.window_column)}={pipeline_slug(family).partition('~')[0]}"
@@ -125,7 +125,7 @@ class FilesTable:
             # What is no window of ours, or is just being replaced, tells nothing.
             with suppress(OSError, ValueError):
                 record = Record.load((Path(path) / RECORD).read_text(encoding="utf-8"))
-                if family_of(record.applied.pipeline)[0] == family:
+                if parse_ledger_name(record.applied.pipeline)[0] == family:
                     return record
         return None
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import RowsCutOff
 from airflow_kafka_spark.formats.marks import END
-from airflow_kafka_spark.hooks.tasks.end_of_stream import whole
+from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import SplitResult
 
@@ -32,7 +32,7 @@ class Incoming:
         :raises KafkaSparkError: the error that ended the reading.
         """
         ends_itself = False
-        for batch in whole(self.batches) if self.from_spark else self.batches:
+        for batch in require_end_of_stream(self.batches) if self.from_spark else self.batches:
             if END not in batch.schema.names:
                 yield batch
                 continue

@@ -32,7 +32,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
-from airflow_kafka_spark.ledger.open_transactions import Holder, end_held
+from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
 from airflow_kafka_spark.ledger.topic import PROMPT, LedgerPlace, read_to
 from airflow_kafka_spark.sinks.dead_letters_worker import Envelope, from_bytes
 from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting, Rows
@@ -175,12 +175,12 @@ class Publisher:
         )
 
         def read(start: int) -> Iterator[LedgerRecord]:
-            return read_to(config, tp, start, high, mine, on_held=self._end)
+            return read_to(config, tp, start, high, mine, on_open_transaction=self._end)
 
         return look(self.ledger, split, read, high)
 
-    def _end(self, holder: Holder) -> str:
-        return end_held({**PRODUCER, **self.config}, self.ledger.topic, holder)
+    def _end(self, transaction: OpenTransaction) -> str:
+        return abort_transaction({**PRODUCER, **self.config}, self.ledger.topic, transaction)
 
     def _write(self, producer: Producer, split: int, incoming: Incoming) -> Marker:
         producer.begin_transaction()

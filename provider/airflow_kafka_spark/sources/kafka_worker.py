@@ -16,7 +16,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Kaf
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, OffsetsWentBack
-from airflow_kafka_spark.hooks.tasks.end_of_stream import whole
+from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
 BATCH_RECORDS = 20_000
@@ -249,7 +249,7 @@ def from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[Records]:
 
     :raises RowsCutOff: the source has failed in the middle.
     """
-    for batch in chain.from_iterable(_slices(b) for b in whole(batches)):
+    for batch in chain.from_iterable(_slices(b) for b in require_end_of_stream(batches)):
         column = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
         headers = column.get("headers")
         yield Records(

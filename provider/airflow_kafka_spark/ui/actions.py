@@ -23,7 +23,7 @@ ACTIONS: tuple[ActionName, ...] = ("reset", "skip", "replay", "pause", "resume")
 MAX_WHY = 1_000
 """Longest reason of a change, in characters."""
 
-Table: TypeAlias = "tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]"
+ActionTable: TypeAlias = "tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]"
 """Header and rows."""
 
 
@@ -210,7 +210,7 @@ def _skip(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> Ac
     return ActionResult(not request.dry_run, title, lines, *_moves(found.moves))
 
 
-def _moves(moves: Sequence[Move]) -> Table:
+def _moves(moves: Sequence[Move]) -> ActionTable:
     rows = tuple((f"{m.topic}-{m.partition}", "-" if m.before is None else str(m.before), str(m.after)) for m in moves)
     return ("partition", "from", "to"), rows
 

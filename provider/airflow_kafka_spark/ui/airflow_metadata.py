@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
+
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, parse_start, parse_stop
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -60,6 +62,9 @@ class PipelineTask:
     :param sink: URIs of what it writes, separated by ``", "``; empty if they are unknown.
     :param dead_letters: dead letter topic.
     :param max_records: limit of records per window; None for no limit.
+    :param starting_offsets: starting offsets of the operator; None for its default.
+    :param ending_offsets: ending offsets of the operator; None for its default.
+    :param unread: arguments that are known only at run time: templates, and values that are not text.
     """
 
     dag_id: str
@@ -72,6 +77,9 @@ class PipelineTask:
     sink: str = ""
     dead_letters: str | None = None
     max_records: int | None = None
+    starting_offsets: str | None = None
+    ending_offsets: str | None = None
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -179,15 +187,20 @@ def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
         return None
     expanded = task.get("expand_input")
     mapped = set((expanded or {}).get("value") or ()) if isinstance(expanded, Mapping) else set()
-    said = {**dict(task.get("partial_kwargs") or {}), **{k: v for k, v in task.items() if k != "partial_kwargs"}}
+    args = {**dict(task.get("partial_kwargs") or {}), **{k: v for k, v in task.items() if k != "partial_kwargs"}}
 
     def text(name: str) -> str | None:
-        value = said.get(name)
+        value = args.get(name)
         return value if isinstance(value, str) and value and "{{" not in value and name not in mapped else None
 
-    inlets, outlets = _uris(said.get("inlets")), _uris(said.get("outlets"))
+    offsets = {name: _offsets(args.get(name), parse) for name, parse in _OFFSETS.items()}
+    unread = {name for name, (_, is_read) in offsets.items() if not is_read or name in mapped}
+    limit = args.get("max_records")
+    if "max_records" in mapped or not isinstance(limit, (int, type(None))):
+        unread.add("max_records")
+    inlets, outlets = _uris(args.get("inlets")), _uris(args.get("outlets"))
     task_id = str(task["task_id"])
-    templated = bool(said.get("pipeline")) or bool(expanded) or bool(task.get("_is_mapped"))
+    templated = bool(args.get("pipeline")) or bool(expanded) or bool(task.get("_is_mapped"))
     pipeline = text("pipeline") or (None if templated else f"{dag_id}.{task_id}")
     connection = text("kafka_conn_id") or _connection([*inlets, *outlets]) or DEFAULT_CONNECTION
     # A task that follows another pipeline has that pipeline's assets as inlets, too; what it reads comes first.
@@ -196,13 +209,30 @@ def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
         task_id,
         LedgerName(connection, text("ledger_topic") or DEFAULT_TOPIC),
         pipeline,
-        () if "topics" in mapped else _topics(said.get("topics")),
+        () if "topics" in mapped else _topics(args.get("topics")),
         text("group_id"),
         ", ".join(inlets),
         ", ".join(outlets),
         text("errors_deadletterqueue_topic_name"),
-        said["max_records"] if isinstance(said.get("max_records"), int) else None,
+        limit if isinstance(limit, int) and "max_records" not in mapped else None,
+        starting_offsets=None if "starting_offsets" in mapped else offsets["starting_offsets"][0],
+        ending_offsets=None if "ending_offsets" in mapped else offsets["ending_offsets"][0],
+        unread=tuple(sorted(unread)),
     )
+
+
+_OFFSETS: Mapping[str, Callable[[Any], object]] = {"starting_offsets": parse_start, "ending_offsets": parse_stop}
+
+
+def _offsets(value: Any, parse: Callable[[Any], object]) -> tuple[str | None, bool]:
+    """Return starting or ending offsets as the preview takes them, None for the default; and False if only the run knows them."""
+    if value == repr(CommittedOffsets()):
+        return None, True
+    try:
+        parse(value)
+    except ValueError:
+        return None, False
+    return (json.dumps(value) if isinstance(value, Mapping) else value), True
 
 
 def _topics(value: Any) -> tuple[str, ...]:

@@ -63,10 +63,11 @@ def run_with_timeout(work: Callable[[], T], doing: str, seconds: float = TIMEOUT
 # --- the next window ----------------------------------------------------------------------------------------------------
 
 
-def next_window(work: Callable[[], Preview]) -> dict[str, Any]:
+def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict[str, Any]:
     """Return the next window of a pipeline, or why planning it would fail.
 
     :param work: plans the window.
+    :param unread: arguments of the task that only its run knows. Their defaults were used.
     :raises KafkaSparkError: Kafka does not answer.
     """
     try:
@@ -78,7 +79,11 @@ def next_window(work: Callable[[], Preview]) -> dict[str, Any]:
     except ValueError as error:
         return {"refused": redacted(str(error))}
     facts = {name: getattr(found, name) for name in ("number", "begins", "run", "offsets", "bytes", "age", "held_back")}
-    facts["warnings"] = list(found.warnings)
+    warnings = list(found.warnings)
+    if unread and found.run is None:
+        names = ", ".join(f"`{name}`" for name in unread)
+        warnings.append(f"Only the run knows {names}: the default counts here")
+    facts["warnings"] = warnings
     return {"next": {**facts, "ranges": [vars(r) for r in found.ranges], "gaps": [vars(g) for g in found.gaps]}}
 
 

@@ -85,11 +85,13 @@ def preview_next_window(view: UserViewDep, ledger: str, name: Annotated[str, Que
                 ledger_topic=watch.name.topic,
                 topics=task.topics if task else (),
                 group_id=reported_group or (task.group if task else None),
+                starting_offsets=task.starting_offsets if task else None,
+                ending_offsets=task.ending_offsets if task else None,
                 max_records=task.max_records if task else None,
             )
 
     view.release()
-    return PlainJSONResponse(next_window(work))
+    return PlainJSONResponse(next_window(work, task.unread if task else ()))
 
 
 @router.get("/dead-letters")

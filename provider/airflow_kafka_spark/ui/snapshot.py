@@ -16,7 +16,7 @@ from airflow_kafka_spark.ledger.lag import instant
 from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
 from airflow_kafka_spark.ui.lag_monitor import ReadPosition
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.interval import family_of
+from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.lag import Observation, usual_period
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
@@ -280,7 +280,7 @@ class LedgerSnapshot:
         if not (isinstance(name, str) and rest and _is_key(rest)):
             self._add_problem(partition, record, "its key is of an unknown kind")
             return None
-        pipeline, interval = family_of(name)
+        pipeline, interval = parse_ledger_name(name)
         snapshot = self.pipelines.get(pipeline)
         if snapshot is None:
             if record.value is None:
@@ -378,7 +378,7 @@ class PipelineSummary:
 
 def window_name(entry: Entry) -> str:
     """Return the name of a window: that of its data interval, else its number."""
-    _, interval = family_of(entry.window.pipeline)
+    _, interval = parse_ledger_name(entry.window.pipeline)
     return interval or str(entry.window.number)
 
 

@@ -18,7 +18,7 @@ from airflow_kafka_spark.windows.tries import Tries
 
 _INSTANT = r"\d{8}T\d{6}(?:\.\d{3})?Z"
 _NAME = re.compile(rf"^({_INSTANT})-({_INSTANT})$")
-_LANE = re.compile(rf"^(?P<family>.+)\.(?P<interval>{_INSTANT}-{_INSTANT})$", re.DOTALL)
+_LEDGER_NAME = re.compile(rf"^(?P<pipeline>.+)\.(?P<interval>{_INSTANT}-{_INSTANT})$", re.DOTALL)
 
 
 @dataclass(frozen=True, order=True)
@@ -75,7 +75,7 @@ class Interval:
         """Return ``20260101T000000Z-20260101T010000Z``. Names sort as the intervals do and are valid in every file system."""
         return f"{_basic(self.start)}-{_basic(self.end)}"
 
-    def lane(self, pipeline: str) -> str:
+    def ledger_name(self, pipeline: str) -> str:
         """Return the name under which the ledger and the sink know this interval of a pipeline."""
         return f"{pipeline}.{self.name}"
 
@@ -133,12 +133,12 @@ class IntervalState:
         return not (known and found and known != found)
 
 
-def family_of(name: str) -> tuple[str, str | None]:
+def parse_ledger_name(name: str) -> tuple[str, str | None]:
     """Return the pipeline that a name in the ledger or in a sink belongs to, and the data interval of that name; None for the
     pipeline itself.
     """
-    found = _LANE.match(name)
-    return (found["family"], found["interval"]) if found else (name, None)
+    found = _LEDGER_NAME.match(name)
+    return (found["pipeline"], found["interval"]) if found else (name, None)
 
 
 def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[IntervalState]:

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_kafka_spark.errors import RowsCutOff
 from airflow_kafka_spark.hooks.spark import SparkHook
-from airflow_kafka_spark.hooks.tasks.end_of_stream import whole
+from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from tests.support.pipelines import SPARK
 
 ROWS = 100_000
@@ -22,7 +22,7 @@ def count(directory: str):
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = 0
         try:
-            for batch in whole(batches):
+            for batch in require_end_of_stream(batches):
                 rows += batch.num_rows
             end = "whole"
         except Exception as error:
@@ -65,5 +65,5 @@ def test_rows_that_are_cut_off_by_a_failure_in_the_jvm_are_never_whole(session, 
 
 def test_outside_of_spark_nobody_can_tell():
     with pytest.raises(RowsCutOff, match="cannot be told") as error:
-        list(whole(iter([1, 2])))
+        list(require_end_of_stream(iter([1, 2])))
     assert not error.value.known

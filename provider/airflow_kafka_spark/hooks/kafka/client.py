@@ -82,7 +82,7 @@ _OUTDATED = frozenset({"FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"})
 
 
 class ClientEvents:
-    """What a client of librdkafka reports beside its answers.
+    """Collects what a client of librdkafka reports besides its answers: errors and log lines.
 
     Pass it as ``logger=events`` and ``error_cb=events.on_error`` to a client of confluent-kafka: nothing goes to stderr any more
     (log lines go to this module's logger at debug level), and ``reason()`` knows why nothing is answered.
@@ -112,12 +112,12 @@ class ClientEvents:
         self._seen[name] = _Seen(self._seen[name].first if name in self._seen else now, now, text)
 
     def first(self, names: Collection[str], since: float) -> float | None:
-        """When errors of these names began, not before ``since``; None if none came since then (monotonic clock)."""
+        """Return when errors of these names began, not before ``since`` (monotonic clock); None if none came since then."""
         begun = [max(seen.first, since) for name, seen in list(self._seen.items()) if name in names and seen.last >= since]
         return min(begun, default=None)
 
     def reason(self, since: float = 0.0) -> tuple[str, str]:
-        """Kafka's name and the text of the error that explains most, ("", "") without any.
+        """Return Kafka's name and the text of the error that explains most; ("", "") without errors.
 
         :param since: only errors from this moment on, on the monotonic clock.
         """
@@ -157,11 +157,12 @@ class _Batch(Generic[K, V]):
 
     @property
     def outdated(self) -> bool:
-        """Whether the client asks by metadata from before an election: it keeps that for minutes, however often it is refused."""
+        """Return True if the client uses metadata from before an election. It keeps that for minutes, however often it is
+        refused."""
         return any(not isinstance(error, str) and error.name() in _OUTDATED for error in self.again.values())
 
     def file(self, key: K, future: Future[V]) -> bool:
-        """Sort one result in; True when a broker spoke, False when librdkafka gave up by itself."""
+        """Sort one result in. Return True if a broker answered, False if librdkafka gave up by itself."""
         from confluent_kafka import KafkaException
 
         try:
@@ -223,7 +224,7 @@ class KafkaCalls:
             self._let_go()
 
     def connect(self) -> str:
-        """The cluster's id, asked for now.
+        """Ask for the cluster's id and return it.
 
         On a first contact a refused login or a failed TLS handshake is an error after about a second, and brokers that are all
         unreachable after about five, not after the whole timeout. That holds for every other call too.
@@ -241,7 +242,7 @@ class KafkaCalls:
         check: Callable[[V], str] = lambda answer: "",
         coordinator: bool = False,
     ) -> V:
-        """One answer to one request; parameters and errors as in :meth:`each`."""
+        """Return one answer to one request. Parameters and errors are those of :meth:`each`."""
         answers, _ = self.each(
             doing, [""], lambda client, keys, timeout: {"": submit(client, timeout)}, check=check, coordinator=coordinator
         )
@@ -258,7 +259,7 @@ class KafkaCalls:
         check: Callable[[V], str] = lambda answer: "",
         coordinator: bool = False,
     ) -> tuple[dict[K, V], dict[K, KafkaError]]:
-        """An answer for every key, asking again where the error is a passing one, until the timeout.
+        """Return an answer for every key. Passing errors are asked again until the timeout.
 
         :param doing: what is being done, for errors ("reading offsets").
         :param keys: what to ask about.
@@ -334,7 +335,7 @@ class KafkaCalls:
         return self.translate(batch.doing, reason, key, batch.started)
 
     def _wait(self, futures: Collection[Future[Any]], batch: _Batch[K, V], seconds: float) -> bool:
-        """False when they are not all done when the time is over."""
+        """Return False if not all are done when the time is over."""
         pending: Collection[Future[Any]] = futures
         # librdkafka keeps the time, but for a coordinator's answer.
         over_at = time.monotonic() + seconds + (0 if batch.coordinator else 1)
@@ -371,7 +372,7 @@ class KafkaCalls:
             raise self.unavailable(doing, self.reason(started))
 
     def translate(self, doing: str, error: KafkaError, what: Any = "", since: float = 0.0) -> KafkaSparkError:
-        """This package's error for one of Kafka's, told with what the client reported beside it."""
+        """Return this package's error for one of Kafka's, with what the client has reported besides."""
         name, text = error.name(), error.str()
         if name in _UNANSWERED:
             self.client.poll(0)
@@ -387,7 +388,7 @@ class KafkaCalls:
         return KafkaRefused(self.conn_id, doing, name, f"{what}: {text}" if what else text, action)
 
     def reason(self, since: float) -> str:
-        """Why nothing was answered, in words."""
+        """Return in words why nothing was answered."""
         self.client.poll(0)
         return self.events.reason(since)[1] or f"no answer within {self._timeout:g} s"
 
@@ -405,7 +406,7 @@ class KafkaCalls:
 
 
 def passing(error: KafkaError | None, wait_for: Collection[str] = ()) -> str:
-    """The error in words if it is one that passes by itself, else "".
+    """Return the error in words if it passes by itself, else "".
 
     :param error: an error, or None.
     :param wait_for: names of errors that will pass here, beside those that always may.
@@ -427,10 +428,10 @@ _POLL_SECONDS = (0.1, 0.2, 0.5, 1.0, 5.0)
 
 
 def keep(client: Any, owner: object) -> weakref.finalize:
-    """Keep a client for as long as its owner lives, or until what is returned is called; after that, until nobody else holds it.
+    """Keep a client as long as its owner lives, or until the returned function is called; then until nothing else refers to it.
 
     :param client: of confluent-kafka.
-    :param owner: whoever uses it; must not be reachable from it.
+    :param owner: the object that uses it; must not be reachable from it.
     :return: to be called to let go of the client; on any thread.
     """
     _start()
@@ -458,6 +459,6 @@ def _reap() -> None:
         except Empty:
             looks += 1
         for at in reversed(range(len(waiting))):
-            # This list's reference and that of the call itself: nobody else can come to hold it any more.
+            # This list's reference and that of the call itself: nothing else can come to refer to it any more.
             if sys.getrefcount(waiting[at]) <= 2:
                 del waiting[at]

@@ -1,4 +1,4 @@
-"""One Kafka connection, the clients that use it: the only place that translates or filters client settings.
+"""Client settings of a Kafka connection. No other module translates or filters them.
 
 The extra of Airflow's ``kafka`` connection is a librdkafka configuration. The clients of confluent-kafka take it nearly as it
 is; Spark's Kafka source runs the Java client, which names many things differently and wants keys and passwords in other forms.
@@ -48,7 +48,7 @@ PRODUCER_ONLY = _names("""
     sticky.partitioning.linger.ms transaction.timeout.ms transactional.id
 """)
 
-# Properties of librdkafka's own machinery, without a counterpart in the Java client: nobody needs to hear of them.
+# Properties of librdkafka's own machinery, without a counterpart in the Java client: they are left out silently.
 LIBRDKAFKA_ONLY = _names("""
     api.version.fallback.ms api.version.request api.version.request.timeout.ms broker.address.family broker.address.ttl
     broker.version.fallback builtin.features consume.callback.max.messages coordinator.query.interval.ms debug
@@ -160,7 +160,7 @@ def java_options(config: Mapping[str, Any], *, conn_id: str = "kafka_default", i
 
 
 def consumer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
-    """The settings of a confluent-kafka ``Consumer`` that reads frozen offset ranges.
+    """Return the settings of a confluent-kafka ``Consumer`` that reads frozen offset ranges.
 
     Always: no auto commit, ``auto.offset.reset=error``, read_committed, partition EOF events. Settings of producers, of groups
     and of the Java client are left out, so that librdkafka has nothing to warn about.
@@ -183,7 +183,8 @@ def consumer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, An
 
 
 def producer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
-    """The settings of a confluent-kafka ``Producer``: the connection's without those of consumers and of the Java client.
+    """Return the settings of a confluent-kafka ``Producer``: those of the connection without those of consumers and of the Java
+    client.
 
     :param config: the extra of the ``kafka`` connection. Its ``transactional.id`` is left out: sharing one would fence strangers.
     :param overrides: settings that win over the connection's, as ``**{"transactional.id": "x"}``.
@@ -192,7 +193,8 @@ def producer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, An
 
 
 def admin_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
-    """The settings of a confluent-kafka ``AdminClient``: the connection's without those of consumers, producers and Java.
+    """Return the settings of a confluent-kafka ``AdminClient``: those of the connection without those of consumers, producers and
+    Java.
 
     :param config: the extra of the ``kafka`` connection.
     :param overrides: settings that win over the connection's.
@@ -201,7 +203,7 @@ def admin_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
 
 
 def redact(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy for people's eyes: passwords, private keys, tokens and JAAS texts are ``***``.
+    """Return a copy for people to read: passwords, private keys, tokens and JAAS texts are ``***``.
 
     :param config: settings of either client, with or without ``java.`` or ``kafka.`` prefixes.
     """
@@ -209,7 +211,7 @@ def redact(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """How a client introduces itself to the brokers, for error messages: user, mechanism and protocol, no secrets."""
+    """Return how a client introduces itself to the brokers, for error messages: user, mechanism and protocol, no secrets."""
     protocol = str(config.get("security.protocol", "plaintext")).upper()
     if protocol.startswith("SASL"):
         mechanism = config.get("sasl.mechanism") or config.get("sasl.mechanisms") or "GSSAPI"
@@ -224,7 +226,7 @@ class _Source:
     conn_id: str
 
     def get(self, *names: str) -> str:
-        """The first of these properties that is set, as text."""
+        """Return the first of these properties that is set, as text."""
         return next((_text(self.config[name]) for name in names if self.config.get(name) not in (None, "")), "")
 
     def says_by_hand(self, prefix: str) -> bool:
@@ -370,7 +372,7 @@ Invalid = Callable[[str, str], ConnectionInvalid]
 
 
 def read_pem(path: str, name: str, invalid: Invalid) -> str:
-    """The text of a PEM file; nothing for no path.
+    """Return the text of a PEM file; nothing for no path.
 
     :param path: the file, or "".
     :param name: the property that named it.
@@ -393,7 +395,7 @@ def read_pem(path: str, name: str, invalid: Invalid) -> str:
 
 
 def pkcs8_key(pem: str, password: str, invalid: Invalid) -> str:
-    """A private key as unencrypted PKCS#8, the one form that the Java client reads on every Java version.
+    """Return a private key as unencrypted PKCS#8, the one form that the Java client reads on every Java version.
 
     OpenSSL, and so librdkafka, also takes the traditional forms (``BEGIN RSA PRIVATE KEY``) and encrypted keys. The result is as
     secret as the key and its password together, which is what would be passed on otherwise.

@@ -50,7 +50,7 @@ TEST_SECONDS = 10.0
 
 
 class KafkaHook(KafkaBaseHook):
-    """What a pipeline asks a cluster and tells it, apart from records.
+    """Reads and changes metadata and offsets of a Kafka cluster. Records are read and written elsewhere.
 
     Every call asks the brokers: nothing is cached. Nothing is created or changed but by ``create_topic``, ``alter_committed``,
     ``delete_group`` and ``delete_records``. All calls raise :class:`KafkaUnavailable` when no answer comes in time,
@@ -90,7 +90,7 @@ class KafkaHook(KafkaBaseHook):
             raise ConnectionInvalid(self.conn_id, str(error)) from error
 
     def java_config(self, *, inline_files: bool = False) -> kafka_config.JavaConfig:
-        """The connection in the Java client's settings, for Spark's Kafka source; see :func:`kafka_config.java_options`."""
+        """Return the connection in the Java client's settings, for Spark's Kafka source (:func:`kafka_config.java_options`)."""
         java = kafka_config.java_options(self.config, conn_id=self.conn_id, inline_files=inline_files)
         if java.ignored:
             log.info(
@@ -101,11 +101,11 @@ class KafkaHook(KafkaBaseHook):
         return java
 
     def consumer_config(self, **overrides: Any) -> dict[str, Any]:
-        """The connection for a reader of frozen ranges; see :func:`kafka_config.consumer_config`."""
+        """Return the settings for a reader of frozen ranges; see :func:`kafka_config.consumer_config`."""
         return kafka_config.consumer_config(self.config, **overrides)
 
     def producer_config(self, **overrides: Any) -> dict[str, Any]:
-        """The connection for a producer; see :func:`kafka_config.producer_config`."""
+        """Return the settings for a producer; see :func:`kafka_config.producer_config`."""
         return kafka_config.producer_config(self.config, **overrides)
 
     @property
@@ -146,10 +146,10 @@ class KafkaHook(KafkaBaseHook):
         self.close()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the cluster answers, and its brokers, for Airflow's UI: the answer takes ten seconds at most.
+        """Return whether the cluster answers, and its brokers, for Airflow's UI. The answer takes ten seconds at most.
 
-        A wrong password, a certificate that is not trusted, a listener of another protocol and brokers that nobody can reach are
-        each told as such.
+        A wrong password, a certificate that is not trusted, a listener of another protocol and brokers that cannot be reached
+        each have a message of their own.
         """
         try:
             with KafkaHook(self.conn_id, min(self.timeout, TEST_SECONDS)) as hook:
@@ -163,7 +163,7 @@ class KafkaHook(KafkaBaseHook):
     # --- the cluster and its topics ---
 
     def cluster_id(self) -> str:
-        """The cluster's id: offsets mean nothing on another one."""
+        """Return the cluster's id. Offsets mean nothing on another cluster."""
         return self._calls.connect()
 
     def broker_count(self) -> int:
@@ -174,7 +174,7 @@ class KafkaHook(KafkaBaseHook):
         return len(found.nodes)
 
     def list_topics(self, *, internal: bool = False) -> frozenset[str]:
-        """The names of all topics that this connection may see.
+        """Return the names of all topics that this connection may see.
 
         :param internal: whether Kafka's own topics are listed too.
         """
@@ -191,7 +191,7 @@ class KafkaHook(KafkaBaseHook):
     def describe_topics(
         self, names: Iterable[str], *, missing: Literal["raise", "omit"] = "raise"
     ) -> dict[str, TopicDescription]:
-        """Ids and partitions of topics.
+        """Return ids and partitions of topics.
 
         A topic has at least one partition: an answer without any is asked for again. Also a topic counts as missing only when it
         is still unknown after a second, since brokers learn of a new one one after the other.
@@ -208,7 +208,7 @@ class KafkaHook(KafkaBaseHook):
         return found
 
     def topic_config(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """The settings of topics, defaults included (``cleanup.policy``, ``retention.ms``, ``max.message.bytes`` ...).
+        """Return the settings of topics, defaults included (``cleanup.policy``, ``retention.ms``, ``max.message.bytes`` ...).
 
         :param names: the topics.
         :raises TopicMissing: when one does not exist.
@@ -216,14 +216,15 @@ class KafkaHook(KafkaBaseHook):
         return kafka_requests.topic_configs(self._calls, self.describe_topics(names))
 
     def largest_record(self, topic: str) -> int:
-        """Bytes that a record of a topic may have (``max.message.bytes``); the brokers' default where the user may not see it."""
+        """Return how many bytes a record of a topic may have (``max.message.bytes``); the brokers' default where the user may not
+        see it."""
         try:
             return int(self.topic_config([topic])[topic].get("max.message.bytes") or DEFAULT_LARGEST)
         except KafkaRefused:
             return DEFAULT_LARGEST
 
     def broker_config(self) -> dict[str, str]:
-        """The settings of one broker (``transaction.max.timeout.ms`` ...); empty where the user may not see them."""
+        """Return the settings of one broker (``transaction.max.timeout.ms`` ...); empty where the user may not see them."""
         return kafka_requests.broker_config(self._calls)
 
     def create_topic(
@@ -250,7 +251,7 @@ class KafkaHook(KafkaBaseHook):
     # --- offsets of the log ---
 
     def offsets(self, topics: Iterable[str | TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
-        """Low watermark, last stable offset and high watermark; one request for all partitions of a broker, not one for each.
+        """Return low watermark, last stable offset and high watermark. One request asks for all partitions of a broker.
 
         A broker answers a producer's commit before it has written the markers: a transaction that has just ended may still hold
         the last stable offset back for some milliseconds.
@@ -276,7 +277,7 @@ class KafkaHook(KafkaBaseHook):
         *,
         isolation_level: IsolationLevel = "read_committed",
     ) -> dict[TopicPartition, int | None]:
-        """The first offset whose record's timestamp is at or after an instant; None where there is no such record.
+        """Return the first offset whose record's timestamp is at or after an instant; None where there is no such record.
 
         Records behind it may be older: timestamps need not ascend.
 
@@ -308,7 +309,7 @@ class KafkaHook(KafkaBaseHook):
         return {partition: there if there.offset >= 0 else None for partition, there in found.items()}
 
     def _partitions(self, topics: Iterable[str | TopicPartition]) -> list[TopicPartition]:
-        """All of them, in order, after a check that they exist: an unknown partition may pass for one without a leader."""
+        """Return all partitions in order. Check that they exist: an unknown partition may pass for one without a leader."""
         wanted = list(topics)
         whole = {topic for topic in wanted if isinstance(topic, str)}
         single = {TopicPartition(*topic) for topic in wanted if not isinstance(topic, str)}
@@ -332,7 +333,7 @@ class KafkaHook(KafkaBaseHook):
     def committed(
         self, group_id: str, partitions: Iterable[TopicPartition], *, stable: bool = True
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        """What a group has committed; None where it has committed nothing, or where that has expired.
+        """Return what a group has committed; None where it has committed nothing, or where that has expired.
 
         :param group_id: the group; it need not exist.
         :param partitions: the partitions.
@@ -343,7 +344,7 @@ class KafkaHook(KafkaBaseHook):
         return kafka_requests.committed(self._calls, self.config, group_id, wanted, stable=stable) if wanted else {}
 
     def group_state(self, group_id: str) -> GroupState:
-        """A group's state and its live members.
+        """Return a group's state and its live members.
 
         :param group_id: the group; one that does not exist is ``Dead`` and has no members.
         """
@@ -356,7 +357,7 @@ class KafkaHook(KafkaBaseHook):
 
         :param group_id: the group, without live members.
         :param offsets: the next offset to read of each partition, with or without a text.
-        :raises GroupHasMembers: when somebody consumes with this group.
+        :raises GroupHasMembers: when the group has members.
         :raises TopicMissing: when a topic or a partition does not exist.
         """
         commits = {p: c if isinstance(c, CommittedOffset) else CommittedOffset(c) for p, c in offsets.items()}
@@ -372,7 +373,7 @@ class KafkaHook(KafkaBaseHook):
 
         :param group_id: the group, without live members.
         :return: whether there was one.
-        :raises GroupHasMembers: when somebody consumes with this group.
+        :raises GroupHasMembers: when the group has members.
         """
         try:
             return kafka_requests.delete_group(self._calls, group_id)
@@ -380,7 +381,7 @@ class KafkaHook(KafkaBaseHook):
             raise self._members_or(error, group_id) from None
 
     def _members_or(self, error: KafkaRefused, group_id: str) -> KafkaSparkError:
-        """What the brokers mean: that the group has live members, or what they say."""
+        """Return the error that the brokers mean: the group has live members, or what they say."""
         if error.code not in _MEMBERS_ARE_LIVE:
             return error
         return GroupHasMembers(group_id, [str(m) for m in self.group_state(group_id).members])

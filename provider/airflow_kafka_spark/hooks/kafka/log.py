@@ -1,4 +1,4 @@
-"""Whether a log is still the one that was read: what the brokers say of the leader epoch of an offset (KIP-320)."""
+"""Read what Kafka holds of topics, and compare leader epochs to find out whether it is still the log that was read (KIP-320)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 AT_ONCE = 200
-"""Partitions per consumer: each of them may be sent a batch of records, which nobody needs."""
+"""Partitions per consumer: each of them may be sent a batch of records, which is not needed."""
 SETTINGS: Mapping[str, Any] = {
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
@@ -31,7 +31,8 @@ _END = re.compile(r"broker end offset is (\d+)")
 
 
 def read_log(hook: KafkaHook, topics: Iterable[str]) -> Log:
-    """What Kafka holds of these topics now: ids, and low watermark, last stable offset and high watermark of every partition.
+    """Return what Kafka holds of these topics now: ids, and low watermark, last stable offset and high watermark of every
+    partition.
 
     :param topics: names; those that do not exist are left out of the answer.
     """
@@ -44,14 +45,14 @@ def read_log(hook: KafkaHook, topics: Iterable[str]) -> Log:
     )
 
 
-def compared(
+def compare_epochs(
     hook: KafkaHook,
     log: Log,
     offsets: Mapping[TopicPartition, int],
     epochs: Mapping[TopicPartition, int],
     topic_ids: Mapping[str, str],
 ) -> Log:
-    """The log, with the partitions that were cut off below an offset and have grown again (``Log.diverged``).
+    """Return the log with the partitions marked that were cut off below an offset and have grown again (``Log.diverged``).
 
     Only partitions are asked for whose leader epoch is not the known one: without an election nothing is cut off.
 

@@ -1,4 +1,4 @@
-"""The requests of the Kafka hook in confluent-kafka's terms: batched, patient with passing errors, with our values as keys."""
+"""The requests of the Kafka hook, and the values that they return. Requests are batched and repeated after passing errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TopicDescription:
 
     @classmethod
     def of(cls, topic: Any) -> TopicDescription:
-        """From confluent-kafka's ``TopicDescription``."""
+        """Return the description made from confluent-kafka's ``TopicDescription``."""
         topic_id = topic.topic_id
         known = topic_id is not None and (topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()) != (0, 0)
         return cls(
@@ -111,13 +111,13 @@ class PartitionOffsets:
 
     @property
     def held_back(self) -> int:
-        """Offsets behind an open transaction, which nobody can read in read_committed yet."""
+        """The number of offsets behind an open transaction, which read_committed readers do not get yet."""
         return self.high - self.lso
 
 
 @dataclass(frozen=True)
 class CommittedOffset:
-    """What a consumer group committed for a partition.
+    """The offset that a consumer group has committed for a partition.
 
     :param offset: the next offset to read.
     :param metadata: the text committed along with it.
@@ -164,7 +164,7 @@ class GroupState:
 
 
 def describe_topics(calls: KafkaCalls, names: Collection[str]) -> dict[str, TopicDescription]:
-    """The topics that exist, by name."""
+    """Return the topics that exist, by name."""
     found: dict[str, Any] = {}
     absent = sorted(set(names))
     deadline = time.monotonic() + SPREAD_SECONDS
@@ -186,19 +186,19 @@ def describe_topics(calls: KafkaCalls, names: Collection[str]) -> dict[str, Topi
 
 
 def topic_configs(calls: KafkaCalls, names: Collection[str]) -> dict[str, dict[str, str]]:
-    """The settings of topics that exist."""
+    """Return the settings of topics that exist."""
     return _configs(calls, "topic", names)
 
 
 def broker_config(calls: KafkaCalls) -> dict[str, str]:
-    """The settings of the first broker; empty without the right to see them."""
+    """Return the settings of the first broker; empty without the right to see them."""
     cluster = calls.one("asking for the brokers", lambda client, timeout: client.describe_cluster(request_timeout=timeout))
     first = str(min(node.id for node in cluster.nodes))
     return _configs(calls, "broker", [first]).get(first, {})
 
 
 def _configs(calls: KafkaCalls, kind: str, names: Collection[str]) -> dict[str, dict[str, str]]:
-    """The settings that have a value, by topic or broker; without brokers that may not be asked."""
+    """Return the settings that have a value, by topic or broker. Those that may not be seen are left out."""
     from confluent_kafka.admin import ConfigResource
 
     def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
@@ -214,7 +214,7 @@ def _configs(calls: KafkaCalls, kind: str, names: Collection[str]) -> dict[str, 
 def create_topic(
     calls: KafkaCalls, name: str, partitions: int, replication_factor: int, config: Mapping[str, str], *, exist_ok: bool
 ) -> bool:
-    """Whether the topic was created now; on return the leaders of its partitions serve it."""
+    """Create a topic. Return True if it was created now; the leaders of its partitions then serve it."""
     from confluent_kafka.admin import NewTopic, OffsetSpec
 
     topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
@@ -250,14 +250,14 @@ def _collection(names: list[str]) -> Any:
 def list_offsets(
     calls: KafkaCalls, partitions: Collection[TopicPartition], spec: OffsetSpec, isolation_level: str
 ) -> dict[TopicPartition, int]:
-    """One offset of every partition; the partitions exist."""
+    """Return one offset of every partition. The partitions exist."""
     return {partition: there.offset for partition, there in list_records(calls, partitions, spec, isolation_level).items()}
 
 
 def list_records(
     calls: KafkaCalls, partitions: Collection[TopicPartition], spec: OffsetSpec, isolation_level: str
 ) -> dict[TopicPartition, RecordAt]:
-    """One offset of every partition with the timestamp of its record, where brokers name it; -1 for what there is not."""
+    """Return one offset of every partition with the timestamp of its record, where brokers name it; -1 for what there is not."""
     import confluent_kafka
 
     level = confluent_kafka.IsolationLevel[isolation_level.upper()]
@@ -276,7 +276,7 @@ def _epoch(told: int | None) -> int:
 
 
 def delete_records(calls: KafkaCalls, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """The new low watermarks; the partitions exist."""
+    """Delete records and return the new low watermarks. The partitions exist."""
     import confluent_kafka
 
     def submit(client: AdminClient, keys: list[TopicPartition], timeout: float) -> dict[TopicPartition, Future]:
@@ -291,7 +291,7 @@ def delete_records(calls: KafkaCalls, before: Mapping[TopicPartition, int]) -> d
 def committed(
     calls: KafkaCalls, config: Mapping[str, Any], group_id: str, partitions: Collection[TopicPartition], *, stable: bool
 ) -> dict[TopicPartition, CommittedOffset | None]:
-    """What the group has committed, none of it in an open transaction.
+    """Return what the group has committed, none of it in an open transaction.
 
     Through a consumer that joins nothing: ``AdminClient.list_consumer_group_offsets`` ends the process with a segmentation fault
     when the coordinator has moved (librdkafka 2.16: the handler of the answer takes for granted that the client has a group).
@@ -351,7 +351,7 @@ def _committed_now(consumer: Consumer, partitions: Collection[TopicPartition], t
 
 
 def _held_by_a_transaction(settings: Mapping[str, Any], partitions: Collection[TopicPartition], calls: KafkaCalls) -> bool:
-    """Whether there is an answer as soon as offsets in open transactions do not matter."""
+    """Return True if there is an answer as soon as offsets in open transactions do not matter."""
     import confluent_kafka
 
     consumer = confluent_kafka.Consumer({**settings, "isolation.level": "read_uncommitted"}, logger=calls.events)
@@ -382,7 +382,7 @@ def alter_committed(calls: KafkaCalls, group_id: str, commits: Mapping[TopicPart
 
 
 def delete_group(calls: KafkaCalls, group_id: str) -> bool:
-    """Whether the group was there, and is gone now."""
+    """Delete a group. Return True if it was there."""
     _, absent = calls.each(
         f"deleting group {group_id}",
         [group_id],
@@ -394,7 +394,7 @@ def delete_group(calls: KafkaCalls, group_id: str) -> bool:
 
 
 def group_state(calls: KafkaCalls, group_id: str) -> GroupState:
-    """The group and its members."""
+    """Return the group and its members."""
     found, absent = calls.each(
         f"describing group {group_id}",
         [group_id],

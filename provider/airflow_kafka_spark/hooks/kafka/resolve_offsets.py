@@ -1,4 +1,4 @@
-"""Which offsets a start, or a stop, means: asked of the cluster once, and never again for the same window."""
+"""Resolve the start and the stop of a window to offsets, and find the first record of an instant."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCAN_SECONDS = 300.0
 
 
 def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> Offsets:
-    """Where a pipeline without a past begins, for every partition of the log.
+    """Return where a pipeline without a past begins, for every partition of the log.
 
     Committed offsets come as they are: that their records are still there is for the planner to judge.
 
@@ -64,8 +64,8 @@ def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> Off
 
 
 def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicPartition, int] | None = None) -> Offsets:
-    """Where a window ends at the latest, for every partition of the log that has a bound; may lie beyond what can be read, or
-    below the start.
+    """Return where a window ends at the latest, for every partition of the log that has a bound. It may lie beyond what can be
+    read, or below the start.
 
     :param hook: the cluster.
     :param stop: what the user said.
@@ -88,7 +88,7 @@ def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicP
 
 
 def within(offsets: Mapping[TopicPartition, int], log: Log) -> Offsets:
-    """The same offsets, all of them in the log or at its end.
+    """Return the same offsets after a check that all of them lie in the log or at its end.
 
     :raises BoundRefused: some are not.
     """
@@ -161,7 +161,7 @@ def _check_all_named(bound: SpecificOffsets, partitions: Collection[TopicPartiti
 
 
 def listed(partitions: Collection[TopicPartition], limit: int = 20) -> str:
-    """Partitions in a sentence."""
+    """Return partitions as text for a sentence."""
     names = [str(tp) for tp in sorted(partitions)]
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 

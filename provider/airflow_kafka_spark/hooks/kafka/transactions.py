@@ -28,7 +28,7 @@ _SETTLE_SECONDS = 0.06
 def fencing_producer(
     config: Mapping[str, Any], transactional_id: str, known_topic: str, seconds: float, events: ClientEvents
 ) -> Producer:
-    """A producer that has just fenced every earlier one of this id (KIP-98), with no transaction begun.
+    """Return a producer that has just fenced every earlier one of this id (KIP-98), with no transaction begun.
 
     Use it for one transaction: librdkafka has no KIP-890, so a late ``EndTxn`` could end the next one of the same producer.
 
@@ -126,7 +126,8 @@ def _in_parts(
 
 
 def abort(producer: Producer) -> None:
-    """So that readers need not wait for the timeout. What cannot be aborted now, the next attempt's fence aborts."""
+    """Abort the transaction, so that readers need not wait for the timeout. If that fails, the fence of the next attempt aborts
+    it."""
     from confluent_kafka import KafkaException
 
     with suppress(KafkaException, SystemError):
@@ -135,7 +136,7 @@ def abort(producer: Producer) -> None:
 
 
 def is_fenced(error: BaseException, events: ClientEvents) -> bool:
-    """Whether a producer's error means that a newer one has taken over.
+    """Return True if a producer's error means that a newer one has taken over.
 
     What follows a fence has many names ("purged in queue" ...): it was told on the side first.
     """
@@ -146,7 +147,8 @@ def is_fenced(error: BaseException, events: ClientEvents) -> bool:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether the producer has given up for good and does not say why: the error is nameless, or got lost between callbacks."""
+    """Return True if the producer has given up for good and does not say why: the error is nameless, or got lost between
+    callbacks."""
     if isinstance(error, SystemError) and error.__cause__ is None:
         return True
     name: Callable[[], str] | None = getattr(_told(error), "name", None)
@@ -154,13 +156,14 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """A producer's error in one line."""
+    """Return a producer's error in one line."""
     cause = _told(error)
     return f"{cause.str()} ({cause.name()})" if hasattr(cause, "str") else str(error)
 
 
 def _told(error: BaseException) -> KafkaError | Any:
-    """What the client said. A fatal error that is raised while it calls back reaches us as the cause of a ``SystemError``."""
+    """Return the client's own error. A fatal error that is raised while it calls back reaches us as the cause of a
+    ``SystemError``."""
     while isinstance(error, SystemError) and error.__cause__ is not None:
         error = error.__cause__
     return error.args[0] if error.args else error

@@ -1,4 +1,4 @@
-"""Whether Spark has handed a Python task all of its rows. Runs in Spark's tasks: imports neither Airflow nor pyspark.
+"""Check that Spark has handed a Python task all of its rows. Runs in Spark's tasks: imports neither Airflow nor pyspark.
 
 When what feeds a task fails in the JVM (a database connection that breaks, a file that ends too early), Spark closes the stream,
 and Arrow takes a closed stream for one that has ended: the task sees fewer rows and a clean end. The job fails all the same, but
@@ -22,8 +22,8 @@ _STREAM = "infile"
 _WORKER = "pyspark.worker"
 
 
-def whole(batches: Iterator[T]) -> Iterator[T]:
-    """The batches, and an error where an end is none.
+def require_end_of_stream(batches: Iterator[T]) -> Iterator[T]:
+    """Yield the batches. Raise an error if the stream ends without the word that Spark writes behind the last row.
 
     :param batches: what Spark gave to a function of ``mapInArrow``.
     :raises RowsCutOff: Spark has stopped in the middle, or nobody can tell.

@@ -110,7 +110,7 @@ function NextWindow({ ledger, pipeline }) {
               ["Held back", known(next.held_back) ? plural(next.held_back, "offset") : null, "Offsets of open transactions"],
             ],
           }),
-          next.warnings?.length ? h(Note, { kind: "warn", title: "A run may begin elsewhere" }, next.warnings.join(". ")) : null,
+          next.warnings?.length ? h(Note, { kind: "warn", title: "The run may differ" }, next.warnings.join(". ")) : null,
           next.gaps?.length ? h(Note, { kind: "bad" }, `Deleted before they could be read: ${next.gaps.map(rangeText).join(", ")}`) : null,
           h(Table, {
             label: "Ranges of the next window", rows: next.ranges || [], keyOf: (r) => `${r.topic}-${r.partition}`,
