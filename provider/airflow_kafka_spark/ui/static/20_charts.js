@@ -161,7 +161,7 @@ const STEP_COLOURS = { fence: "gray", plan: "purple", read: "blue", move: "blue"
 function Charts({ series, readsRows }) {
   const windows = useMemo(() => {
     const newest = (series.windows || []).slice(-120);
-    return newest.map((w) => ({ ...w, key: `${w.name}/${w.number}`, label: laneOf(w) ? minuteText(laneOf(w)[0]) : String(w.number), title: `Window ${windowText(w)}, complete ${timeText(w.completed_at)}` }));
+    return newest.map((w) => ({ ...w, key: `${w.name}/${w.number}`, label: intervalOf(w) ? minuteText(intervalOf(w)[0]) : String(w.number), title: `Window ${windowText(w)}, complete ${timeText(w.completed_at)}` }));
   }, [series.windows]);
   const lag = useMemo(() => (series.lag || []).map((point, i) => ({ ...point, key: i, title: timeText(point.at) })), [series.lag]);
   const lagTimes = lag.map((point) => instant(point.at)?.getTime() ?? 0);
