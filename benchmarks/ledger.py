@@ -54,7 +54,8 @@ def _fill(kafka: Any) -> None:
     """Write what two years leave: a record of each partition in each hour, and the ledger."""
     from confluent_kafka import Producer
 
-    from airflow_kafka_spark.ledger.topic import CONFIG, murmur2
+    from airflow_kafka_spark.hooks.partitioner import partition_of
+    from airflow_kafka_spark.ledger.topic import CONFIG
     from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
 
     kafka.create_topic(LEDGER, LEDGER_PARTITIONS, CONFIG)
@@ -76,7 +77,7 @@ def _fill(kafka: Any) -> None:
     with KafkaHook() as hook:
         topic_ids = {name: found.topic_id for name, found in hook.describe_topics([TOPIC, OLD_TOPIC]).items()}
     for name, record in _records(topic_ids):
-        producer.produce(LEDGER, record.value, record.key, partition=murmur2(name.encode()) % LEDGER_PARTITIONS)
+        producer.produce(LEDGER, record.value, record.key, partition=partition_of(name.encode(), LEDGER_PARTITIONS))
         producer.poll(0)
     assert producer.flush(120) == 0
 

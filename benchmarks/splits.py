@@ -13,6 +13,7 @@ ROWS = 10
 def run(stand: Stand) -> None:
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.operators import SourceToKafkaOperator
+    from airflow_kafka_spark.sinks import KafkaSink
     from airflow_kafka_spark.sources import JdbcSource
     from tests.support.runs import context
 
@@ -32,7 +33,11 @@ def run(stand: Stand) -> None:
             stand.kafka.create_topic(name, 4)
             source = JdbcSource(conn_id="warehouse", table=f"splits_{splits}", cursor="id", split_records=ROWS)
             operator = SourceToKafkaOperator(
-                task_id="bench", source=source, topic=name, key="id", value=Json(), pipeline=name, read_with="task"
+                task_id="bench",
+                source=source,
+                sink=KafkaSink(topic=name, key="id", value=Json()),
+                pipeline=name,
+                read_with="task",
             )
             report = operator.execute(context(f"run-{name}"))
             assert report["records_written"] == splits * ROWS, report

@@ -57,10 +57,14 @@ def run(stand: Stand) -> None:
     def publish(turn: int, name: str, **options: Any) -> None:
         from airflow_kafka_spark.formats import Json
         from airflow_kafka_spark.operators import SourceToKafkaOperator
+        from airflow_kafka_spark.sinks import KafkaSink
         from tests.support.runs import context
 
         operator = SourceToKafkaOperator(
-            task_id="bench", topic=topic(stand, name, turn), key="id", value=Json(), pipeline=f"publish-{name}-{turn}", **options
+            task_id="bench",
+            sink=KafkaSink(topic=topic(stand, name, turn), key="id", value=Json()),
+            pipeline=f"publish-{name}-{turn}",
+            **options,
         )
         report = operator.execute(context(f"run-{name}-{turn}"))
         assert report["records_written"] == stand.records, report
@@ -107,8 +111,8 @@ def _look(stand: Stand, splits: int = 64) -> None:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.operators.publishing import publisher
-    from airflow_kafka_spark.sinks.kafka import KafkaSink
-    from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
     from airflow_kafka_spark.windows.model import SourcePlan, Window
 
     stand.kafka.create_topic("looks", 4)

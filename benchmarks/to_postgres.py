@@ -91,7 +91,7 @@ def _prepared(stand: Stand, turn: int) -> None:
     """
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.sources.kafka_worker import Reader
+    from airflow_kafka_spark.sources.kafka.tasks.read import Reader
     from airflow_kafka_spark.windows.model import OffsetRange, Window
     from airflow_kafka_spark.windows.plan import make_splits
 

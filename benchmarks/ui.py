@@ -87,7 +87,8 @@ def _write(kafka: Any) -> int:
     """A ledger as operators leave it; how many records it has."""
     from confluent_kafka import Producer
 
-    from airflow_kafka_spark.ledger.topic import CONFIG, murmur2
+    from airflow_kafka_spark.hooks.partitioner import partition_of
+    from airflow_kafka_spark.ledger.topic import CONFIG
     from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
     from airflow_kafka_spark.windows.memory import Attempt, Entry, position_record, window_record
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
@@ -104,7 +105,7 @@ def _write(kafka: Any) -> int:
     for index in range(PIPELINES):
         dag, task = index // (PIPELINES // DAGS), index % (PIPELINES // DAGS)
         name, position = f"flow_{dag}.task_{task}", Position()
-        home = murmur2(name.encode()) % LEDGER_PARTITIONS
+        home = partition_of(name.encode(), LEDGER_PARTITIONS)
         for number in range(1, WINDOWS + 1):
             at = (began + timedelta(hours=number)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             ranges = tuple(

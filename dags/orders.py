@@ -12,7 +12,7 @@ from airflow.sdk import DAG
 
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToSinkOperator, SourceToKafkaOperator
-from airflow_kafka_spark.sinks import FilesSink, PostgresSink
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import JdbcSource
 
 ORDER = Json(schema="id bigint, customer string, amount decimal(12,2), placed_at timestamp")
@@ -28,11 +28,7 @@ with DAG(
     publish = SourceToKafkaOperator(
         task_id="publish",
         source=JdbcSource(conn_id="shop", table="shop.orders", cursor="id"),
-        topic="orders",
-        auto_create=True,
-        partitions=4,
-        key="id",
-        value=Json(),
+        sink=KafkaSink(topic="orders", auto_create=True, partitions=4, key="id", value=Json()),
     )
 
     load = KafkaToSinkOperator(

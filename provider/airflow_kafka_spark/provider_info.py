@@ -38,7 +38,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_kafka_spark.operators.kafka_to_sink",
                     "airflow_kafka_spark.operators.source_to_kafka",
                     "airflow_kafka_spark.operators.kafka_to_kafka",
-                    "airflow_kafka_spark.operators.pipeline_offsets",
+                    "airflow_kafka_spark.operators.control",
                 ],
             },
         ],
@@ -75,7 +75,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "connection-types": [_KAFKA, _SCHEMA_REGISTRY, *([] if _is_installed(_OFFICIAL_SPARK) else _SPARK)],
         "extra-links": [
-            f"airflow_kafka_spark.operators.links.{name}"
+            f"airflow_kafka_spark.operators.visibility.links.{name}"
             for name in ("WindowLink", "TopicLink", "TableLink", "DeadLettersLink", "SparkLink")
         ],
         "plugins": [{"name": "airflow_kafka_spark", "plugin-class": "airflow_kafka_spark.ui.plugin.KafkaSparkPlugin"}],

@@ -17,8 +17,7 @@ from airflow_kafka_spark.control.rename import rename
 from airflow_kafka_spark.errors import Fenced, GroupOwned, PipelineRenamed, PipelineUnknown, ResetRefused, WindowOpen
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
-from airflow_kafka_spark.operators.binding import bound, writer_of
-from airflow_kafka_spark.operators.run import Run
+from airflow_kafka_spark.operators.binding import Run, bound, writer_of
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import Memory

@@ -11,9 +11,9 @@ import pytest
 
 from airflow_kafka_spark.formats import Avro, JsonSchema, Protobuf
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.formats.ddl import parse_ddl
-from airflow_kafka_spark.formats.shown_write_worker import shown
-from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
+from airflow_kafka_spark.formats.tasks.text import rows_as_json
+from airflow_kafka_spark.formats.types import parse_ddl
+from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER
 
 FIELDS = [{"name": "id", "type": "int"}, {"name": "name", "type": "string"}]
@@ -56,7 +56,9 @@ def test_of_a_row_whose_key_fits_neither_the_key_is_told_and_a_key_that_fits_is_
     ids = pa.array([1, 1 << 40, 3], pa.int64())
     keys = pa.StructArray.from_arrays([ids], ["id"])
     values = pa.StructArray.from_arrays([ids, pa.array(["a", "b", None])], ["id", "name"])
-    records, misfits = Fitting({"key": key, "value": value}).of(pa.RecordBatch.from_arrays([keys, values], ["key", "value"]))
+    records, misfits = KeyValueEncoder({"key": key, "value": value}).encode(
+        pa.RecordBatch.from_arrays([keys, values], ["key", "value"])
+    )
     assert {at: stage for at, (stage, _) in misfits.items()} == {1: KEY_CONVERTER, 2: VALUE_CONVERTER}
     assert misfits[1][1].startswith("key: column `id`")
     assert records.column("key").to_pylist() == [b"\x02", None, b"\x06"]
@@ -89,5 +91,5 @@ def one(value: Any, type_: pa.DataType) -> pa.Array:
     ids=lambda found: found if isinstance(found, str) else "",
 )
 def test_what_is_shown_of_a_value_is_json_whatever_it_is(column: pa.Array, told: str) -> None:
-    (found,) = shown([("c", column)])
+    (found,) = rows_as_json([("c", column)])
     assert found.decode() == f'{{"c":{told}}}' and json.loads(found)

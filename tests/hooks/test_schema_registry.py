@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.formats import Avro
-from airflow_kafka_spark.formats.ddl import arrow_schema, parse_ddl
+from airflow_kafka_spark.formats.types import arrow_schema, parse_ddl
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 from tests.formats.contract import CHECKS, Case
 from tests.support.registry import EmbeddedRegistry, guarded, serializer
@@ -286,7 +286,7 @@ def test_a_registry_that_cannot_be_asked_is_a_problem_before_anything_is_written
 def test_the_registry_is_asked_for_each_version_once(registry: EmbeddedRegistry, registered: dict[str, int]) -> None:
     format = Avro(registry=CONN).of_topics(["orders"], "value")
     asked: list[str] = []
-    format.hook.client._rest_client.session.event_hooks["request"].append(lambda request: asked.append(request.url.path))
+    format._hook.client._rest_client.session.event_hooks["request"].append(lambda request: asked.append(request.url.path))
     assert format.validate("value") == []
     for _ in range(3):
         format.arrow_schema()

@@ -456,13 +456,6 @@ def test_a_pipeline_is_found_when_partitions_were_added_to_the_ledger(attempt, h
             assert ledger.memory.last_number == 2
 
 
-@pytest.mark.parametrize(
-    "key, hashed", [(b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536), (b"", 275646681)]
-)
-def test_the_home_partition_is_found_as_kafkas_own_partitioner_does(key, hashed):
-    assert ledger_topic.murmur2(key) == hashed & 0x7FFFFFFF
-
-
 def test_an_attempt_fenced_inside_its_transaction_knows_it_and_does_not_fence_back(attempt, pipeline, topic, monkeypatch):
     with attempt() as zombie:
         original, newer = zombie.send, attempt()

@@ -6,7 +6,7 @@ from tests.mutants.model import Mutant
 
 _LEDGER = "tests/ledger/test_attempt.py"
 _PLAN = "tests/windows/test_plan.py"
-_READER = "tests/sources/test_kafka_reader.py"
+_READER = "tests/sources/kafka/test_read.py"
 
 _OF_LEDGER = (
     Mutant(
@@ -129,8 +129,8 @@ _OF_PLANNING = (
     Mutant(
         name="plan-topics-not-checked-before-commit",
         path="operators/kafka_to_sink.py",
-        old="            self.check(window)\n            ledger.verify()\n",
-        new="            ledger.verify()\n",
+        old="        operator.check(window)\n        self.ledger.verify()\n",
+        new="        self.ledger.verify()\n",
         breaks="A topic that was created again while it was read fails the window before the sink commits.",
         tests=(
             "tests/operators/test_kafka_to_sink.py::test_a_topic_created_again_while_it_is_read_fails_the_window_before_the_sink_takes_it",
@@ -204,7 +204,7 @@ _OF_READING = (
     ),
     Mutant(
         name="reading-ends-one-too-early",
-        path="sources/kafka_worker.py",
+        path="sources/kafka/tasks/read.py",
         old="m.offset() < end] if last >= end",
         new="m.offset() < end - 1] if last >= end",
         breaks="Every committed record of a range is read.",
@@ -212,7 +212,7 @@ _OF_READING = (
     ),
     Mutant(
         name="reading-deleted-records-unnoticed",
-        path="sources/kafka_worker.py",
+        path="sources/kafka/tasks/read.py",
         old="        if not self.skip_lost:\n            raise DataLoss(topic, partition, position, low)\n",
         new="",
         breaks="Records that are deleted while a window is read fail it.",
@@ -223,27 +223,27 @@ _OF_READING = (
 _OF_SOURCES = (
     Mutant(
         name="source-split-loses-its-last-row",
-        path="sources/jdbc_postgres.py",
+        path="sources/jdbc/postgres.py",
         old='return _compare(names, "<=", literals)',
         new='return _compare(names, "<", literals)',
         breaks="Every row of a table is in one split of one window.",
-        tests=("tests/sources/test_jdbc_windows.py::test_incrementing_windows_follow_each_other",),
+        tests=("tests/sources/jdbc/test_windows.py::test_incrementing_windows_follow_each_other",),
     ),
     Mutant(
         name="source-position-past-the-window",
-        path="sources/jdbc_window.py",
-        old="_position(source, relation, start, last, complete=not remaining)",
-        new="_position(source, relation, start, end, complete=not remaining)",
+        path="sources/jdbc/windows.py",
+        old="_position(options, relation, start, last, complete=not remaining)",
+        new="_position(options, relation, start, end, complete=not remaining)",
         breaks="The position of a table is the last row of the window, not the last row of the table.",
-        tests=("tests/sources/test_jdbc_windows.py::test_incrementing_windows_follow_each_other",),
+        tests=("tests/sources/jdbc/test_windows.py::test_incrementing_windows_follow_each_other",),
     ),
     Mutant(
         name="source-position-holds-files-not-taken",
-        path="sources/files_memory.py",
+        path="sources/files/seen_files.py",
         old="for file in taken:",
         new="for file in (*taken, *listing.new):",
         breaks="A file counts as read only if a window has taken it.",
-        tests=("tests/sources/test_files_windows.py::test_the_oldest_files_come_first_and_the_rest_remains",),
+        tests=("tests/sources/files/test_windows.py::test_the_oldest_files_come_first_and_the_rest_remains",),
     ),
     Mutant(
         name="source-position-moved-with-the-plan",

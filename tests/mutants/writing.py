@@ -5,15 +5,15 @@ from __future__ import annotations
 from tests.mutants.model import Mutant
 
 _CONTRACT = "tests/sinks/test_contract.py::TestContract"
-_POSTGRES_FAULTS = "tests/sinks/test_postgres_faults.py"
-_POSTGRES_MODES = "tests/sinks/test_postgres_modes.py"
-_FILES = "tests/sinks/test_files.py"
-_PUBLISH = "tests/sinks/test_kafka_publish.py"
+_POSTGRES_FAULTS = "tests/sinks/postgres/test_faults.py"
+_POSTGRES_MODES = "tests/sinks/postgres/test_modes.py"
+_FILES = "tests/sinks/files/test_sink.py"
+_PUBLISH = "tests/sinks/kafka/test_publish.py"
 
 _OF_POSTGRES = (
     Mutant(
         name="postgres-window-claimed-twice",
-        path="sinks/postgres_sql.py",
+        path="sinks/postgres/sql.py",
         old='"WHERE w.replay < excluded.replay RETURNING (xmax = 0)"',
         new='"RETURNING (xmax = 0)"',
         breaks="Only one transaction can insert the row of a window.",
@@ -21,7 +21,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-window-row-committed-first",
-        path="sinks/postgres_transaction.py",
+        path="sinks/postgres/transaction.py",
         old="self.session.autocommit = False",
         new="self.session.autocommit = True",
         breaks="The row of a window and its rows are committed in one transaction.",
@@ -31,7 +31,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-pipeline-not-locked",
-        path="sinks/postgres_transaction.py",
+        path="sinks/postgres/transaction.py",
         old="run(self.session, sql.lock(attempt.lock))",
         new="run(self.session, sql.try_lock(attempt.lock))",
         breaks="Windows of one pipeline are compared and applied one after the other.",
@@ -39,15 +39,15 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-dead-stage-kept",
-        path="sinks/postgres_attempt.py",
-        old="run(connection, sql.drop(left[:_DROPPED_AT_ONCE]))",
+        path="sinks/postgres/attempt.py",
+        old="run(connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))",
         new="left = left[_DROPPED_AT_ONCE:]",
         breaks="The stages of an attempt that was replaced are dropped, so that its tasks cannot go on.",
         tests=(f"{_POSTGRES_FAULTS}::test_tasks_of_an_attempt_that_was_overtaken_are_fenced[append]",),
     ),
     Mutant(
         name="postgres-upsert-keeps-lower-offset",
-        path="sinks/postgres_merge.py",
+        path="sinks/postgres/sql.py",
         old='s.{quote(self.offset)} DESC"',
         new='s.{quote(self.offset)}"',
         breaks="Of several records of a key in a window the one with the highest offset wins.",
@@ -55,7 +55,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-older-offset-overwrites",
-        path="sinks/postgres_attempt.py",
+        path="sinks/postgres/attempt.py",
         old="guarded=upserts and all(name in target.columns for name in sql.OFFSET_COLUMNS)",
         new="guarded=upserts and all(name in given for name in sql.OFFSET_COLUMNS)",
         breaks="An older offset never overwrites a newer one where the table has offset columns.",
@@ -63,7 +63,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-counts-not-compared",
-        path="sinks/postgres_writer.py",
+        path="sinks/postgres/writer.py",
         old="raise CountMismatch(str(self.attempt.window), read, count)",
         new='log.warning("%d rows were read, and %d were counted", read, count)',
         breaks="A window whose reader and sink counted different rows is not committed.",
@@ -71,7 +71,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-split-marker-not-looked-for",
-        path="sinks/postgres_split_worker.py",
+        path="sinks/postgres/tasks/write.py",
         old="        if (there := self._known(session)) is not None:\n            return there\n        # Its markers",
         new="        # Its markers",
         breaks="A split that has a marker is not written again.",
@@ -79,7 +79,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-split-marker-committed-first",
-        path="sinks/postgres_split_worker.py",
+        path="sinks/postgres/tasks/write.py",
         old="session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))",
         new="""session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))
         session.commit()""",
@@ -88,7 +88,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-split-late-task-not-refused",
-        path="sinks/postgres_split_worker.py",
+        path="sinks/postgres/tasks/write.py",
         old="if session.rows(sql.applied_since(self.windows, self.load.pipeline, self.load.number)):",
         new="if self.load.number < 1:",
         breaks="A task of an older window writes nothing after its marker was deleted.",
@@ -99,7 +99,7 @@ _OF_POSTGRES = (
 _OF_FILES = (
     Mutant(
         name="files-record-published-first",
-        path="sinks/files.py",
+        path="sinks/files/sink.py",
         old="            os.rename(self.attempt / PUBLISH, place)\n",
         new="""            os.mkdir(place)
             for name in (RECORD, *sorted(set(os.listdir(self.attempt / PUBLISH)) - {RECORD})):
@@ -110,7 +110,7 @@ _OF_FILES = (
     ),
     Mutant(
         name="files-window-replaced-unchecked",
-        path="sinks/files.py",
+        path="sinks/files/sink.py",
         old="if self.window.replay and place.exists():",
         new="if place.exists():",
         breaks="Publishing a window fails where another attempt has published it meanwhile.",
@@ -118,7 +118,7 @@ _OF_FILES = (
     ),
     Mutant(
         name="files-record-not-flushed",
-        path="sinks/files.py",
+        path="sinks/files/sink.py",
         old="for path in (publish / RECORD, *directories):",
         new="for path in directories:",
         breaks="Everything of a window is durable before it is published.",
@@ -126,7 +126,7 @@ _OF_FILES = (
     ),
     Mutant(
         name="files-data-not-flushed",
-        path="sinks/files_worker.py",
+        path="sinks/files/tasks/write.py",
         old="        self.stream.close()\n        flush(self.path)\n",
         new="        self.stream.close()\n",
         breaks="The files of a split are durable before the driver is told of them.",
@@ -137,7 +137,7 @@ _OF_FILES = (
 _OF_PUBLISHING = (
     Mutant(
         name="publish-marker-before-records",
-        path="sinks/kafka_worker.py",
+        path="sinks/kafka/tasks/publish.py",
         old="        producer.begin_transaction()\n        sender = ",
         new="""        producer.begin_transaction()
         self._mark(producer, Marker(self.ledger.number, split))
@@ -149,7 +149,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="publish-marker-after-records",
-        path="sinks/kafka_worker.py",
+        path="sinks/kafka/tasks/publish.py",
         old="            self._mark(producer, marker)\n",
         new="""            producer.commit_transaction(self.transaction_timeout)
             producer.begin_transaction()
@@ -162,7 +162,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="publish-marker-not-looked-for",
-        path="sinks/kafka_worker.py",
+        path="sinks/kafka/tasks/publish.py",
         old="return memory.markers.get((self.ledger.number, split))",
         new="return None",
         breaks="A split that has a marker is not published again.",
@@ -170,7 +170,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="publish-open-marker-believed",
-        path="sinks/kafka_worker.py",
+        path="sinks/kafka/tasks/publish.py",
         old="read_to(config, tp, start, high, mine, on_open_transaction=self._end)",
         new='read_to({**config, "isolation.level": "read_uncommitted"}, tp, start, high, mine, on_open_transaction=self._end)',
         breaks="A marker in a transaction that was aborted does not count.",
@@ -178,23 +178,23 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="publish-old-ledger-believed",
-        path="sinks/kafka_look_worker.py",
+        path="sinks/kafka/tasks/claimed_window.py",
         old="if next(records, None) == last:",
         new="if next(records, None) is not None:",
         breaks="What a process has read of the ledger counts only as long as its log is the same.",
-        tests=("tests/sinks/test_kafka_look.py::test_looks_that_go_on_say_the_same_as_one_that_begins_at_the_claim",),
+        tests=("tests/sinks/kafka/test_look.py::test_looks_that_go_on_say_the_same_as_one_that_begins_at_the_claim",),
     ),
     Mutant(
         name="publish-since-not-read",
-        path="sinks/kafka_look_worker.py",
+        path="sinks/kafka/tasks/claimed_window.py",
         old="                self._take(records)\n                return\n",
         new="                return\n",
         breaks="A process that has looked before sees a newer claim.",
-        tests=("tests/sinks/test_kafka_look.py::test_a_process_that_has_looked_before_sees_a_newer_claim",),
+        tests=("tests/sinks/kafka/test_look.py::test_a_process_that_has_looked_before_sees_a_newer_claim",),
     ),
     Mutant(
         name="publish-split-not-fenced",
-        path="sinks/kafka_worker.py",
+        path="sinks/kafka/tasks/publish.py",
         old='f"{self.prefix}{split}", self.ledger.topic',
         new='f"{self.prefix}{split}.{time.monotonic_ns()}", self.ledger.topic',
         breaks="Of two tasks that publish the same split one is refused by the brokers.",
@@ -202,7 +202,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="relay-offsets-not-sent",
-        path="sinks/kafka_worker.py",
+        path="sinks/kafka/tasks/publish.py",
         old="send_offsets(producer, self.reading, self.consumed.group_id, offsets, self.transaction_timeout)",
         new="del offsets",
         breaks="The group's offset of a partition moves in the transaction of its records.",
@@ -218,7 +218,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="relay-account-not-demanded",
-        path="sinks/kafka_incoming_worker.py",
+        path="sinks/kafka/tasks/incoming.py",
         old="        if ends_itself and self.result is None:\n            raise RowsCutOff\n",
         new="",
         breaks="A split is published only with the account of everything that was read for it.",
@@ -237,7 +237,7 @@ _OF_PUBLISHING = (
 _OF_DEAD_LETTERS = (
     Mutant(
         name="dead-letters-forgotten",
-        path="sinks/dead_letters.py",
+        path="bad_records/dead_letters.py",
         old="(offset,) = ledger.send(producer, [record])",
         new="offset = record.offset",
         breaks="The ledger remembers which records became dead letters.",
@@ -245,7 +245,7 @@ _OF_DEAD_LETTERS = (
     ),
     Mutant(
         name="dead-letters-committed-before-the-note",
-        path="sinks/dead_letters.py",
+        path="bad_records/dead_letters.py",
         old="            record = self._record(dead, ledger, parcels)\n",
         new="""            producer.commit_transaction(SECONDS)
             producer.begin_transaction()

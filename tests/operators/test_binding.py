@@ -20,7 +20,7 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
-from airflow_kafka_spark.sinks import FilesSink, PostgresSink
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Condition, Filter
 from airflow_kafka_spark.windows.binding import other_endpoint, other_place
@@ -212,8 +212,12 @@ ROUTES = [Filter(predicate=Condition("id > 1"), to="rare"), Filter(predicate=Con
     "made",
     [
         lambda **o: KafkaToSinkOperator(topics="t", group_id="g", value=Json(schema="id bigint"), sink=FilesSink(path="/l"), **o),
-        lambda **o: KafkaToKafkaOperator(topics="t", group_id="g", value=Json(schema="id bigint"), topic="copy", **o),
-        lambda **o: SourceToKafkaOperator(source=FilesSource(path="/in", format="text"), topic="copy", value=Json(), **o),
+        lambda **o: KafkaToKafkaOperator(
+            topics="t", group_id="g", value=Json(schema="id bigint"), sink=KafkaSink(topic="copy"), **o
+        ),
+        lambda **o: SourceToKafkaOperator(
+            source=FilesSource(path="/in", format="text"), sink=KafkaSink(topic="copy", value=Json()), **o
+        ),
     ],
     ids=["to a sink", "between topics", "from a source"],
 )

@@ -19,7 +19,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.operators.tolerance import ErrorOptions
+from airflow_kafka_spark.operators.error_options import ErrorOptions
 from tests.support.dead_letters import BAD, check_sorted_out, is_bad, letters, produce_mixed, told
 from tests.support.lenient import Lenient
 from tests.support.oracle import same_multiset
@@ -53,7 +53,7 @@ def test_bad_records_become_dead_letters_as_they_were_with_connects_headers_and_
         assert headers[:3] == [("trace", b"%d" % number), ("trace", None), ("bytes", b"\x00\xff")], "headers are untouched"
         facts = told(headers)
         assert facts["topic"] == files.topic and facts["connector.name"] == files.name and facts["task.id"] == "0"
-        assert facts["stage"] == "VALUE_CONVERTER" and facts["class.name"] == "airflow_kafka_spark.formats.json.Json"
+        assert facts["stage"] == "VALUE_CONVERTER" and facts["class.name"] == "airflow_kafka_spark.formats.json.format.Json"
         assert facts["exception.class.name"] == "airflow_kafka_spark.errors.BadRecords"
         assert facts["exception.message"] and facts["exception.stacktrace"].endswith(facts["exception.message"])
     reasons = {value: told(headers)["exception.message"] for _, value, _, headers in found}
@@ -99,7 +99,7 @@ def test_sparks_own_source_makes_the_same_dead_letters(files: Pipeline):
 def test_more_bad_records_than_allowed_or_too_many_bytes_of_them_fail_the_window_and_no_letter_is_sent(
     files: Pipeline, monkeypatch
 ):
-    from airflow_kafka_spark.sinks import dead_letters_worker
+    from airflow_kafka_spark.sinks.tasks import dead_letters as dead_letters_worker
 
     dead = f"dead-{files.topic}"
     bad = produce_mixed(files, 100, 10)

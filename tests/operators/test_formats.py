@@ -66,7 +66,7 @@ def test_avro_of_old_and_new_schemas_comes_out_transformed_as_the_latest_has_it_
     assert set(table["by"].to_pylist()) == {"us"}
     there = letters(files.kafka.connection_extra(), dead)
     assert same_multiset(bad, [value for _, value, *_ in there]) == 4 == report["records_rejected"]
-    assert {told(headers)["class.name"] for *_, headers in there} == {"airflow_kafka_spark.formats.avro.Avro"}
+    assert {told(headers)["class.name"] for *_, headers in there} == {"airflow_kafka_spark.formats.avro.format.Avro"}
     assert any("2147483647" in told(headers)["exception.message"] for *_, headers in there), "the unknown id is named"
 
 

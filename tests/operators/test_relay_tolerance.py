@@ -69,7 +69,7 @@ def test_each_record_is_in_the_output_or_a_dead_letter_exactly_once_and_a_dead_l
     assert {part["topic"] for part in report["published"]} == {orders.output}
     facts = told(list(orders.read(dead)[0].headers))
     assert (facts["connector.name"], facts["stage"], facts["task.id"]) == (orders.name, "VALUE_CONVERTER", "0")
-    assert facts["class.name"] == "airflow_kafka_spark.formats.json.Json" and facts["exception.message"]
+    assert facts["class.name"] == "airflow_kafka_spark.formats.json.format.Json" and facts["exception.message"]
     assert orders.run("run1", **options) == report, "a cleared task publishes nothing and returns the same report"
     # The next window has its own.
     bad += orders.send_mixed(40, 8)
@@ -143,10 +143,10 @@ def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_publishe
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
-    from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
-    from airflow_kafka_spark.sinks.dead_letters_worker import Envelope, to_bytes
-    from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
-    from airflow_kafka_spark.sinks.kafka_worker import Burial, Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import BadRecordPolicy, Publisher
+    from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA as LETTER
+    from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, to_bytes
     from airflow_kafka_spark.windows.model import SourcePlan, SplitResult, Window
 
     dead = f"dead-{orders.output}"
@@ -158,14 +158,22 @@ def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_publishe
         rows = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"v"])})
         return Incoming(iter([rows]), result=result)
 
-    burial = Burial(dead, 1, Envelope(orders.name, {}), counted={0: 0})
+    policy = BadRecordPolicy(dead, 1, Envelope(orders.name, {}), counted={0: 0})
     with KafkaHook() as hook, Ledger(hook, orders.name, "dag/run1/task", topic=orders.arguments["ledger_topic"]) as ledger:
         ledger.plan(Window(orders.name, 1, (), "dag/run1/task", utc_now(), source=SourcePlan(({"n": 0},))))
         configs = hook.producer_config(), hook.consumer_config()
-        publisher = Publisher(*configs, ledger.place, ledger.split_prefix, orders.output, {orders.output: 4}, 60, burial=burial)
+        publisher = Publisher(
+            *configs,
+            ledger.place,
+            ledger.split_prefix,
+            orders.output,
+            {orders.output: 4},
+            60,
+            bad_record_policy=policy,
+        )
         with pytest.raises(SparkJobFailed, match="1 bad records, but held 0"):
             publisher.publish(0, incoming(result))
-        counted = replace(publisher, burial=replace(burial, counted={0: 1}))
+        counted = replace(publisher, bad_record_policy=replace(policy, counted={0: 1}))
         with pytest.raises(CountMismatch):
             counted.publish(0, incoming(replace(result, letters=b"")))
         assert orders.read(orders.output) == [] == orders.read(dead)

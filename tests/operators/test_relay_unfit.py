@@ -79,8 +79,8 @@ def test_what_cannot_be_written_is_a_dead_letter_as_it_was_read_and_counted_befo
         (b"unfit-null", "VALUE_CONVERTER", "cannot be written: column `amount`: found null"),
     ):
         assert facts[key]["stage"] == stage and facts[key]["exception.message"].startswith(reason), facts[key]
-        assert facts[key]["class.name"] == "airflow_kafka_spark.formats.avro.Avro"
-    assert "airflow_kafka_spark.formats.json.Json" in {found["class.name"] for found in facts.values()}
+        assert facts[key]["class.name"] == "airflow_kafka_spark.formats.avro.format.Avro"
+    assert "airflow_kafka_spark.formats.json.format.Json" in {found["class.name"] for found in facts.values()}
 
 
 def test_without_a_topic_they_are_left_out_and_counted(orders: Relay) -> None:

@@ -11,9 +11,10 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
-from airflow_kafka_spark.sinks import FilesSink, dead_letters_worker
-from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, Letters
-from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink
+from airflow_kafka_spark.sinks.tasks import dead_letters as dead_letters_worker
+from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer
+from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA as LETTER
 from airflow_kafka_spark.transforms import Cast, Condition, Filter, RecordIsTombstone, Sql
 from tests.support.dead_letters import is_bad, letters, produce_mixed, told
 from tests.support.oracle import same_multiset
@@ -123,7 +124,7 @@ def test_what_went_elsewhere_stays_there_when_the_condition_or_the_format_is_ano
 def test_a_task_collects_no_more_than_may_pass_through_the_driver(schema, error):
     record = {**dict.fromkeys(schema.names), "topic": "t", "partition": 0, "offset": 1, "timestamp": 5, "value": b"x" * 200}
     batch = pa.RecordBatch.from_pylist([{**record, "to": "away", "reason": "why"}], schema=schema)
-    collected = Letters(limit=2 * batch.nbytes, schema=schema)
+    collected = DeadLetterBuffer(limit=2 * batch.nbytes, schema=schema)
     collected.add(batch)
     collected.add(batch)
     with pytest.raises(error, match="away" if schema is ROUTED else "t"):
@@ -143,7 +144,12 @@ def test_topics_that_would_go_round_or_lose_records_and_wrong_options_are_refuse
     assert "Give `to`" in found["transforms[5] Filter.reason"]
     lake = Filter(to=FilesSink(path="/nowhere"))
     operator = KafkaToKafkaOperator(
-        task_id="task", topics=files.topic, topic="out", group_id=files.name, value=Json(schema=SCHEMA), transforms=[lake]
+        task_id="task",
+        topics=files.topic,
+        sink=KafkaSink(topic="out"),
+        group_id=files.name,
+        value=Json(schema=SCHEMA),
+        transforms=[lake],
     )
     with pytest.raises(ValidationError, match="Name a topic, and take it to the sink with a KafkaToSinkOperator"):
         operator.execute(context("run1"))

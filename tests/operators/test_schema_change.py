@@ -10,8 +10,9 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Avro, Json
-from airflow_kafka_spark.sinks import FilesSink, PostgresSink, files_evolve
+from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.sinks.base import Shape
+from airflow_kafka_spark.sinks.files import evolve as files_evolve
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline

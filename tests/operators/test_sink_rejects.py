@@ -176,7 +176,7 @@ def test_rows_that_files_cannot_hold_become_dead_letters(files: Pipeline):
         assert (report["records_read"], report["records_written"], report["records_rejected"]) == (21, 19, 2)
         found = {key: told(headers) for key, _, _, headers in letters(files.kafka.connection_extra(), dead)}
         assert found.keys() == {b"7", b"30"} and {fact["stage"] for fact in found.values()} == {"TASK_PUT"}
-        assert {fact["class.name"] for fact in found.values()} == {"airflow_kafka_spark.sinks.files.FilesSink"}
+        assert {fact["class.name"] for fact in found.values()} == {"airflow_kafka_spark.sinks.files.sink.FilesSink"}
         assert "255 bytes" in found[b"7"]["exception.message"] and "ORC" in found[b"30"]["exception.message"]
 
 
@@ -192,7 +192,7 @@ ALTER TABLE "{0}" ADD PRIMARY KEY (id), ADD FOREIGN KEY (parent) REFERENCES "{0}
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_what_else_a_table_may_refuse_and_that_rows_may_refer_to_later_ones(table: Pipeline, monkeypatch, mode: Any):
-    from airflow_kafka_spark.sinks import postgres_sieve
+    from airflow_kafka_spark.sinks.postgres import transaction
 
     dead = f"dead-{table.topic}"
     sink = PostgresSink(conn_id="warehouse", table=table.place, mode=mode, key=["id"] if mode == "upsert" else [])
@@ -208,7 +208,7 @@ def test_what_else_a_table_may_refuse_and_that_rows_may_refer_to_later_ones(tabl
     assert producer.flush(60) == 0
     tolerant = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
     if mode == "append":
-        monkeypatch.setattr(postgres_sieve, "MOST", 2)
+        monkeypatch.setattr(transaction, "MAX_REFUSED", 2)
         with pytest.raises(SinkRejected, match="more than 2 of its rows are refused"):
             table.run("run1", **options, **tolerant)
         monkeypatch.undo()

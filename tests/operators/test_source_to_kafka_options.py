@@ -15,6 +15,7 @@ from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Filter
 from tests.support.dead_letters import letters
+from tests.support.kafka_sinks import with_sink
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import run
 from tests.support.shop import shop
@@ -135,4 +136,4 @@ def _own(orders) -> dict[str, str]:
 
 
 def make_files(place: str, **options) -> SourceToKafkaOperator:
-    return SourceToKafkaOperator(task_id="task", source=FilesSource(path=place), value=Json(), key="id", **options)
+    return SourceToKafkaOperator(task_id="task", source=FilesSource(path=place), **with_sink(options, key="id"))

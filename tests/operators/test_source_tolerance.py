@@ -69,7 +69,7 @@ def test_with_more_bad_rows_than_allowed_nothing_is_visible_else_they_are_dead_l
         facts[json.loads(letter)["id"]] = {**told(headers), **{name: (found or b"").decode() for name, found in headers}}
     null = facts[17]
     assert (null["stage"], null["connector.name"], null["task.id"]) == ("VALUE_CONVERTER", orders.name, "0")
-    assert null["class.name"] == "airflow_kafka_spark.formats.avro.Avro"
+    assert null["class.name"] == "airflow_kafka_spark.formats.avro.format.Avro"
     assert null["exception.class.name"] == "airflow_kafka_spark.errors.BadRecords"
     assert null["exception.message"] == "column `customer`: found null, expected string"
     assert null["__kafka_spark.errors.window"] == f"{orders.name}#1" and not {"topic", "offset"} & null.keys()

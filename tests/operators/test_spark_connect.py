@@ -14,10 +14,10 @@ import pyarrow.parquet
 import pytest
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources import FilesSource
 from tests.support.connect import spark_connect
+from tests.support.kafka_sinks import with_sink
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import Victim
 from tests.support.shop import Shop, shop
@@ -93,7 +93,7 @@ def test_rows_of_a_table_are_published_once_over_connect_also_after_a_kill(order
 
 def make_files(path: str, **options: Any) -> SourceToKafkaOperator:
     source = FilesSource(path, split_bytes=2_000)
-    return SourceToKafkaOperator(task_id="task", source=source, value=Json(), key="id", **options)
+    return SourceToKafkaOperator(task_id="task", source=source, **with_sink(options, key="id"))
 
 
 def test_rows_of_files_are_published_once_over_connect(kafka, unique, tmp_path, connection, monkeypatch):

@@ -17,9 +17,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Avro, JsonSchema, Protobuf
-from airflow_kafka_spark.formats.ddl import parse_ddl
-from airflow_kafka_spark.formats.protobuf_schema import compiled, message_in
-from airflow_kafka_spark.formats.registered import Document
+from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, message_in
+from airflow_kafka_spark.formats.registry import SchemaDocument
+from airflow_kafka_spark.formats.types import parse_ddl
 from tests.support.dead_letters import letters, told
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import Pipeline
@@ -61,7 +61,7 @@ def own_class(text: str, name: str = "") -> Any:
     """protobuf's class of a message, as generated code has it."""
     from google.protobuf.message_factory import GetMessageClass
 
-    (files,) = compiled([Document(text, (), "it")])
+    (files,) = compile_schemas([SchemaDocument(text, (), "it")])
     assert isinstance(files, bytes), files
     return GetMessageClass(message_in(files, name, "it"))
 

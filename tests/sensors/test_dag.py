@@ -24,12 +24,13 @@ OURS = (
     """
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
+from airflow_kafka_spark.sinks import KafkaSink
 
 KINDS = (
     lambda name: KafkaLagSensor(task_id=name, group_id="g", topics="t", at_most_records=0, deferrable=True),
     lambda name: KafkaIntervalSensor(task_id=name, topics="t"),
     lambda name: KafkaWindowSensor(task_id=name, pipeline="p"),
-    lambda name: KafkaToKafkaOperator(task_id=name, topics="t", group_id="g", topic="u"),
+    lambda name: KafkaToKafkaOperator(task_id=name, topics="t", group_id="g", sink=KafkaSink(topic="u")),
 )
 """,
     'KINDS[number % 4](f"t{number}")',

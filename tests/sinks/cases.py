@@ -21,7 +21,7 @@ import pyarrow.dataset
 import pyarrow.types as t
 
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink
-from airflow_kafka_spark.sinks.files import FilesSink
+from airflow_kafka_spark.sinks.files.sink import FilesSink
 from tests.sinks.feed import SCHEMA
 
 

@@ -11,7 +11,7 @@ import pytest
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.cases import Case, FilesCase
 from tests.sinks.feed import Feed
-from tests.sinks.postgres_kit import Place, new_place
+from tests.sinks.postgres.kit import Place, new_place
 
 FILES = {
     "parquet": {},
@@ -44,7 +44,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
         options = dict(FILES[request.param])
         yield FilesCase(tmp_path / "lake" / "orders", request.param.split(",")[0], **options)
         return
-    from tests.sinks.cases_postgres import postgres_case
+    from tests.sinks.postgres.cases import postgres_case
 
     unique, postgres = request.getfixturevalue("unique"), request.getfixturevalue("postgres")
     with postgres_case(postgres, unique("orders").replace("-", "_"), **POSTGRES[request.param]) as found:

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from airflow_kafka_spark.sources import jdbc_mysql, jdbc_postgres
+from airflow_kafka_spark.sources.jdbc.mysql import DRIVER as MYSQL_DRIVER
+from airflow_kafka_spark.sources.jdbc.postgres import DRIVER as POSTGRES_DRIVER
 from airflow_kafka_spark.testing import EmbeddedPostgres
-from tests.sinks.postgres_kit import Place, new_place
-from tests.sources.jdbc_spark import JdbcSpark
+from tests.sinks.postgres.kit import Place, new_place
+from tests.sources.jdbc.spark_process import JdbcSpark
 from tests.support import mariadb
 
 
@@ -21,6 +22,6 @@ def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[
 @pytest.fixture(scope="session")
 def jdbc_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JdbcSpark]:
     """A Spark for the tests of all databases, whose JVM lives in another time zone than its session."""
-    drivers = [jdbc_postgres.DRIVER, *([] if mariadb.missing() else [jdbc_mysql.DRIVER])]
+    drivers = [POSTGRES_DRIVER, *([] if mariadb.missing() else [MYSQL_DRIVER])]
     with JdbcSpark(tmp_path_factory.mktemp("spark"), drivers) as started:
         yield started

@@ -23,7 +23,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_kafka_spark.sources.base import MAX_SPLITS, Frozen, RowSource
+from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow, RowSource
 
 ROWS = 400
 _PARTITION = "__partition"
@@ -95,7 +95,7 @@ def read(spark: SparkSession, source: RowSource, splits: Sequence[Mapping[str, A
         return by_partition(source.frame(spark, json.loads(json.dumps(splits))))
 
 
-def windows(source: RowSource, position: Mapping[str, Any] | None, most: int = 100) -> Iterator[Frozen]:
+def windows(source: RowSource, position: Mapping[str, Any] | None, most: int = 100) -> Iterator[FrozenWindow]:
     """Window after window until there is nothing new."""
     for _ in range(most):
         window = source.freeze(position)

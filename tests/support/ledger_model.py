@@ -198,7 +198,7 @@ def _sink_look(world: World, rules: Rules, pipeline: str) -> tuple[World, Answer
 def _sink_commit(
     world: World, rules: Rules, pipeline: str, number: int, ranges: tuple[OffsetRange, ...], replay: int, moved: int
 ) -> tuple[World, Answer]:
-    """Compare and set, as sinks/postgres_windows.py and files.py have it; one transaction."""
+    """Compare and set, as sinks/postgres/windows_table.py and files.py have it; one transaction."""
     window = Window(pipeline, number, ranges, "", "", replay=replay, moved=moved)
     there = {t.number: t for t in world.taken if t.pipeline == pipeline}
     mine = there.pop(number, None)

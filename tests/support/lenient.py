@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_kafka_spark.formats.base import Decoded, Decoder
-from airflow_kafka_spark.formats.json import Json
+from airflow_kafka_spark.formats.json.format import Json
 
 NOBODY = b'{"id": -1, "customer": "nobody", "amount": "0.00", "placed_at": "2026-01-01T00:00:00Z"}'
 

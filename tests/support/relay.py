@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.testing import EmbeddedKafka
 from tests.support.dead_letters import BAD, PREFIX, is_bad, told
+from tests.support.kafka_sinks import OF_RECORDS, with_sink
 from tests.support.oracle import committed_messages, same_multiset
 from tests.support.pipelines import SPARK, create_ledger, order
 from tests.support.runs import Attempts
@@ -25,7 +26,7 @@ PARTITIONS = 3
 
 def make(**options: Any) -> KafkaToKafkaOperator:
     """The operator, built anew in whatever process it runs."""
-    return KafkaToKafkaOperator(**{"task_id": "task", **options})
+    return KafkaToKafkaOperator(**{"task_id": "task", **with_sink(options, OF_RECORDS)})
 
 
 @dataclass(frozen=True)

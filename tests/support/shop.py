@@ -14,6 +14,7 @@ from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources import JdbcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from tests.support.kafka_sinks import with_sink
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import SPARK, create_ledger
 from tests.support.reader import Reader, same_log
@@ -26,7 +27,8 @@ SPLIT = 200
 def make(table: str, source: dict[str, Any] | None = None, **options: Any) -> SourceToKafkaOperator:
     """The operator, built anew in whatever process it runs."""
     given = {"conn_id": "shop", "table": table, "cursor": "id", "split_records": SPLIT, **(source or {})}
-    return SourceToKafkaOperator(**{"task_id": "task", "source": JdbcSource(**given), "value": Json(), "key": "id", **options})
+    rest = with_sink(options, value=Json(), key="id")
+    return SourceToKafkaOperator(**{"task_id": "task", "source": JdbcSource(**given), **rest})
 
 
 @dataclass(kw_only=True)

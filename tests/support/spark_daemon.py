@@ -60,10 +60,6 @@ def _import_what_tasks_need() -> None:
     import pyarrow.compute  # noqa: F401
     import pyspark.sql.pandas.serializers  # noqa: F401
 
-    import airflow_kafka_spark.road.task
-    import airflow_kafka_spark.sinks.kafka_worker
-    import airflow_kafka_spark.sources.kafka_worker  # noqa: F401
-
 
 def _make_tasks_cheap() -> None:
     """Spare each task of PySpark two costs that grow with what is imported: 0.5 CPU seconds of a window of three splits."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
-from airflow_kafka_spark.sinks.kafka_worker import Publisher
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.model import SourcePlan, Window
 from tests.support.oracle import committed_records, same_multiset

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
-from airflow_kafka_spark.triggers.base import Patience, failure_of, raise_failure
+from airflow_kafka_spark.triggers.base import RetryBudget, failure_of, raise_failure
 from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
 from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
 from airflow_kafka_spark.triggers.window import KafkaWindowTrigger
@@ -136,16 +136,16 @@ def test_nothing_is_left_running_when_a_trigger_is_cancelled(topic):
     asyncio.run(cancelled())
 
 
-def test_patience_begins_anew_after_an_answer():
+def test_the_retry_budget_begins_anew_after_an_answer():
     down = KafkaUnavailable("c", "looking", "no")
-    patience = Patience(0.05)
-    assert patience.borne(down)
+    budget = RetryBudget(0.05)
+    assert budget.allows(down)
     time.sleep(0.06)
-    assert not patience.borne(down)
-    patience.well()
-    assert patience.borne(down)
-    assert not patience.borne(KafkaRefused("c", "looking", "NO", "no"))
-    assert Patience(0, silent=True).borne(KafkaRefused("c", "looking", "NO", "no"))
+    assert not budget.allows(down)
+    budget.reset()
+    assert budget.allows(down)
+    assert not budget.allows(KafkaRefused("c", "looking", "NO", "no"))
+    assert RetryBudget(0, silent=True).allows(KafkaRefused("c", "looking", "NO", "no"))
 
 
 def test_every_error_comes_through_as_what_it_was():

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_kafka_spark.errors import ConsumerUnhealthy
 from airflow_kafka_spark.triggers.base import raise_failure
-from airflow_kafka_spark.triggers.lag import KafkaLagTrigger, fires
+from airflow_kafka_spark.triggers.lag import KafkaLagTrigger, should_fire
 from tests.support.lag import commit, consuming, produce
 from tests.support.triggers import Store, again, fire
 
@@ -63,14 +63,14 @@ def test_a_consumer_in_a_bad_way_is_a_failure_where_that_is_wanted(kafka, topic)
     ],
 )
 def test_what_is_wrong_is_named(topic, options, fragment):
-    assert any(fragment in str(problem) for problem in backlog(topic, **options).watch().problems())
+    assert any(fragment in str(problem) for problem in backlog(topic, **options).probe().problems())
 
 
 def test_right_options_are_no_problem(topic):
     for options in ({}, {"at_least_seconds": "1.5"}, {"schedule": timedelta(days=1)}, {"topics": None, "pipeline": "p"},
                     {"at_least_records": "3", "per": "partition"}):  # fmt: skip
         trigger = backlog(topic, **options)
-        assert not trigger.watch().problems()
+        assert not trigger.probe().problems()
         again(trigger)
 
 
@@ -82,22 +82,22 @@ async def events_of(trigger, steps, store=None):
     trigger = again(trigger)
     trigger.asset_state_store = store
     counts, events, looks = [], [], []
-    make = trigger.checked_watch
+    make = trigger.valid_probe
 
     def counted():
-        watch = make()
-        look = watch.look
+        probe = make()
+        check = probe.check
 
         def counting(hook):
             try:
-                return look(hook)
+                return check(hook)
             finally:
                 looks.append(time.monotonic())
 
-        watch.look = counting
-        return watch
+        probe.check = counting
+        return probe
 
-    trigger.checked_watch = counted
+    trigger.valid_probe = counted
 
     async def collect():
         async for event in trigger.run():
@@ -186,10 +186,10 @@ def test_a_watcher_outlives_a_topic_that_is_not_there_yet(kafka, unique):
     ],
 )
 def test_when_a_backlog_is_told_again(fired, committed, now, expected):
-    assert fires(fired, committed, now, 60.0, None) is expected
+    assert should_fire(fired, committed, now, 60.0, None) is expected
 
 
 def test_a_reminder_comes_though_nobody_has_moved():
     fired = {"committed": {"t-0": 5}, "at": 0}
-    assert not fires(fired, {"t-0": 5}, 99, 60.0, 100.0)
-    assert fires(fired, {"t-0": 5}, 100, 60.0, 100.0)
+    assert not should_fire(fired, {"t-0": 5}, 99, 60.0, 100.0)
+    assert should_fire(fired, {"t-0": 5}, 100, 60.0, 100.0)

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
-from airflow_kafka_spark.triggers.window import KafkaWindowTrigger, WindowWatch
+from airflow_kafka_spark.triggers.window import KafkaWindowTrigger, WindowProbe
 from airflow_kafka_spark.windows.model import OffsetRange, Window
 from tests.support.triggers import again, fire, first
 
@@ -90,5 +90,5 @@ def test_only_windows_completed_since_count(upstream):
     ],
 )
 def test_what_is_wrong_is_named(options, fragment):
-    problems = WindowWatch(**{"pipeline": "p", "after": 1, **options}).problems()
+    problems = WindowProbe(**{"pipeline": "p", "after": 1, **options}).problems()
     assert [fragment in str(problem) for problem in problems] == [True]

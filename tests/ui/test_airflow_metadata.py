@@ -13,7 +13,7 @@ from airflow_kafka_spark.operators import (
     PipelineOffsetsOperator,
     SourceToKafkaOperator,
 )
-from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from airflow_kafka_spark.sources import JdbcSource
 from airflow_kafka_spark.ui.airflow_metadata import Catalog, LedgerName, _tasks_of
 
@@ -41,9 +41,11 @@ def found():
         )
         KafkaToSinkOperator(task_id="templated", topics="{{ var.value.t }}", group_id="g", pipeline="p-{{ ds }}", **common)
         KafkaToSinkOperator.partial(task_id="mapped", group_id="g", **common).expand(topics=["a", "b"])
-        bounds = {"starting_offsets": "earliest", "ending_offsets": {"z": {"0": 5}}}
-        KafkaToKafkaOperator(task_id="copy", topics="a", group_id="g", topic="z", kafka_conn_id="third", **bounds)
-        SourceToKafkaOperator(task_id="source", source=JdbcSource(conn_id="pg", table="t", key="id"), topic="out", value=VALUE)
+        offsets = {"starting_offsets": "earliest", "ending_offsets": {"z": {"0": 5}}}
+        KafkaToKafkaOperator(task_id="copy", topics="a", group_id="g", sink=KafkaSink(topic="z"), kafka_conn_id="third", **offsets)
+        SourceToKafkaOperator(
+            task_id="source", source=JdbcSource(conn_id="pg", table="t", key="id"), sink=KafkaSink(topic="out", value=VALUE)
+        )
         PipelineOffsetsOperator(task_id="offsets", action="show", pipeline="my/own")
     return tasks_of(dag)
 

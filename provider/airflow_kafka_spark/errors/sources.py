@@ -127,7 +127,7 @@ class PartitionsChanged(PlanError):
         super().__init__(
             f"Topic `{topic}` has {found} partitions",
             expected=f"{planned}, as when the window was planned",
-            action="Set `allow_new_partitions=True` to go on: keys may then be in other partitions than their earlier records",
+            action="Set `allow_new_partitions=True` on the sink to go on: keys may then move to other partitions than before",
         )
 
 

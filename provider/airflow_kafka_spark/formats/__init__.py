@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from airflow_kafka_spark.formats.avro import Avro
+from airflow_kafka_spark.formats.avro.format import Avro
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.formats.csv import Csv
-from airflow_kafka_spark.formats.debezium import Debezium
-from airflow_kafka_spark.formats.json import Json
-from airflow_kafka_spark.formats.json_envelope import JsonEnvelope
-from airflow_kafka_spark.formats.json_registry import JsonSchema
-from airflow_kafka_spark.formats.protobuf import Protobuf
+from airflow_kafka_spark.formats.csv.format import Csv
+from airflow_kafka_spark.formats.debezium.format import Debezium
+from airflow_kafka_spark.formats.json.envelope import JsonEnvelope
+from airflow_kafka_spark.formats.json.format import Json
+from airflow_kafka_spark.formats.json.registered import JsonSchema
+from airflow_kafka_spark.formats.protobuf.format import Protobuf
 from airflow_kafka_spark.formats.raw import Raw
 from airflow_kafka_spark.formats.string import String
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.formats.ddl import backticked
+from airflow_kafka_spark.formats.types import backticked
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
 
-    from airflow_kafka_spark.formats import ddl
+    from airflow_kafka_spark.formats import types
 
 Kind = Literal["integer", "boolean", "text", "binary", "decimal", "fine decimal", "zoned", "local", "date"]
 """What a column holds that a task reads by itself: integers; booleans; texts; bytes; decimals, as texts in plain notation with
@@ -139,7 +139,7 @@ class Format(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not write")
 
-    def struct_encoder(self, columns: Sequence[ddl.Column]) -> StructEncoder:
+    def struct_encoder(self, columns: Sequence[types.Column]) -> StructEncoder:
         """What tasks encode rows of these columns with, where :attr:`encodes_in_tasks`. Called once an attempt, before anything
         is read; whatever has to be asked or decided for it is so now.
 
@@ -176,3 +176,17 @@ def single_column_problems(where: str, columns: Sequence[str], format: Format) -
         return []
     listed = ", ".join(f"`{c}`" for c in columns) or "none"
     return [Problem(where, f"{type(format).__name__} holds one column, found {listed}", "Name one column, or use Json")]
+
+
+def duplicate_problems(where: str, columns: Sequence[str]) -> list[Problem]:
+    """Return a problem for each name that several columns have."""
+    twice = sorted({c for c in columns if list(columns).count(c) > 1})
+    return [Problem(where, f"column `{c}` is there twice", "Rename one of them") for c in twice]
+
+
+def column_name_problems(column: str, where: str) -> list[Problem]:
+    """Return what is wrong with the option ``column``, the name of a format's only column."""
+    if isinstance(column, str) and column:
+        return []
+    found = f"found {column!r}; expected a column's name"
+    return [Problem(f"{where}.column", found, "Give it a name, or leave it out: it is `value` then")]

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Format, Kind, single_column_problems, spark_column
+from airflow_kafka_spark.formats.base import (
+    Decoded,
+    Decoder,
+    Encoder,
+    Format,
+    Kind,
+    column_name_problems,
+    single_column_problems,
+    spark_column,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +36,7 @@ class Raw(Format):
 
     def validate(self, where: str) -> list[Problem]:
         """What is wrong with the options; an empty list when nothing is."""
-        return column_problems(self.column, where)
+        return column_name_problems(self.column, where)
 
     def arrow_schema(self) -> pa.Schema:
         """One nullable binary column."""
@@ -49,7 +58,7 @@ class Raw(Format):
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """Of bytes and texts."""
-        from airflow_kafka_spark.formats.text_write_worker import TextEncoder
+        from airflow_kafka_spark.formats.tasks.text import TextEncoder
 
         ((column, kind),) = columns
         return TextEncoder(column, kind) if kind in ("binary", "text") else None
@@ -66,16 +75,3 @@ class RawDecoder(Decoder):
         import pyarrow as pa
 
         return Decoded(pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=self.format.arrow_schema()))
-
-
-def column_problems(column: str, where: str) -> list[Problem]:
-    """What is wrong with the name of a column."""
-    if isinstance(column, str) and column:
-        return []
-    return [
-        Problem(
-            f"{where}.column",
-            f"found {column!r}; expected a column's name",
-            "Give it a name, or leave it out: it is `value` then",
-        )
-    ]

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Format, Kind, single_column_problems, spark_column
-from airflow_kafka_spark.formats.raw import column_problems
+from airflow_kafka_spark.formats.base import (
+    Decoded,
+    Decoder,
+    Encoder,
+    Format,
+    Kind,
+    column_name_problems,
+    single_column_problems,
+    spark_column,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +40,7 @@ class String(Format):
 
     def validate(self, where: str) -> list[Problem]:
         """What is wrong with the options; an empty list when nothing is."""
-        problems = column_problems(self.column, where)
+        problems = column_name_problems(self.column, where)
         try:
             # Looking it up is not enough: base64 and rot13 are codecs too, but make no text of bytes.
             b" ".decode(self.encoding)
@@ -74,7 +82,7 @@ class String(Format):
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """In UTF-8, for what has the same text whatever Spark's settings are."""
-        from airflow_kafka_spark.formats.text_write_worker import TextEncoder
+        from airflow_kafka_spark.formats.tasks.text import TextEncoder
 
         ((column, kind),) = columns
         if kind in ("binary", "fine decimal") or codecs.lookup(self.encoding).name != "utf-8":

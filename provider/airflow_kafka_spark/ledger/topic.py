@@ -250,8 +250,10 @@ class LedgerTopic:
             return next((there for there in pool.map(look, others) if is_there(there)), found)
 
     def partition_of(self, name: str) -> int:
-        """Return the partition that new records of this name go to."""
-        return murmur2(name.encode()) % len(self.partitions)
+        """The partition that new records of this name go to."""
+        from airflow_kafka_spark.hooks.partitioner import partition_of
+
+        return partition_of(name.encode(), len(self.partitions))
 
     def look_into(
         self,
@@ -483,16 +485,3 @@ def _ours_are_hidden(
         if on_hidden:
             on_hidden(hidden)
     return bool(hidden)
-
-
-def murmur2(data: bytes) -> int:
-    """Return the hash of a key by which Kafka chooses the partition, never negative."""
-    length, seed, m, mask = len(data), 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
-    h = seed ^ length
-    for i in range(0, length - length % 4, 4):
-        k = int.from_bytes(data[i : i + 4], "little") * m & mask
-        h = (h * m & mask) ^ ((k ^ (k >> 24)) * m & mask)
-    if tail := data[length - length % 4 :]:
-        h = (h ^ int.from_bytes(tail, "little")) * m & mask
-    h = (h ^ (h >> 13)) * m & mask
-    return (h ^ (h >> 15)) & 0x7FFFFFFF

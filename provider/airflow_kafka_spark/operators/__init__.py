@@ -1,10 +1,10 @@
-"""What a DAG author writes."""
+"""The operators of a DAG author."""
 
 from __future__ import annotations
 
+from airflow_kafka_spark.operators.control import PipelineOffsetsOperator
 from airflow_kafka_spark.operators.kafka_to_kafka import KafkaToKafkaOperator
 from airflow_kafka_spark.operators.kafka_to_sink import KafkaToSinkOperator
-from airflow_kafka_spark.operators.pipeline_offsets import PipelineOffsetsOperator
 from airflow_kafka_spark.operators.source_to_kafka import SourceToKafkaOperator
 
 __all__ = ["KafkaToKafkaOperator", "KafkaToSinkOperator", "PipelineOffsetsOperator", "SourceToKafkaOperator"]

@@ -1,16 +1,17 @@
 """The life of a window, on one page.
 
-1. **Validate** everything at once, before anything is touched.
-2. **Fence and look**: open the ledger, which shuts out every earlier attempt and tells what they left. A pipeline that is paused
-   is looked at without fencing, and the task skipped.
-3. **Plan**: an open window is finished first, whoever planned it; else freeze the next one and write it down.
-4. **Move**: one Spark job reads, decodes and writes the window where nobody sees it yet.
+1. **Validate** everything at once, before anything is changed.
+2. **Fence and look**: open the ledger, which fences every earlier attempt and holds what they have done. The ledger of a paused
+   pipeline is read without fencing, and the task is skipped.
+3. **Plan**: an open window is finished first, whichever run planned it; else freeze the next one and write it to the ledger.
+4. **Move**: one Spark job reads, decodes and writes the window to where no reader sees it yet.
 5. **Commit**: the sink takes the window whole, together with its own record of it.
-6. **Close**: one Kafka transaction says COMPLETE and moves the group's offsets. Never before 5.
+6. **Close**: one Kafka transaction writes COMPLETE and moves the group's offsets. Never before 5.
 7. **Report**.
 
-Killed at any point, the next attempt, be it a retry, a clear or the next scheduled run, finds the same window and goes on from
-there: what is planned is not planned again, what the sink has taken is not written again, what is closed is only reported.
+If an attempt is killed at any point, the next one (a retry, a clear or the next scheduled run) finds the same window and goes on
+from there: a planned window is not planned again, one that the sink has taken is not written again, a closed one is only
+reported.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, PlannedMeanwhile, Problem, ValidationError
 from airflow_kafka_spark.operators import binding as bindings
-from airflow_kafka_spark.operators.metrics import emit
-from airflow_kafka_spark.operators.paused import skip_paused, skip_though_invalid
-from airflow_kafka_spark.operators.run import Run
-from airflow_kafka_spark.operators.visible import VisibleOperator
+from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
+from airflow_kafka_spark.operators.error_options import ErrorOptions
+from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions, option
+from airflow_kafka_spark.operators.visibility.metrics import emit
+from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, with_details
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, first_bad
@@ -41,12 +44,14 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.sinks.kafka import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sources.base import RowSource
+    from airflow_kafka_spark.transforms.chaining import TransformLike
     from airflow_kafka_spark.windows.memory import Entry
 
 
 class Cancellable(Protocol):
-    """A Spark job on its way."""
+    """A Spark job that runs."""
 
     def cancel(self) -> None: ...
 
@@ -54,11 +59,11 @@ class Cancellable(Protocol):
 J = TypeVar("J", bound=Cancellable)
 
 PLAN_TRIES = 5
-"""How often an attempt plans, where other windows of the pipeline are planned with the same offsets at the same moment."""
+"""How often an attempt plans if other windows of the pipeline take the same offsets at the same moment."""
 
 
 class Stopwatch:
-    """Seconds per step of a window's life."""
+    """The seconds that each step of a window's life takes."""
 
     def __init__(self) -> None:
         self.timings: dict[str, float] = {}
@@ -82,61 +87,72 @@ class WindowOperator(VisibleOperator):
     Guarantee: windows of a pipeline are frozen before any work, applied in order, each once, and the consumer group's offsets
     move only after the sink has flushed, whatever is killed, retried, cleared or paused on the way.
 
+    The options of a window are those of the concrete operators, one by one; here they are in groups.
+
     :param sink: where the window goes.
-    :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
-        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
-        refuses another one. A mapped task has to be given one per index.
-    :param kafka_conn_id: connection of type ``kafka``.
-    :param spark_conn_id: connection of type ``spark`` or ``spark_connect``.
-    :param spark_conf: Spark settings that win over the connection's.
-    :param ledger_topic: the compacted topic that holds the ledgers; created on first use.
-    :param keep_windows: windows remembered in the ledger, at least 1; older ones are tombstoned.
+    :param ledger_options: which pipeline is moved, and where that is remembered.
+    :param spark_options: where Spark runs.
+    :param errors: what becomes of bad records.
+    :param transforms: what becomes of records on their way, in order.
+    :param kwargs: arguments of Airflow's ``BaseOperator``.
     """
+
+    pipeline = option[str | None]("ledger_options")
+    kafka_conn_id = option[str]("ledger_options")
+    ledger_topic = option[str]("ledger_options")
+    errors_deadletterqueue_topic_name = option[str | None]("errors", "topic")
 
     def __init__(
         self,
         *,
         sink: Sink | KafkaSink,
-        pipeline: str | None = None,
-        kafka_conn_id: str = "kafka_default",
-        spark_conn_id: str = "spark_default",
-        spark_conf: Mapping[str, str] | None = None,
-        ledger_topic: str = "airflow-windows",
-        keep_windows: int = 100,
+        ledger_options: LedgerOptions,
+        spark_options: SparkOptions,
+        errors: ErrorOptions,
+        transforms: Sequence[TransformLike],
         **kwargs: Any,
     ) -> None:
-        # Runs of one pipeline follow each other. Side by side they would be right too, but fence each other out again and again.
+        # Runs of one pipeline follow each other. Side by side they would be correct too, but fence each other again and again.
         kwargs.setdefault("max_active_tis_per_dag", 1)
         super().__init__(**kwargs)
         self.sink = sink
-        self.pipeline = pipeline
-        self.kafka_conn_id = kafka_conn_id
-        self.spark_conn_id = spark_conn_id
-        self.spark_conf = spark_conf
-        self.ledger_topic = ledger_topic
-        self.keep_windows = keep_windows
+        self.ledger_options = ledger_options
+        self.spark_options = spark_options
+        self.errors = errors
+        self.transforms = transforms
         self._job: Cancellable | None = None
         self._destination_is_free = False
 
     # --- what a concrete operator says ---
 
-    on_rerun: str | None = "skip"
-    """What clearing a task means whose window is complete: ``skip`` reports it once more, ``replay`` moves it once more."""
+    @property
+    def on_rerun(self) -> str | None:
+        """What clearing the task of a complete window does: ``skip`` reports it again, ``replay`` moves it again."""
+        return "skip"
 
     @abstractmethod
     def problems(self, run: Run) -> list[Problem]:
-        """1. Everything that keeps this task from working. Changes nothing."""
+        """1. Return everything that keeps this task from working. Changes nothing."""
 
     @abstractmethod
     def open_ledger(self, run: Run) -> Ledger:
-        """2. The pipeline's ledger: entering it fences and looks."""
+        """2. Return the pipeline's ledger. Entering it fences earlier attempts and reads it."""
 
     def destinations(self) -> Endpoint:
-        """Where rows go, and the sinks' own records of them."""
-        return self.sink.destination()
+        """Return where rows go: the sink with its records of windows, the dead letter topic, and topics of routed records."""
+        aside = {"dead_letters": self.errors.topic or "", "routes": ", ".join(sorted(set(self.routes().values())))}
+        return self.sink.destination() | Endpoint(details=aside)
+
+    def routes(self) -> dict[str, str]:
+        """Return the topics that transforms send records to, by the argument that names each."""
+        if not self.transforms:
+            return {}
+        from airflow_kafka_spark.transforms.chaining import routes
+
+        return routes(self.transforms)
 
     def origin(self) -> Endpoint:
-        """Where they come from, beside the offsets that a window holds."""
+        """Return where rows come from, beside the offsets that a window holds."""
         return Endpoint()
 
     @abstractmethod
@@ -145,22 +161,22 @@ class WindowOperator(VisibleOperator):
 
     @abstractmethod
     def check(self, window: Window) -> None:
-        """Whether a planned window can still be read: asked before it is read, and again before the sink commits."""
+        """Make sure that a planned window can still be read. Called before it is read, and again before the sink commits."""
 
     @abstractmethod
     def applied(self, window: Window) -> Applied | None:
-        """The sink's own record of a window that an earlier attempt has brought there whole, or None."""
+        """Return the sink's own record of a window that it has taken in an earlier attempt; None without one."""
 
     @abstractmethod
     def move(self, window: Window, ledger: Ledger) -> Report:
-        """4 and 5. Bring the window into the sink. Returns the account of it."""
+        """4 and 5. Bring the window into the sink, and return its report."""
 
     @abstractmethod
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         """6. Complete the window in the ledger and move the group's offsets."""
 
     def follow(self, ledger: Ledger) -> None:
-        """What is left to do after a close, which an attempt that was killed may not have done."""
+        """Do what remains after a close. An attempt that was killed may not have done it."""
 
     # --- the life ---
 
@@ -185,7 +201,7 @@ class WindowOperator(VisibleOperator):
                     ledger.peek()
                     if not (is_paused := ledger.parent_memory.is_paused):
                         opened.enter_context(ledger)
-                # Who is at work while the pipeline is paused is not fenced.
+                # An attempt that is running while the pipeline is paused is not fenced.
                 if not is_paused:
                     faults.reached("fenced")
                 done = ledger.completed(run.id)
@@ -214,8 +230,10 @@ class WindowOperator(VisibleOperator):
             self.log.info("That was the open window of run %s; this run's own window comes next", entry.window.run)
 
     def validate(self, run: Run) -> None:
-        """:raises ValidationError: naming every problem.
-        :raises AirflowSkipException: there are some, and the pipeline is paused: perhaps because of them.
+        """Make sure that the task can work.
+
+        :raises ValidationError: it cannot; names every problem.
+        :raises AirflowSkipException: it cannot, and the pipeline is paused, perhaps because of that.
         """
         problems = self.problems(run)
         if problems:
@@ -224,16 +242,16 @@ class WindowOperator(VisibleOperator):
             raise ValidationError(problems)
 
     def is_rerun(self, done: Entry, run: Run) -> bool:
-        """Whether this run has moved its window before and is to move it again.
+        """Return True if this run has moved its window before and its task was cleared to move it again.
 
-        :raises ValidationError: it is, and the sink cannot replace what it has taken.
+        :raises ValidationError: so it is, and the sink cannot replace rows.
         """
         return self.on_rerun == "replay" and self.was_cleared(done, run)
 
     def _moves_again(self, ledger: Ledger, done: Entry, run: Run) -> bool:
-        """Whether a complete window is moved once more: its task was cleared and that means so, or somebody has asked for it.
+        """Return True if a complete window is moved again: its task was cleared and ``on_rerun`` says so, or a person has asked.
 
-        :raises ValidationError: it is to be, and the sink cannot replace what it has taken.
+        :raises ValidationError: so it is, and the sink cannot replace rows.
         """
         asked = ledger.parent_memory.replay_asked(done.window)
         if asked is None:
@@ -244,10 +262,10 @@ class WindowOperator(VisibleOperator):
         return True
 
     def _refuse_replay(self, unfinished: Entry) -> None:
-        """Look, before a replay that is open is taken up again, whether the sink can still replace rows: it may have been planned
-        for another sink, or another file system.
+        """Make sure that the sink can replace rows, before an open replay goes on: it may have been planned for another sink, or
+        another file system.
 
-        :raises ValidationError: the sink cannot, with the command that gives the replay up.
+        :raises ValidationError: the sink cannot; names the command that gives the replay up.
         """
         if not unfinished.window.replay or not (problems := self.replay_problems()):
             return
@@ -258,7 +276,7 @@ class WindowOperator(VisibleOperator):
         raise ValidationError([*problems, Problem("on_rerun", found, action)])
 
     def replay_problems(self) -> list[Problem]:
-        """Why the sink cannot replace the rows of a window that it has taken."""
+        """Return why the sink cannot replace the rows of a window that it has taken."""
         if isinstance(self.sink, Sink):
             return self.sink.replay_problems()
         return [Problem("sink", "what is published to Kafka cannot be replaced")]
@@ -270,8 +288,8 @@ class WindowOperator(VisibleOperator):
         return known is not None and run.tries.cleared_since(known, self.retries or 0)
 
     def _next_window(self, ledger: Ledger, run: Run, done: Entry | None) -> Entry:
-        """The open window if there is one, whoever planned it; else the one that is to be moved again; else a new one, frozen and
-        written down."""
+        """Return the open window if there is one, whichever run planned it; else the one that is moved again; else a new one,
+        frozen and written to the ledger."""
         unfinished, found = ledger.memory.open_entry, self.binding(run)
         if unfinished is None and done is not None:
             bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, found)
@@ -283,7 +301,7 @@ class WindowOperator(VisibleOperator):
         else:
             if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
                 found = self._bind(ledger, found)
-                self.log.warning("Window %s goes from now on %s", unfinished.window, told(found))
+                self.log.warning("Window %s goes from now on %s", unfinished.window, describe_binding(found))
             elif unfinished.window.binding is not None:
                 found = with_details(unfinished.window.binding, found)
             unfinished = replace(unfinished, window=replace(unfinished.window, binding=found))
@@ -305,14 +323,14 @@ class WindowOperator(VisibleOperator):
         return entry
 
     def binding(self, run: Run) -> Binding:
-        """Who this is, where it goes and where it comes from."""
+        """Return the task, the destination and the origin of this run's windows."""
         return Binding(bindings.writer_of(run), self.destinations(), self.origin())
 
     def _bind(self, ledger: Ledger, found: Binding) -> Binding:
-        """Bind the pipeline to what this run has.
+        """Bind the pipeline to the task, the destination and the origin of this run.
 
-        :return: what the window is bound to.
-        :raises BindingChanged: it is bound to something else.
+        :return: the binding of the window.
+        :raises BindingChanged: the pipeline is bound to others.
         """
         kept = ledger.bind(lambda whole: bindings.bound(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free))
         return replace(found, writer=replace(found.writer, deployment=kept.writer.deployment), decided=kept.decided)
@@ -340,18 +358,18 @@ class WindowOperator(VisibleOperator):
         return report
 
     def check_results(self, window: Window, results: Sequence[SplitResult]) -> None:
-        """Nothing bad among the records, or nothing is committed.
+        """Fail the window if there are bad records.
 
-        :raises BadRecords: naming the first few, in the order of topic, partition and offset.
+        :raises BadRecords: there are; names the first few, in the order of topic, partition and offset.
         """
         rejected = sum(result.rejected for result in results)
         if rejected:
             raise BadRecords(str(window), rejected, first_bad(results, 10), self.sink.guarantee.by_split)
 
     def check_counts(self, window: Window, results: Sequence[SplitResult]) -> None:
-        """Counted twice: by the reader and by the sink.
+        """Compare the number of rows that the reader has handed over with the number that the sink has written.
 
-        :raises CountMismatch: when they disagree.
+        :raises CountMismatch: they differ.
         """
         read = sum(result.handed_over for result in results)
         flushed = sum(int(result.token["rows"]) for result in results if "rows" in result.token)
@@ -359,7 +377,7 @@ class WindowOperator(VisibleOperator):
             raise CountMismatch(str(window), read, flushed, self.sink.guarantee.by_split)
 
     def publish(self, report: dict[str, Any], context: Mapping[str, Any]) -> dict[str, Any]:
-        """7. The report goes to XCom and onto the events of this task's outlets."""
+        """7. Return the report, which goes to XCom, and add it to the events of this task's outlets."""
         self.reported = report
         for outlet in self.outlets:
             context["outlet_events"][outlet].extra = report
@@ -367,7 +385,7 @@ class WindowOperator(VisibleOperator):
 
     @contextmanager
     def running(self, job: J) -> Iterator[J]:
-        """While a Spark job runs in here, :meth:`on_kill` reaches it."""
+        """Let :meth:`on_kill` cancel a Spark job that runs in here."""
         self._job = job
         try:
             yield job
@@ -375,7 +393,7 @@ class WindowOperator(VisibleOperator):
             self._job = None
 
     def on_kill(self) -> None:
-        """Makes Spark's job fail: SIGTERM alone raises nothing in a task."""
+        """Make Spark's job fail: SIGTERM alone raises nothing in a task."""
         if self._job is not None:
             self._job.cancel()
 
@@ -391,10 +409,15 @@ class WindowOperator(VisibleOperator):
     def spark(self) -> SparkHook:
         from airflow_kafka_spark.hooks.spark import SparkHook
 
-        return SparkHook(self.spark_conn_id, conf=self.spark_conf, app_name=f"airflow {self.dag_id}.{self.task_id}")
+        return SparkHook(
+            self.spark_options.conn_id, conf=self.spark_options.conf, app_name=f"airflow {self.dag_id}.{self.task_id}"
+        )
+
+    def bootstrap_servers(self) -> str:
+        return str(self.kafka.config["bootstrap.servers"])
 
     def spark_problems(self) -> list[Problem]:
-        """What keeps Spark from starting."""
+        """Return what keeps Spark from starting."""
         from airflow_kafka_spark.hooks.jars import find_java
 
         try:
@@ -408,8 +431,9 @@ class WindowOperator(VisibleOperator):
             return [problem_from("spark_conn_id", error)]
 
     def add_assets(self, inlets: Iterable[str], outlets: Iterable[str]) -> None:
-        """Make URIs this task's inlets and outlets, beside those the user gave. What a template makes of one is not known yet:
-        such a topic, source or sink has no asset by itself."""
+        """Add URIs to this task's inlets and outlets, beside those that the user gave.
+
+        URIs with templates are left out: their values are not known yet."""
         from airflow.sdk import Asset
 
         for assets, uris in ((self.inlets, inlets), (self.outlets, outlets)):
@@ -431,25 +455,28 @@ class WindowOperator(VisibleOperator):
             ]
         if len(name) > 200 or not name.strip() or re.search(r"[\x00-\x1f]", name):
             return [Problem("pipeline", f"`{name[:60]}` cannot be a pipeline's name", "Use 1 to 200 printable characters")]
-        return []
+        return self.ledger_options.problems()
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
-        """Renders what Airflow renders, and the fields that sinks and formats declare as templates: those are frozen."""
+        """Render the operator's templates, and those of its sink, source and formats, which are frozen."""
         super().render_template_fields(context, jinja_env)
         env = jinja_env or self.get_template_env()
         self._destination_is_free = self._destination_is_free or any(map(is_template, self.sinks))
-        for name in ("sink", "source", "value", "key"):
-            spec = getattr(self, name, None)
-            if (made := self.rendered(spec, context, env)) is not spec:
+        for name in self.rendered_parts:
+            part = getattr(self, name)
+            if (made := self.rendered(part, context, env)) is not part:
                 setattr(self, name, made)
 
+    rendered_parts: ClassVar[tuple[str, ...]] = ("sink",)
+    """Attributes whose values declare templates of their own."""
+
     @property
-    def sinks(self) -> tuple[Any, ...]:
-        """All sinks that rows go to."""
+    def sinks(self) -> tuple[Sink | KafkaSink, ...]:
+        """All sinks that rows go to, the operator's own first."""
         return (self.sink,)
 
     def rendered(self, spec: Any, context: Any, env: Any) -> Any:
-        """A sink or a format with its templates rendered; anything else as it is."""
+        """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
         templated = getattr(spec, "template_fields", ())
         if not (is_dataclass(spec) and not isinstance(spec, type) and templated):
             return spec
@@ -457,23 +484,22 @@ class WindowOperator(VisibleOperator):
         return replace(spec, **{f: self.render_template(getattr(spec, f), context, env) for f in templated if f in known})
 
 
-def asset_uris(spec: Any, kind: type) -> list[str]:
-    """The asset of a source or a sink: none while a template leaves open which one it is."""
-    known: Any = spec if isinstance(spec, kind) and not is_template(spec) else None
-    return [known.asset_uri] if known is not None else []
+def asset_uris(spec: object, kind: type[Sink] | type[RowSource]) -> list[str]:
+    """Return the asset of a source or a sink; none if a template decides which one it is."""
+    return [spec.asset_uri] if isinstance(spec, kind) and not is_template(spec) else []
 
 
-def is_template(spec: Any) -> bool:
-    """Whether it depends on the run which source or sink it is."""
+def is_template(spec: object) -> bool:
+    """Return True if a template decides which source or sink it is."""
     return any(mark in str(getattr(spec, name, "")) for name in getattr(spec, "template_fields", ()) for mark in ("{{", "{%"))
 
 
-def told(binding: Binding) -> str:
-    """Where a window goes, in one line."""
+def describe_binding(binding: Binding) -> str:
+    """Return where a window goes, in one line."""
     facts = binding.destination.facts
     return f"to {', '.join(f'{what} {value}' for what, value in facts.items())}, moved by {binding.writer}"
 
 
 def problem_from(where: str, error: KafkaSparkError) -> Problem:
-    """An error as one of several problems."""
+    """Return an error as one of several problems."""
     return Problem(where, error.found + (f" (expected {error.expected})" if error.expected else ""), error.action)

@@ -1,16 +1,62 @@
-"""Refuse a run that would move a pipeline's window from another task, to another destination or from another origin."""
+"""The run that asks for a window, and what a pipeline is bound to: its task, its destination, its origin and its group.
+
+The functions here refuse a run that would move a pipeline's window from another task, to another destination or from another
+origin.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import conf
 
-from airflow_kafka_spark.errors import DestinationChanged, PipelineRenamed, PipelineTaken, SourceChanged
-from airflow_kafka_spark.operators.links import SECTION
-from airflow_kafka_spark.operators.run import Run
+from airflow_kafka_spark.errors import DestinationChanged, GroupOwned, PipelineRenamed, PipelineTaken, SourceChanged
+from airflow_kafka_spark.operators.visibility.links import SECTION
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other_endpoint, other_place, other_writer
 from airflow_kafka_spark.windows.memory import Entry, Memory
+from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.tries import Tries
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
+    from airflow_kafka_spark.ledger.attempt import Ledger
+
+
+@dataclass(frozen=True)
+class Run:
+    """One task of one DAG run, which asks for a window. Retries and clears of the task are the same run.
+
+    :param dag_id: the DAG.
+    :param run_id: the DAG run.
+    :param task_id: the task.
+    :param map_index: index of a mapped task, -1 without mapping.
+    :param interval: start and end of the DAG run's data interval, as far as it has one.
+    :param tries: Airflow's counters of the task, by which a retry of it is told from a clear.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+    interval: tuple[datetime | None, datetime | None] = (None, None)
+    tries: Tries = Tries()
+
+    @classmethod
+    def of(cls, context: Mapping[str, Any]) -> Run:
+        ti, dag_run = context["ti"], context.get("dag_run")
+        interval = (getattr(dag_run, "data_interval_start", None), getattr(dag_run, "data_interval_end", None))
+        number, allowed = (getattr(ti, name, None) or 0 for name in ("try_number", "max_tries"))
+        clears = getattr(dag_run, "clear_number", None)
+        tries = Tries(number, allowed, -1 if clears is None else clears)
+        return cls(ti.dag_id, ti.run_id, ti.task_id, getattr(ti, "map_index", -1), interval, tries)
+
+    @property
+    def id(self) -> str:
+        mapped = f"/{self.map_index}" if self.map_index >= 0 else ""
+        return f"{self.dag_id}/{self.run_id}/{self.task_id}{mapped}"
 
 
 def deployment() -> str:
@@ -115,3 +161,23 @@ def _refuse_ends(pipeline: str, entry: Entry, known: Binding, found: Binding) ->
         raise DestinationChanged(pipeline, f"window {window}", window.run, other)
     if other := other_endpoint(known.origin, found.origin):
         raise SourceChanged(pipeline, f"window {window}", window.run, other)
+
+
+def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> None:
+    """Refuse a group that mirrors another pipeline.
+
+    A pipeline that began at the offsets of another one would leave out records that it has not moved itself. One whose pipeline
+    was renamed would move again what its sink has taken of an open window.
+
+    :param ledger: the ledger of the pipeline that wants the group.
+    :param committed: the offsets that the group has committed.
+    :raises GroupOwned: the group mirrors another pipeline.
+    """
+    from airflow_kafka_spark.ledger.group import owner_of
+
+    pipeline, whole = ledger.parent_pipeline, ledger.parent_memory
+    owner = owner_of(pipeline, committed)
+    if owner is None and whole.is_blank and not whole.intervals:
+        owner = ledger.group_owner()
+    if owner is not None:
+        raise GroupOwned(pipeline, group_id, owner)

@@ -1,140 +1,210 @@
-"""Windows that are read from Kafka: what is subscribed, where the next window begins and ends, and what the group commits."""
+"""Windows that are read from Kafka: what is subscribed and how it is decoded, where the next window begins and ends, and what the
+group commits."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import FollowedMismatch, Problem, ResetRefused, ValidationError
+from airflow_kafka_spark.errors import FollowedMismatch, KafkaSparkError, Problem, ResetRefused, TopicMissing, ValidationError
+from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.operators.base import WindowOperator
-from airflow_kafka_spark.operators.bounds import refuse_owned, starts
-from airflow_kafka_spark.operators.from_kafka_check import argument_problems, kafka_problems, max_records, upstream_counts
-from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of
-from airflow_kafka_spark.operators.run import Run
-from airflow_kafka_spark.sources.kafka import Subscription
+from airflow_kafka_spark.operators.base import WindowOperator, problem_from
+from airflow_kafka_spark.operators.binding import Run, refuse_other_group
+from airflow_kafka_spark.operators.error_options import route_problems
+from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of, interval_problem
+from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, RecordOptions, WindowOptions, option
+from airflow_kafka_spark.operators.visibility.lineage import Dataflow
+from airflow_kafka_spark.road.columns import NullValues
+from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.model import Applied, Followed, Split, TopicPartition, Window
-from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written, parse_stop
+from airflow_kafka_spark.windows.model import (
+    KEY_CONVERTER,
+    TRANSFORMATION,
+    VALUE_CONVERTER,
+    Applied,
+    Followed,
+    Split,
+    TopicPartition,
+    Window,
+)
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.plan import (
-    DataLossPolicy,
     Log,
     Position,
     check_readable,
     epochs_of,
     is_recreated,
     lost_topics,
-    make_splits,
     plan_ranges,
 )
 from airflow_kafka_spark.windows.report import Report
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.control.preview import Preview
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.job import ReadWith
-    from airflow_kafka_spark.sinks.base import Sink
+    from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.windows.memory import Entry
+
+log = logging.getLogger(__name__)
 
 
 class FromKafkaOperator(WindowOperator):
-    """The Kafka side of an operator: steps 2, 3 and 6 of a window's life.
+    """The Kafka side of an operator: how records become rows, and steps 2, 3 and 6 of a window's life.
 
-    :param topics: a topic, or several; or give ``topics_pattern``.
-    :param topics_pattern: a regular expression for whole topic names.
-    :param group_id: the consumer group that mirrors the position. Nobody else may consume with it.
-    :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
-        that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
-        ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
-        :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
-    :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
-        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`.
-        Templated.
-    :param max_records: at most so many offsets per window, shared among the partitions; None (default) is everything there is.
-    :param data_loss: ``fail`` (default) when records were deleted before they were read, or ``skip``: a gap in ledger and report.
-    :param read_with: ``task`` (default by ``auto``): Spark's tasks read their ranges with confluent-kafka; ``spark``: Spark's own
-        Kafka source reads, for executors without confluent-kafka. The result is the same.
-    :param split_records: offsets per Spark task, about; at least 1, default what suits the sink. With ``read_with="spark"`` it is
-        one task a partition instead.
-    :param follows: another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger topic: the
-        window ends with what that has published completely, and its count of records has to be the same. A window that begins
-        elsewhere than where one of its windows ended (the pipeline was moved by hand, or is new) is not compared where the count
-        cannot be known.
-    :param on_mismatch: ``fail`` (default) or ``warn`` where it is not: somebody else writes to the topic, or records are gone.
-    :param upstream_counts: how many records were written, counted upstream, by instant (ISO 8601 or milliseconds since the
-        epoch): the report then tells over- and under-consumption per time bucket. Nothing fails because of it. Templated.
-    :param read_timeout: seconds without any progress after which a task gives the broker up; default 300.
-    :param window: ``progress`` (default): from where the pipeline stands to what there is now; or ``interval``: the records of
-        the DAG run's data interval, ``[start, end)`` by broker timestamp, in any order and side by side.
-    :param grace: seconds (or a timedelta) after the end of an interval at which it is decided though no later record has come;
-        default 60. The task waits for it.
-    :param on_missing_interval: what a run without a data interval does: ``fail`` (default), or ``progress``: move what is new.
-    :param on_rerun: what clearing a task means whose window is complete: ``replay`` moves the same offsets again, and the sink
-        replaces that window's rows (default for intervals); ``skip`` does nothing (default otherwise).
+    The options are those of the concrete operators, one by one; here they are in groups.
+
+    :param read_options: what is read, from where to where, and how.
+    :param record_options: how records become rows.
+    :param window_options: what a window is.
+    :param follow_options: whether a window ends where another pipeline has published to.
+    :param kwargs: the other groups (:class:`~airflow_kafka_spark.operators.base.WindowOperator`), and arguments of Airflow's
+        ``BaseOperator``.
     """
 
-    sink: Sink
+    topics = option[str | Sequence[str] | None]("read_options")
+    topics_pattern = option[str | None]("read_options")
+    group_id = option[str]("read_options")
+    starting_offsets = option[Written]("read_options")
+    ending_offsets = option[Written]("read_options")
+    max_records = option[int | str | None]("read_options")
+    upstream_counts = option[Mapping[Any, int] | str | None]("read_options")
+    follows = option[str | None]("follow_options")
+    value = option[Format]("record_options")
+    key = option[Format | None]("record_options")
+
+    template_fields: Sequence[str] = (
+        "topics",
+        "topics_pattern",
+        "group_id",
+        "pipeline",
+        "kafka_conn_id",
+        "ledger_topic",
+        "max_records",
+        "starting_offsets",
+        "ending_offsets",
+        "follows",
+        "upstream_counts",
+        "errors_deadletterqueue_topic_name",
+    )
+    rendered_parts = ("sink", "value", "key")
+    routes_to_sinks = False
+    """True if ``Filter(to=...)`` may send records to another sink."""
 
     def __init__(
         self,
         *,
-        topics: str | Sequence[str] | None = None,
-        topics_pattern: str | None = None,
-        group_id: str,
-        starting_offsets: Written = CommittedOffsets(),  # noqa: B008 - a frozen value
-        ending_offsets: Written = "latest",
-        max_records: int | None = None,
-        data_loss: DataLossPolicy = "fail",
-        read_with: ReadWith = "auto",
-        split_records: int | None = None,
-        read_timeout: float = 300.0,
-        follows: str | None = None,
-        on_mismatch: Literal["fail", "warn"] = "fail",
-        upstream_counts: Mapping[Any, int] | str | None = None,
-        window: Literal["progress", "interval"] = "progress",
-        grace: float | timedelta = 60.0,
-        on_missing_interval: Literal["fail", "progress"] = "fail",
-        on_rerun: Literal["skip", "replay"] | None = None,
+        read_options: ReadOptions,
+        record_options: RecordOptions,
+        window_options: WindowOptions,
+        follow_options: FollowOptions,
         **kwargs: Any,
     ) -> None:
-        if window == "interval":
+        if window_options.by_interval:
             # Intervals do not wait for each other: each has a place of its own in ledger and sink.
             kwargs.setdefault("max_active_tis_per_dag", None)
         super().__init__(**kwargs)
-        self.window = window
-        self.grace = grace.total_seconds() if isinstance(grace, timedelta) else grace
-        self.on_missing_interval = on_missing_interval
-        self.on_rerun = on_rerun
-        self.topics = topics
-        self.topics_pattern = topics_pattern
-        self.group_id = group_id
-        self.starting_offsets = starting_offsets
-        self.ending_offsets = ending_offsets
-        self.max_records = max_records
-        self.data_loss = data_loss
-        self.read_with = read_with
-        self.split_records = split_records
-        self.read_timeout = read_timeout
-        self.follows = follows
-        self.on_mismatch = on_mismatch
-        self.upstream_counts = upstream_counts
+        self.read_options = read_options
+        self.record_options = record_options
+        self.window_options = window_options
+        self.follow_options = follow_options
+
+    # --- what a concrete operator says ---
+
+    @property
+    @abstractmethod
+    def null_values(self) -> NullValues:
+        """What a record without a value means; the default depends on the operator."""
+
+    @abstractmethod
+    def null_value_problems(self) -> list[Problem]:
+        """Return what is wrong with ``behavior_on_null_values``."""
 
     # --- 1. validate ---
 
     def reading_problems(self, run: Run) -> list[Problem]:
-        """What is wrong with the arguments, without asking anybody."""
-        return [*self.pipeline_problems(run), *argument_problems(self, run)]
+        """Return what is wrong with the arguments, without asking a server."""
+        window, read = self.window_options, self.read_options
+        problems = [
+            *self.pipeline_problems(run),
+            *read.problems(),
+            *self.follow_options.problems(read),
+            *window.problems(read, self.follow_options),
+        ]
+        if window.by_interval and window.on_missing_interval == "fail" and interval_of(run) is None:
+            problems.append(interval_problem(run))
+        return problems
+
+    @property
+    def on_rerun(self) -> str | None:
+        return self.window_options.on_rerun
+
+    def decoding_problems(self) -> list[Problem]:
+        """Return what is wrong with formats and columns, without asking a server."""
+        value, key = self.formats
+        problems = [*value.validate("value"), *(key.validate("key") if key else ())]
+        return problems or [*self.record_options.column_problems(value, key), *self.null_value_problems()]
+
+    def transform_problems(self) -> list[Problem]:
+        """Return what is wrong with the transforms' options, without Spark."""
+        if not self.transforms:
+            return []
+        from airflow_kafka_spark.transforms import problems
+
+        found = problems(self.transforms, capturing=self.routes_to_sinks)
+        if self.read_options.read_with == "spark":
+            found.append(Problem("read_with", "on the way to transforms tasks read by themselves", "Leave it out"))
+        return found
+
+    def error_problems(self) -> list[Problem]:
+        """Return what is wrong with the options for bad records, by themselves and as the brokers see it; and with the topics
+        that transforms send records to."""
+        problems = self.errors.problems() or self.errors.server_problems(self.kafka, self.taken(self.errors.topic))
+        return [*problems, *route_problems(self.kafka, self.routes(), self.errors, self.taken)]
+
+    def taken(self, topic: str | None) -> tuple[str, ...]:
+        """Return the topics that bad and routed records must not go to: those that are read, and the ledger.
+
+        :param topic: one that may match the pattern of topics that are read.
+        """
+        subscription = self.subscription
+        read = subscription.topics or ((topic,) if topic and subscription.matches(topic) else ())
+        return (*read, self.ledger_topic)
 
     def server_problems(self) -> list[Problem]:
-        """What Kafka and Spark say."""
-        return [*kafka_problems(self), *self.spark_problems()]
+        """Return what Kafka and Spark say: topics that are missing, a group that has members, a Spark that cannot start."""
+        try:
+            of_kafka = [*self._missing_topics(), *self._group_problems()]
+        except KafkaSparkError as error:
+            of_kafka = [problem_from("kafka_conn_id", error)]
+        return [*of_kafka, *self.spark_problems()]
+
+    def _missing_topics(self) -> Iterator[Problem]:
+        subscription = self.subscription
+        if subscription.topics:
+            missing = sorted(set(subscription.topics) - set(self.kafka.describe_topics(subscription.topics, missing="omit")))
+            if missing:
+                yield problem_from("topics", TopicMissing(self.kafka.conn_id, missing))
+        elif subscription.pattern and not subscription.validate() and not self.resolve():
+            yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", "Create one, or correct the pattern")
+
+    def _group_problems(self) -> Iterator[Problem]:
+        group = self.group_id
+        if isinstance(group, str) and group.strip() and (members := self.kafka.group_state(group).members):
+            listed = ", ".join(map(str, members))
+            action = "Stop them, or use a group of this pipeline's own"
+            yield Problem("group_id", f"group `{group}` has live members: {listed}", action)
 
     def is_rerun(self, done: Entry, run: Run) -> bool:
-        if self.on_rerun is not None or self.window == "progress":
+        if self.on_rerun is not None or not self.window_options.by_interval:
             return super().is_rerun(done, run)
         cleared = self.was_cleared(done, run)
         if cleared and (problems := self.replay_problems()):
@@ -150,21 +220,23 @@ class FromKafkaOperator(WindowOperator):
         name = self.pipeline_name(run)
         options: dict[str, Any] = {
             "topic": self.ledger_topic,
-            "keep_windows": self.keep_windows,
+            "keep_windows": self.ledger_options.keep_windows,
             "tries": run.tries,
         }
-        interval = interval_of(run) if self.window == "interval" else None
+        by_interval = self.window_options.by_interval
+        interval = interval_of(run) if by_interval else None
         if interval is not None:
             return IntervalLedger(self.kafka, name, run.id, interval, group_id=self.group_id, **options)
-        # An interval moves the group by itself, and leaves no short cut there.
-        hints = self.resolve() if self.window == "progress" else ()
-        beside = self.window == "interval"
-        return Ledger(self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, beside_intervals=beside, **options)
+        # The ledger of an interval moves the group by itself, and puts no short cut into its metadata.
+        hints = () if by_interval else self.resolve()
+        return Ledger(
+            self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, beside_intervals=by_interval, **options
+        )
 
     # --- 3. plan ---
 
     def origin(self) -> Endpoint:
-        """The group that an open window is closed with. Its topics are in the window's ranges."""
+        """Return the group that a window is closed with. The topics are in the window's ranges."""
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
@@ -179,7 +251,7 @@ class FromKafkaOperator(WindowOperator):
         topics = self.resolve()
         log = read_log(self.kafka, topics)
         of_group = self.kafka.committed(self.group_id, log.partitions)
-        refuse_owned(ledger, self.group_id, of_group)
+        refuse_other_group(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
         found = decide_beginning(
             ledger.memory,
@@ -188,7 +260,7 @@ class FromKafkaOperator(WindowOperator):
             group_id=self.group_id,
             ledger_topic=self.ledger_topic,
             last_applied=self.record_of_sink,
-            data_loss=self.data_loss,
+            data_loss=self.read_options.data_loss,
             after_intervals=lambda: after_intervals(ledger.memory, log, committed, self._first),
         )
         position = found.position
@@ -198,7 +270,7 @@ class FromKafkaOperator(WindowOperator):
                 ledger.pipeline,
                 found.last_number,
             )
-        beginning = {} if position.offsets else starts(self.kafka, self.starting_offsets, log, self.group_id, of_group)
+        beginning = {} if position.offsets else starting_offsets(self.kafka, self.starting_offsets, log, self.group_id, of_group)
         log = compare_epochs(self.kafka, log, position.offsets, position.epochs, position.topic_ids)
         followed, log = self._follow(log, position, beginning, topics)
         planned = plan_ranges(
@@ -207,8 +279,8 @@ class FromKafkaOperator(WindowOperator):
             topics,
             starts=beginning,
             stops=resolve_stop(self.kafka, parse_stop(self.ending_offsets), log, position.offsets),
-            data_loss=self.data_loss,
-            max_records=max_records(self.max_records),
+            data_loss=self.read_options.data_loss,
+            max_records=self.read_options.record_limit,
         )
         self._compare_group(committed, position)
         window = Window(
@@ -226,7 +298,7 @@ class FromKafkaOperator(WindowOperator):
             epochs=epochs_of(log, planned.ranges),
         )
         if followed is not None and followed.records is not None and window.span < followed.records:
-            # Fewer offsets than records: that will not get better by reading.
+            # Fewer offsets than records: reading cannot find more.
             self.check_followed(window, window.span)
         return window
 
@@ -241,7 +313,7 @@ class FromKafkaOperator(WindowOperator):
         from airflow_kafka_spark.control.preview import preview
 
         pipeline = self.pipeline or f"{self.dag_id}.{self.task_id}"
-        if self.window == "interval":
+        if self.window_options.by_interval:
             raise ResetRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
         found = preview(
             self.kafka,
@@ -251,8 +323,8 @@ class FromKafkaOperator(WindowOperator):
             group_id=self.group_id,
             starting_offsets=self.starting_offsets,
             ending_offsets=self.ending_offsets,
-            max_records=max_records(self.max_records),
-            data_loss=self.data_loss,
+            max_records=self.read_options.record_limit,
+            data_loss=self.read_options.data_loss,
             last_applied=self.record_of_sink,
         )
         if not self.follows or found.run:
@@ -263,7 +335,7 @@ class FromKafkaOperator(WindowOperator):
     def _follow(
         self, log: Log, position: Position, starts: dict[TopicPartition, int], topics: Sequence[str]
     ) -> tuple[Followed | None, Log]:
-        """Where another pipeline is followed: what that has published, and the log up to there."""
+        """Return what a followed pipeline has published, if there is one, and the log up to there."""
         if not self.follows:
             return None, log
         from airflow_kafka_spark.ledger.topic import LedgerTopic
@@ -273,7 +345,7 @@ class FromKafkaOperator(WindowOperator):
         ledgers.ensure()
         upstream = ledgers.look(self.follows).memory
         recreated = {t for t in topics if is_recreated(t, log, position)}
-        begins = beginnings(log, position, starts, expects_all=self.data_loss == "fail")
+        begins = beginnings(log, position, starts, expects_all=self.read_options.data_loss == "fail")
         followed, ends = follow(upstream, reached_of(upstream, position), topics, begins, recreated)
         self.log.info(
             "Following pipeline %s: windows %d to %d, %s",
@@ -287,9 +359,9 @@ class FromKafkaOperator(WindowOperator):
         return followed, log_up_to(ends, log, position, starts, recreated)
 
     def check_followed(self, window: Window, read: int) -> None:
-        """Published = read, where another pipeline is followed.
+        """Compare the number of records that were read with that of the followed pipeline, if there is one.
 
-        :raises FollowedMismatch: it is not, and ``on_mismatch`` is ``fail``.
+        :raises FollowedMismatch: they differ, and ``on_mismatch`` is ``fail``.
         """
         followed = window.follows
         if followed is None or followed.records is None or followed.records == read:
@@ -298,16 +370,16 @@ class FromKafkaOperator(WindowOperator):
             self.log.info("Window %s begins where it was put by hand: its records are not compared", window)
             return
         error = FollowedMismatch(str(window), followed.pipeline, followed.records, read)
-        if self.on_mismatch == "fail":
+        if self.follow_options.on_mismatch == "fail":
             raise error
         self.log.warning("%s", error)
 
+    @abstractmethod
     def record_of_sink(self, pipeline: str) -> Applied | None:
-        """The last window that the sink remembers of a pipeline; None where it remembers none."""
-        return self.sink.last_applied(pipeline)
+        """Return the last window that the sink remembers of a pipeline; None where it remembers none."""
 
     def _compare_group(self, committed: Mapping[TopicPartition, int], position: Position) -> None:
-        """The group's offsets are a mirror: say so when somebody has moved them."""
+        """Log a warning if the group's offsets were moved by another client: the ledger decides where windows begin."""
         moved = [
             f"{tp} at {committed[tp]}, not {known}"
             for tp, known in sorted(position.offsets.items())
@@ -321,45 +393,34 @@ class FromKafkaOperator(WindowOperator):
             )
 
     def check(self, window: Window) -> None:
-        check_readable(window, self.compared_log(window), self.data_loss)
+        check_readable(window, self.compared_log(window), self.read_options.data_loss)
 
     def compared_log(self, window: Window) -> Log:
-        """The same as :meth:`log_of`, and whether it still is the log that the window was planned with."""
+        """Return the log of a window's topics, compared with the log that the window was planned with."""
         from airflow_kafka_spark.hooks.kafka.log import compare_epochs
 
-        # An empty range says where the pipeline stands: nothing of it is read.
+        # An empty range only holds the pipeline's position: nothing of it is read.
         ends = {r.topic_partition: r.end for r in window.ranges if r.span}
         return compare_epochs(self.kafka, self.log_of(window), ends, window.epochs, window.topic_ids)
 
     def log_of(self, window: Window) -> Log:
-        """What Kafka holds of the window's topics now."""
+        """Return the log of the window's topics as it is now."""
         return read_log(self.kafka, sorted({r.topic for r in window.ranges}))
 
+    @abstractmethod
     def splits(self, window: Window) -> tuple[Split, ...]:
-        """What single tasks read."""
-        return self.splits_for(window, self.sink)
-
-    def splits_for(self, window: Window, sink: Sink) -> tuple[Split, ...]:
-        """The same on the way to a sink."""
-        whole = self.read_with == "spark" or sink.whole_partitions
-        span = max(window.span, 1) if whole else self.split_records or sink.split_records
-        return make_splits(window, span, without=self.lost_topics(window))
+        """Return what single Spark tasks read."""
 
     def lost_topics(self, window: Window) -> tuple[str, ...]:
-        """Topics of the window that can no longer be read."""
+        """Return the topics of the window that can no longer be read."""
         return lost_topics(window, self.log_of(window))
-
-    # --- 4. move, 5. commit ---
-
-    def applied(self, window: Window) -> Applied | None:
-        return self.sink.applied(window)
 
     # --- 6. close ---
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         from airflow_kafka_spark.ledger.attempt import utc_now
 
-        # The group has been there when the window was moved first, and follows intervals by itself.
+        # A replay moves no group, and the group follows intervals in a transaction of its own.
         offsets = {} if window.replay or window.interval else self.offsets_to_commit(window)
         report = replace(
             report, committed={str(tp): offset for tp, offset in offsets.items()}, group_id=self.group_id, completed_at=utc_now()
@@ -377,7 +438,7 @@ class FromKafkaOperator(WindowOperator):
             self.log.info("Group %s moves to %s", self.group_id, ", ".join(f"{tp}@{o}" for tp, o in sorted(moved.items())[:8]))
 
     def offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
-        """The frozen ends, but never lower than what is committed, and nothing for a topic that is another one now."""
+        """Return the frozen ends, without those below the committed offsets and those of topics that were recreated."""
         log = self.log_of(window)
         lost = set(lost_topics(window, log))
         ends = {tp: end for tp, end in window.ends.items() if tp.topic not in lost and tp in log.partitions}
@@ -392,9 +453,9 @@ class FromKafkaOperator(WindowOperator):
     # --- what the parts are made of ---
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the task is being killed.
+        """Wait for some seconds.
 
-        :raises RuntimeError: it is.
+        :raises RuntimeError: the task is being killed.
         """
         if self._killed.wait(seconds):
             raise RuntimeError(f"Task {self.task_id} was killed while it waited for records")
@@ -410,18 +471,24 @@ class FromKafkaOperator(WindowOperator):
     @property
     def _intervals(self) -> IntervalPlan:
         return IntervalPlan(
-            self.kafka, self.resolve(), self.group_id, self.sink, self.data_loss, self.grace, self._first, self.pause
+            self.kafka,
+            self.resolve(),
+            self.group_id,
+            self.record_of_sink,
+            self.read_options.data_loss,
+            self.window_options.grace_seconds,
+            self._first,
+            self.pause,
         )
 
     @property
     def _first(self) -> datetime | None:
-        """Where the schedule begins."""
+        """The beginning of the schedule."""
         dag = self.get_dag()
         return self.start_date or (dag.start_date if dag is not None else None)
 
-    def upstream(self) -> dict[int, int] | None:
-        """``upstream_counts`` by milliseconds since the epoch."""
-        return upstream_counts(self.upstream_counts)
+    def dataflow(self) -> Dataflow:
+        return Dataflow(self.sinks, self.subscription.topics, dead_letter_topic=self.errors.topic)
 
     @property
     def topic_uris(self) -> list[str]:
@@ -430,8 +497,56 @@ class FromKafkaOperator(WindowOperator):
 
     @property
     def subscription(self) -> Subscription:
-        return Subscription.of(self.topics, self.topics_pattern)
+        return self.read_options.subscription
 
     def resolve(self) -> tuple[str, ...]:
-        """The topics that are subscribed now."""
+        """Return the topics that are subscribed now."""
         return self.subscription.resolve(self.kafka, without=(self.ledger_topic,))
+
+    @cached_property
+    def formats(self) -> tuple[Format, Format | None]:
+        """The formats of the values and the keys of the topics that are read."""
+        given = [f for f in (self.value, self.key) if f is not None]
+        if all(type(f).of_topics is Format.of_topics for f in given):
+            return self.value, self.key
+        topics = self.subscription.topics or self.resolve()
+        return self.value.of_topics(topics, "value"), self.key.of_topics(topics, "key") if self.key else None
+
+    def layout(self) -> Layout:
+        """Return how records become rows."""
+        from airflow_kafka_spark.road.columns import Layout
+
+        return Layout.of(*self.formats, self.record_options.metadata, self.null_values)
+
+    def error_classes(self) -> dict[str, str]:
+        """Return the class that a bad record failed at, by stage."""
+        formats = {VALUE_CONVERTER: self.value, KEY_CONVERTER: self.key}
+        classes = {TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {}
+        return classes | {stage: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items() if f is not None}
+
+
+def starting_offsets(
+    hook: KafkaHook, value: Written, current: Log, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]
+) -> dict[TopicPartition, int]:
+    """Return where a pipeline begins that neither its ledger nor its sink nor its group knows.
+
+    :param value: ``starting_offsets``.
+    :param committed: the offsets that another client has committed for its group.
+    :raises PlanError: one of its subclasses: the log does not hold the wanted offsets.
+    """
+    from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start
+
+    start = parse_start(value)
+    if isinstance(start, CommittedOffsets):
+        other = start.group_id or group_id
+        if other != group_id and (members := hook.group_state(other).members):
+            log.warning(
+                "Group %s still has live members (%s): what they read from now on is read here as well",
+                other,
+                ", ".join(map(str, members)),
+            )
+    elif any(committed.values()):
+        log.warning("Group %s has committed offsets: `starting_offsets` says %s, so they do not count", group_id, start)
+    found = resolve_start(hook, start, current, group_id)
+    log.info("A new pipeline: it begins at %s", ", ".join(f"{tp}@{offset}" for tp, offset in sorted(found.items())[:20]))
+    return found

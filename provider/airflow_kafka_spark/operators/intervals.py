@@ -1,4 +1,4 @@
-"""Windows that belong to the DAG run's data interval: which one that is, what its offsets are, and how the group follows."""
+"""Windows of the DAG run's data interval: the interval, its offsets, and how the group follows."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsOpen, Problem
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs
-from airflow_kafka_spark.operators.bounds import refuse_owned
-from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.operators.binding import refuse_other_group
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.instants import instant_ms
 from airflow_kafka_spark.windows.interval import Interval, contiguous, taken_up_at
 from airflow_kafka_spark.windows.interval_boundaries import Boundary, interval_ranges, known_epochs
 from airflow_kafka_spark.windows.memory import Memory, known_topic_ids
-from airflow_kafka_spark.windows.model import State, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Applied, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, epochs_of, refuse_recreated
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.boundaries import Boundaries
     from airflow_kafka_spark.ledger.interval import IntervalLedger
-    from airflow_kafka_spark.operators.run import Run
+    from airflow_kafka_spark.operators.binding import Run
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ TIMETABLES = (
 
 
 def interval_of(run: Run) -> Interval | None:
-    """The data interval of a run, None when it has none or one without width."""
+    """Return the data interval of a run; None if it has none, or one without width."""
     start, end = run.interval
     if start is None or end is None or start >= end:
         return None
@@ -46,7 +45,7 @@ def interval_of(run: Run) -> Interval | None:
 
 
 def interval_problem(run: Run) -> Problem:
-    """Why ``window="interval"`` cannot be of this run."""
+    """Return why ``window="interval"`` is not possible in this run."""
     start, end = run.interval
     found = (
         "the DAG run has no data interval (it was triggered by hand, or by an asset)"
@@ -58,8 +57,9 @@ def interval_problem(run: Run) -> Problem:
 
 @dataclass(frozen=True)
 class IntervalPlan:
-    """What a window of an interval is made from.
+    """Plans the window of an interval.
 
+    :param last_applied: returns the last window that the sink remembers under a name, if any.
     :param grace: seconds after an instant at which it is decided though nothing later has been written.
     :param first: where the schedule begins.
     :param pause: waits so many seconds.
@@ -68,7 +68,7 @@ class IntervalPlan:
     kafka: KafkaHook
     topics: Sequence[str]
     group_id: str
-    sink: Sink
+    last_applied: Callable[[str], Applied | None]
     data_loss: DataLossPolicy
     grace: float
     first: datetime | None
@@ -89,27 +89,27 @@ class IntervalPlan:
         ledger.refuse_overlaps()
         if interval.end_ms / 1000 > time.time() + max(self.grace, 60):
             raise IntervalNotOver(ledger.parent_pipeline, interval)
-        # An attempt that died may have left a transaction over the group open: whose group it is does not depend on that.
+        # A dead attempt may have left a transaction open over the group: the owner of the group does not depend on it.
         of_group = self.kafka.committed(self.group_id, self._log().partitions, stable=False)
-        refuse_owned(ledger, self.group_id, of_group)
+        refuse_other_group(ledger, self.group_id, of_group)
         deciding = Boundaries(self.kafka, ledger.topic, run.id)
         boundaries = deciding.decide(self.topics, bounds, self._log, grace=self.grace, pause=self.pause)
-        # Waiting for the end of the interval may have taken long: who was planned meanwhile counts, too.
+        # Waiting for the end of the interval may have taken long: other intervals may have been planned meanwhile.
         ledger.look()
         ledger.refuse_overlaps()
         current = self._log()
         refuse_recreated(known_topic_ids(ledger.parent_memory), current.topic_ids, self.topics, self.data_loss)
-        there = self.sink.last_applied(ledger.pipeline)
+        there = self.last_applied(ledger.pipeline)
         if there is not None:
             refuse_foreign(there, current.cluster_id, current.topic_ids)
-            # The ledger has forgotten this interval and the sink has not: it is what it was.
+            # The ledger has forgotten this interval, and the sink has not: the sink's offsets are the right ones.
             log.warning("The ledger knows nothing of interval %s, but the sink does: its offsets are the sink's", interval)
             ledger.sink_has_it = True
             planned = Ranges(there.ranges, (), 0)
         else:
             ends = {topic: boundaries[topic][bounds[1]] for topic in self.topics}
             starts = {topic: self._start(ledger, topic, boundaries[topic][bounds[0]], current, deciding) for topic in self.topics}
-            # What progress windows of this pipeline have moved, or are about to move, is not moved again.
+            # Offsets that progress windows of this pipeline have moved, or are about to move, are left out.
             moved = ledger.parent_memory.claimed_position
             current = self._compared(current, starts, ends)
             others = [state for state in ledger.parent_memory.intervals.spans if state.interval != interval]
@@ -129,7 +129,7 @@ class IntervalPlan:
         )
 
     def _start(self, ledger: IntervalLedger, topic: str, usual: Boundary, current: Log, deciding: Boundaries) -> Boundary:
-        """Where the interval begins in a topic: at its start, unless the topic has joined the pipeline later."""
+        """Return where the interval begins in a topic: at its start, unless the topic has joined the pipeline later."""
         interval, topic_id = ledger.interval, current.topic_ids.get(topic, "")
         begin = taken_up_at(topic, topic_id, interval, ledger.parent_memory.intervals.spans)
         if begin is None:
@@ -154,7 +154,7 @@ class IntervalPlan:
         return read_log(self.kafka, self.topics)
 
     def follow(self, ledger: IntervalLedger) -> dict[TopicPartition, int]:
-        """Let the group follow what is complete."""
+        """Move the group to where intervals are complete without a hole."""
         return ledger.follow(self.group_id, self._where, self.first)
 
     def _where(self) -> tuple[Mapping[TopicPartition, int], Log]:
@@ -164,11 +164,11 @@ class IntervalPlan:
 
 
 def after_intervals(memory: Memory, current: Log, committed: Mapping[TopicPartition, int], first: datetime | None) -> Position:
-    """Where a progress window begins in a pipeline that has moved intervals: where they end, if they leave no hole.
+    """Return where a progress window begins in a pipeline that has moved intervals: where they end, if they leave no hole.
 
-    Ranges of a topic that was created anew since do not count. The position keeps the old id, so that planning refuses the topic.
+    Ranges of a topic that was recreated since are ignored. The position keeps the old id, so that planning refuses the topic.
 
-    :raises IntervalsOpen: they do, or one of them is not complete.
+    :raises IntervalsOpen: they leave a hole, or one of them is not complete.
     """
     position = memory.position
     known = {tp: position.offsets.get(tp, committed.get(tp, p.low)) for tp, p in current.partitions.items()}
@@ -187,30 +187,3 @@ def after_intervals(memory: Memory, current: Log, committed: Mapping[TopicPartit
         position.source,
         position.followed,
     )
-
-
-def option_problems(operator: Any) -> list[Problem]:
-    """What is wrong with the options that are about intervals and replays."""
-    choices = (
-        ("window", operator.window, ("progress", "interval")),
-        ("on_rerun", operator.on_rerun, (None, "skip", "replay")),
-        ("on_missing_interval", operator.on_missing_interval, ("fail", "progress")),
-    )
-    problems = [
-        Problem(where, f"`{value}` is not one of {', '.join(map(str, known))}")
-        for where, value, known in choices
-        if value not in known
-    ]
-    if not operator.grace >= 0:
-        problems.append(Problem("grace", f"it is {operator.grace!r}; expected seconds or a timedelta, not negative"))
-    if operator.window == "interval":
-        given = (("max_records", operator.max_records), ("follows", operator.follows))
-        found = "an interval is as large as it is"
-        problems += [Problem(where, found, 'Leave it out, or use `window="progress"`') for where, value in given if value]
-    if (operator.window, operator.on_rerun) == ("progress", None) or problems:
-        return problems
-    if not isinstance(operator.sink, Sink):
-        return [Problem("window", "what is published to Kafka cannot be replaced", "Leave `window` and `on_rerun` as they are")]
-    if operator.window == "interval":
-        problems += operator.sink.unordered_problems()
-    return problems + (operator.replay_problems() if operator.on_rerun == "replay" else [])

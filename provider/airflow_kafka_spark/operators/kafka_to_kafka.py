@@ -1,187 +1,241 @@
-"""Kafka -> Kafka: what flows into what."""
+"""Kafka -> Kafka: windows of topics are published to another topic."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors import LedgerBehind, Problem, ValidationError
-from airflow_kafka_spark.formats import Json, Raw
+from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.formats.ddl import backticked
+from airflow_kafka_spark.formats.types import backticked
+from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.error_options import ErrorOptions, target_problems
+from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
+from airflow_kafka_spark.operators.options import (
+    FollowOptions,
+    LedgerOptions,
+    ReadOptions,
+    RecordOptions,
+    SparkOptions,
+    WindowOptions,
+)
 from airflow_kafka_spark.operators.publishing import (
-    burying,
     check_target,
-    hold_to_limit,
+    connected,
     publish_splits,
     publisher,
-    routing,
+    refuse_too_many,
+    sink_problems,
     target,
     topic_uris,
+    with_dead_letters,
+    with_routes,
     writer_classes,
 )
-from airflow_kafka_spark.operators.run import Run
-from airflow_kafka_spark.operators.transforming import TransformingOperator, target_problems
 from airflow_kafka_spark.road.columns import NullValues
-from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
-from airflow_kafka_spark.windows.plan import check_readable, whole_splits
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
+from airflow_kafka_spark.windows.plan import DataLossPolicy, check_readable, whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_relayed
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.relay import Change
     from airflow_kafka_spark.road.relay_shaping import Reshaping
-    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
-    from airflow_kafka_spark.sinks.kafka_worker import Consumed, Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
+    from airflow_kafka_spark.transforms.chaining import TransformLike
 
 MAX_RECORDS = 10_000_000
-"""A window's offsets by default: a partition's share of them is one transaction, and has to fit into its timeout."""
+"""A window's offsets by default: a partition's share of them is one transaction, and has to end within its timeout."""
 
 OWN_COLUMNS = "__kafka_"
 
 
-class KafkaToKafkaOperator(TransformingOperator):
+class KafkaToKafkaOperator(FromKafkaOperator):
     """Filter, transform, repartition or copy the next window of one or several topics to another topic, exactly once.
 
     One Spark task a partition reads its range, and publishes what becomes of it in ONE Kafka transaction together with the
     consumed offset of the group and a marker in the ledger (KIP-98, KIP-447): output and offset are there both or not at all, and
     the order of a partition is kept. When all partitions are, the ledger says COMPLETE.
 
-    Without ``filter``, ``columns``, ``output_key`` and ``transforms`` records are copied byte for byte, and no SQL runs.
+    Without ``filter``, ``columns``, ``transforms`` and the sink's ``key`` records are copied byte for byte, and no SQL runs.
 
-    Guarantee: a ``read_committed`` reader of ``topic`` sees what became of each record exactly once, whatever is killed, retried,
+    Guarantee: a ``read_committed`` reader of the topic sees what became of each record exactly once, whatever is killed, retried,
     run twice at once or paused on the way; where bad records are tolerated, it or the dead letter topic, never both. It may see
     some partitions of a window before the others.
 
-    :param topic: where records go, on the same cluster; not one of those that are read.
+    :param sink: the topic that records go to, on the same cluster and not one of those that are read, and how new values and keys
+        are written. ``value``: how ``columns`` are written, default :class:`~airflow_kafka_spark.formats.Json`; without
+        ``columns`` it writes all columns of the operator's ``value``; behind ``transforms`` it writes changed values, default by
+        their type, structs as JSON, numbers and texts as text, bytes as they are. ``key``: the column of the new key, or several,
+        of ``columns`` or of the record; None leaves keys as they are. ``key_format``: how they become a key; behind
+        ``transforms``, how a changed key is written. ``topic_column``, ``value_columns``, ``headers``, ``partition`` and
+        ``timestamp`` are refused: a record keeps its headers and its time, and transforms may change both.
     :param value: how values are decoded for ``filter``, ``columns`` and ``transforms``; default
         :class:`~airflow_kafka_spark.formats.Raw`, a column ``value`` of bytes.
+    :param key: how keys are decoded; None (default) leaves them.
+    :param metadata_columns: what else of a record ``filter`` and ``columns`` may name: names among ``key``, ``value`` (raw
+        bytes), ``topic``, ``partition``, ``offset``, ``timestamp``, ``timestampType``, ``headers``; as a list, or as a mapping
+        name -> column. Default none.
+    :param behavior_on_null_values: what becomes of a record without a value: ``write`` (default: it stays one), ``ignore``
+        (counted), or ``fail`` (default where the sink's ``key`` needs columns that it does not have).
+
     :param filter: a condition of Spark's SQL (``"amount > 100 and country = 'DE'"``); the others are left out, and counted.
-        Records without a value pass.
+        Records without a value pass. Default None. Templated.
     :param columns: column -> expression of Spark's SQL: what the new values hold. None (default) leaves values as they are, but
-        for an ``output_value``, which then writes all columns of ``value``.
+        for a ``value`` of the sink, which then writes all columns. Templated.
     :param transforms: what becomes of records, in order: Kafka Connect's single message transforms
         (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame, in place of ``filter``, ``columns``
-        and ``output_key``. A key or a value that none of them changes keeps its bytes. A record whose topic they change goes
-        there: such topics have to exist, and to keep their partitions while a window is open. What a ``Filter(to=...)`` takes
-        out goes to that topic as it was read, in the transaction of its partition's other records.
-    :param output_value: how ``columns`` are written; default :class:`~airflow_kafka_spark.formats.Json`. Behind ``transforms``:
-        how a changed value is; default by its type, structs as JSON, numbers and texts as text, bytes as they are.
-    :param output_key: the column of the new key, or several, of ``columns`` or of the record; None (default) leaves keys as they
-        are.
-    :param output_key_format: how they become a key; default :class:`~airflow_kafka_spark.formats.String` for one column,
-        :class:`~airflow_kafka_spark.formats.Json` for several. Behind ``transforms``: how a changed key is written.
-    :param preserve_partitions: every record keeps its partition's number; else keys are placed as the Java client places them.
-    :param preserve_timestamps: records keep their time; else it is the time of writing.
-    :param preserve_headers: records keep their headers.
-    :param behavior_on_null_values: what becomes of a record without a value: ``write`` (default: it stays one), ``ignore``
-        (counted), or ``fail`` (default where ``output_key`` needs columns that it does not have).
+        and the sink's ``key``; default none. A key or a value that none of them changes keeps its bytes. A record whose topic
+        they change goes there: such topics have to exist, and to keep their partitions while a window is open. What a
+        ``Filter(to=...)`` takes out goes to that topic as it was read, in the transaction of its partition's other records.
+    :param preserve_partitions: every record keeps its partition's number; default False: keys are placed as the Java client
+        places them.
+    :param preserve_timestamps: records keep their time; default True. Else it is the time of writing.
+    :param preserve_headers: records keep their headers; default True.
+
+    :param topics: a topic, or several, also as a list separated by commas; or give ``topics_pattern``. Templated.
+    :param topics_pattern: a regular expression that whole topic names match. Topics that appear later are read from their first
+        record. Templated.
+    :param group_id: the consumer group whose offsets mirror the position. No other consumer may use it. Templated.
+    :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
+        that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
+        ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
+    :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
+        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`.
+        Templated.
     :param max_records: offsets per window, default 10 million, shared among the partitions: one partition's share is one
-        transaction, which has to end within ``transaction_timeout``.
-    :param auto_create: create the topic when it is missing, with ``partitions``, ``replication_factor`` and ``topic_config``.
-    :param producer_config: producer settings in librdkafka's names, as Connect's ``producer.override.*``.
-    :param transaction_timeout: seconds that one partition may take, at most the brokers' ``transaction.max.timeout.ms``;
-        default 300.
-    :param allow_new_partitions: go on with a window whose target was given more partitions meanwhile: keys then move.
+        transaction, which has to end within the sink's ``transaction_timeout``. None is everything there is, and the default with
+        ``follows``. Templated.
+    :param data_loss: ``fail`` (default) where records were deleted before they were read; ``skip``: a gap in ledger and report.
+    :param read_timeout: seconds without any progress after which a task gives the broker up; default 300.
+    :param follows: another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger topic: the
+        window ends with what that pipeline has published completely, and its count of records has to be the same. A window that
+        begins elsewhere than where one of its windows ended (the pipeline was moved by hand, or is new) is not compared where the
+        count cannot be known. None (default) follows no pipeline. Templated.
+    :param on_mismatch: ``fail`` (default) or ``warn`` where the counts differ: another producer writes to the topic, or records
+        are gone.
+    :param upstream_counts: how many records were written, counted upstream, by instant (ISO 8601, or milliseconds since the
+        epoch): the report then holds over- and under-consumption per time bucket. Nothing fails because of it. Default None.
+        Templated.
+
     :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded or transformed, or that does not fit the
         schema it is written in, keeps its partition from being published, and fails the window; ``all``: the others are
         published.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
         exactly once: in the transaction of its partition's other records. Created with one partition, before anything is
-        published, when it is missing. Templated.
+        published, when it is missing. Default None. Templated.
+    :param errors_deadletterqueue_topic_replication_factor: of a topic that is created; default -1, the brokers' default.
+    :param errors_deadletterqueue_context_headers_enable: dead letters carry Connect's headers (KIP-298); default True.
+    :param errors_skip: with ``all`` and without a topic: bad records are left out for good, and only counted; default False.
     :param max_errors: how many records of a window may be bad: a number, or a share of its records below 1 (``0.01``); with more
         nothing of the window is published, and no letter is sent. To know that, the window is read twice. None (default): any.
 
-    ``errors_deadletterqueue_topic_replication_factor``, ``errors_deadletterqueue_context_headers_enable``, ``errors_skip``,
-    ``key`` and ``metadata_columns`` are those of :class:`~airflow_kafka_spark.operators.KafkaToSinkOperator`; ``topics`` or
-    ``topics_pattern``, ``group_id``, ``starting_offsets``, ``ending_offsets``, ``data_loss``, ``follows``, ``on_mismatch`` and
-    ``read_timeout`` of :class:`~airflow_kafka_spark.operators.from_kafka.FromKafkaOperator`; ``pipeline``, ``kafka_conn_id``,
-    ``spark_conn_id``, ``spark_conf``, ``ledger_topic`` and ``keep_windows`` those of
-    :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
+    :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
+        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
+        refuses another one. A mapped task has to be given one per index. Templated.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``. Templated.
+    :param spark_conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conf: Spark settings that win over the connection's; default none.
+    :param ledger_topic: the compacted topic that holds the ledgers, created on first use; default ``airflow-windows``. Templated.
+    :param keep_windows: complete windows that the ledger remembers, at least 1; default 100. Older ones are removed.
+    :param kwargs: arguments of Airflow's ``BaseOperator``. ``max_active_tis_per_dag`` is 1 by default.
     """
 
-    template_fields: Sequence[str] = (
-        "topics",
-        "topics_pattern",
-        "group_id",
-        "pipeline",
-        "kafka_conn_id",
-        "ledger_topic",
-        "max_records",
-        "starting_offsets",
-        "ending_offsets",
-        "follows",
-        "upstream_counts",
-        "filter",
-        "columns",
-        "errors_deadletterqueue_topic_name",
-    )
-    sink: KafkaSink  # type: ignore[assignment]
+    template_fields: Sequence[str] = (*FromKafkaOperator.template_fields, "filter", "columns")
+    sink: KafkaSink
     ui_color = "#fff4de"
 
     def __init__(
         self,
         *,
-        topic: str,
+        sink: KafkaSink,
         value: Format | None = None,
+        key: Format | None = None,
+        metadata_columns: Sequence[str] | Mapping[str, str] = (),
+        behavior_on_null_values: Literal["write", "ignore", "fail"] | None = None,
         filter: str | None = None,
         columns: Mapping[str, str] | None = None,
-        output_value: Format | None = None,
-        output_key: str | Sequence[str] | None = None,
-        output_key_format: Format | None = None,
         preserve_partitions: bool = False,
         preserve_timestamps: bool = True,
         preserve_headers: bool = True,
-        auto_create: bool = False,
-        partitions: int = -1,
-        replication_factor: int = -1,
-        topic_config: Mapping[str, str] | None = None,
-        producer_config: Mapping[str, Any] | None = None,
-        transaction_timeout: float = 300.0,
-        allow_new_partitions: bool = False,
+        topics: str | Sequence[str] | None = None,
+        topics_pattern: str | None = None,
+        group_id: str,
+        starting_offsets: Written = CommittedOffsets(),  # noqa: B008 - a frozen value
+        ending_offsets: Written = "latest",
+        max_records: int | None = MAX_RECORDS,
+        data_loss: DataLossPolicy = "fail",
+        read_timeout: float = 300.0,
+        follows: str | None = None,
+        on_mismatch: Literal["fail", "warn"] = "fail",
+        upstream_counts: Mapping[Any, int] | str | None = None,
+        transforms: Sequence[TransformLike] = (),
+        errors_tolerance: Literal["none", "all"] = "none",
+        errors_deadletterqueue_topic_name: str | None = None,
+        errors_deadletterqueue_topic_replication_factor: int = -1,
+        errors_deadletterqueue_context_headers_enable: bool = True,
+        errors_skip: bool = False,
+        max_errors: int | float | None = None,
+        pipeline: str | None = None,
         kafka_conn_id: str = "kafka_default",
+        spark_conn_id: str = "spark_default",
+        spark_conf: Mapping[str, str] | None = None,
+        ledger_topic: str = "airflow-windows",
+        keep_windows: int = 100,
         **kwargs: Any,
     ) -> None:
-        sink = KafkaSink(
-            topic=topic,
-            value=output_value or Json(),
-            key=(output_key,) if isinstance(output_key, str) else tuple(output_key or ()),
-            key_format=output_key_format,
-            auto_create=auto_create,
-            partitions=partitions,
-            replication_factor=replication_factor,
-            topic_config=dict(topic_config or {}),
-            producer_config=dict(producer_config or {}),
-            transaction_timeout=transaction_timeout,
-            allow_new_partitions=allow_new_partitions,
-            conn_id=kafka_conn_id,
+        super().__init__(
+            sink=connected(sink, kafka_conn_id),
+            record_options=RecordOptions(value or Raw(), key, metadata_columns, behavior_on_null_values),
+            read_options=ReadOptions(
+                topics,
+                topics_pattern,
+                group_id,
+                starting_offsets,
+                ending_offsets,
+                None if follows and max_records == MAX_RECORDS else max_records,
+                data_loss,
+                read_timeout=read_timeout,
+                upstream_counts=upstream_counts,
+            ),
+            # Records that are published cannot be replaced: no window is an interval, and none is moved twice.
+            window_options=WindowOptions(),
+            follow_options=FollowOptions(follows, on_mismatch),
+            transforms=transforms,
+            errors=ErrorOptions(
+                errors_tolerance,
+                errors_deadletterqueue_topic_name,
+                errors_deadletterqueue_topic_replication_factor,
+                errors_deadletterqueue_context_headers_enable,
+                errors_skip,
+                max_errors,
+            ),
+            ledger_options=LedgerOptions(pipeline, kafka_conn_id, ledger_topic, keep_windows),
+            spark_options=SparkOptions(spark_conn_id, spark_conf),
+            **kwargs,
         )
-        if not kwargs.get("follows"):
-            kwargs.setdefault("max_records", MAX_RECORDS)
-        super().__init__(sink=sink, value=value or Raw(), kafka_conn_id=kafka_conn_id, **kwargs)
         self.filter = filter
         self.columns = columns
-        self.output_value = output_value
         self.preserve_partitions = preserve_partitions
         self.preserve_timestamps = preserve_timestamps
         self.preserve_headers = preserve_headers
-        self.add_assets(self.topic_uris, topic_uris(kafka_conn_id, sink))
+        self.add_assets(self.topic_uris, topic_uris(self.sink))
 
     # --- 1. validate ---
 
     def problems(self, run: Run) -> list[Problem]:
-        kinds = (
-            ("value", self.value, Format),
-            ("key", self.key, (Format, type(None))),
-            ("output_value", self.sink.value, Format),
-        )
-        wrong = [Problem(where, f"`{found!r}` is no Format") for where, found, kind in kinds if not isinstance(found, kind)]
-        own = wrong or [*self.decoding_problems(), *self._change_problems()]
-        problems = [*self.reading_problems(run), *own, *self.server_problems(), *self._target_problems(), *self.error_problems()]
+        wrong = [*self.record_options.type_problems(), *sink_problems(self.sink, self.kafka_conn_id)]
+        own = wrong or [*self.decoding_problems(), *self._column_sink_problems(), *self._change_problems()]
+        problems = [*self.reading_problems(run), *own, *self.server_problems(), *self.error_problems()]
+        problems += [] if wrong else self._target_problems()
         if self.transforms and not problems:
             try:
                 self._reshaping.check(self.spark)
@@ -189,22 +243,33 @@ class KafkaToKafkaOperator(TransformingOperator):
                 return list(error.problems)
         return problems
 
+    def _column_sink_problems(self) -> list[Problem]:
+        """Return options of the sink that say which column of a row is what of a record: here a record has that already."""
+        sink = self.sink
+        given = {
+            "topic_column": sink.topic_column,
+            "value_columns": sink.value_columns,
+            "headers": sink.headers or None,
+            "partition": sink.partition,
+            "timestamp": sink.timestamp,
+        }
+        found, action = "between topics a record has that already", "Leave it out, or use `transforms`"
+        return [Problem(f"sink.{name}", found, action) for name, value in given.items() if value is not None]
+
     def _change_problems(self) -> list[Problem]:
         if self.transforms:
             return [*self.transform_problems(), *self._beside_transforms(), *self.sink.problems(None)]
         problems = []
         if self.columns is not None and not self.columns:
             problems.append(Problem("columns", "they are empty", "Name a column and its expression, or leave them out"))
-        if self.columns is None and self.output_value is not None and isinstance(self.value, Raw):
-            found = "values are read as bytes, which nobody can write in another format"
-            problems.append(Problem("output_value", found, "Say by `value` what they are, or leave it out"))
+        if self.columns is None and self.sink.value is not None and isinstance(self.value, Raw):
+            found = "values are read as bytes, which cannot be written in another format"
+            problems.append(Problem("sink.value", found, "Say by the operator's `value` what they are, or leave it out"))
         for name in (*(self.columns or ()), *self._record_columns()):
             if name.startswith(OWN_COLUMNS):
                 problems.append(Problem("columns", f"`{name}` begins with `{OWN_COLUMNS}`", "Name it otherwise"))
-        if self.read_with == "spark":
-            problems.append(Problem("read_with", "between topics tasks read by themselves", "Leave it out"))
         available = list(dict.fromkeys([*(self.columns or ()), *self._record_columns()]))
-        # Written are the new columns; the record's others are there for the key.
+        # Only the new columns are written; the record's other columns may be used for the key.
         sink = replace(self.sink, value_columns=tuple(self._written)) if self._written else self.sink
         return [*problems, *sink.problems(available)]
 
@@ -212,8 +277,11 @@ class KafkaToKafkaOperator(TransformingOperator):
         instead = {
             "filter": (self.filter, "Sql(filter=...)"),
             "columns": (self.columns, "Sql({...})"),
-            "output_key": (self.sink.key or None, "ValueToKey and ExtractField"),
-            "metadata_columns": (self.metadata or None, "InsertField, or Sql, which sees `record.offset` and the like"),
+            "sink.key": (self.sink.key_columns or None, "ValueToKey and ExtractField"),
+            "metadata_columns": (
+                self.record_options.metadata or None,
+                "InsertField, or Sql, which sees `record.offset` and the like",
+            ),
         }
         found = "there are `transforms`, too"
         return [
@@ -222,16 +290,18 @@ class KafkaToKafkaOperator(TransformingOperator):
 
     def _target_problems(self) -> list[Problem]:
         if not self.subscription.validate() and self.subscription.matches(str(self.sink.topic)):
-            return [Problem("topic", f"`{self.sink.topic}` is read, too: its records would go round", "Write to another topic")]
+            return [
+                Problem("sink.topic", f"`{self.sink.topic}` is read, too: its records would go round", "Write to another topic")
+            ]
         mixed = target_problems(self.sink.topic, self.errors, self.routes())
         return [*mixed, *self.sink.server_problems(self.kafka)]
 
     def null_value_problems(self) -> list[Problem]:
-        behavior, where = self.behavior_on_null_values, "behavior_on_null_values"
+        behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
         if behavior not in (None, "fail", "ignore", "write"):
             return [Problem(where, f"`{behavior}` is not one of fail, ignore, write")]
         if behavior == "write" and self._key_needs_value:
-            found = "a record without a value has no columns to make `output_key` of"
+            found = "a record without a value has no columns to make the sink's `key` of"
             return [Problem(where, found, 'Use "ignore" or "fail", or make the new key of the columns of `key` alone')]
         return []
 
@@ -242,18 +312,20 @@ class KafkaToKafkaOperator(TransformingOperator):
         return replace(super().plan(ledger, run), target=target(self.kafka, self.sink))
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
-        """A topic remembers no window; the group's committed offsets do, since they moved with the records."""
+        """Return None: a topic records no windows. The group's committed offsets do, since they moved with the records."""
         return None
 
     def check(self, window: Window) -> None:
-        """As for every window that is read from Kafka, but for partitions that are published: their records may be gone by now.
-        The group stands behind them, since its offset moved with the output.
+        """Make sure that the partitions that are not published yet can be read, and that the target is the same.
+
+        Records of partitions that are published may be gone by now. The group stands behind them, since its offset moved with
+        the output.
         """
         assert window.target is not None
         committed = self.kafka.committed(self.group_id, window.ends, stable=False)
         left = tuple(r for r in window.ranges if not (there := committed[r.topic_partition]) or there.offset < r.end)
         unpublished = replace(window, ranges=left)
-        check_readable(unpublished, self.compared_log(unpublished), self.data_loss)
+        check_readable(unpublished, self.compared_log(unpublished), self.read_options.data_loss)
         check_target(self.kafka, self.sink, window.target)
 
     def splits(self, window: Window) -> tuple[Split, ...]:
@@ -262,7 +334,7 @@ class KafkaToKafkaOperator(TransformingOperator):
     # --- 4. move, 5. commit ---
 
     def applied(self, window: Window) -> Applied | None:
-        """Partitions are published one by one, and the ledger remembers each."""
+        """Return None: partitions are published one by one, and the ledger remembers each."""
         return None
 
     def move(self, window: Window, ledger: Ledger) -> Report:
@@ -276,17 +348,17 @@ class KafkaToKafkaOperator(TransformingOperator):
         self.check(window)
         ranges = {index: split.range for index, split in splits.items()}
         dead = merge_landed(part for marker in markers for part in marker.dead_letters)
-        report = sum_up_relayed(window, markers, ranges, flushed=now_ms(), upstream=self.upstream(), dead_letters=dead)
-        if self.errors.tolerates and self.errors.most is None:  # else it was said when they were counted
+        report = sum_up_relayed(window, markers, ranges, flushed=now_ms(), upstream=self.read_options.counts, dead_letters=dead)
+        if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
             self.errors.accept(window, [marker.result for marker in markers if marker.result])
         self.check_followed(window, report.records_read)
         return report
 
     def _refuse_unmarked(self, window: Window, ledger: Ledger, left: Sequence[OffsetRange]) -> None:
-        """Make sure that what the ledger does not know to be published is not: its marker and the group's offset are written in
-        one transaction.
+        """Make sure that partitions without a marker in the ledger are not published: marker and group offset are written in one
+        transaction.
 
-        :raises LedgerBehind: the group says that it is.
+        :raises LedgerBehind: the group's offset says that one is published.
         """
         from airflow_kafka_spark.ledger.group import windows_of
 
@@ -303,7 +375,7 @@ class KafkaToKafkaOperator(TransformingOperator):
         from airflow_kafka_spark.road.tolerance import Tolerance
 
         letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.error_classes())
-        # Nothing is remembered of dead letters but in markers: a split without one has sent none.
+        # Only markers remember dead letters: a split without a marker has sent none.
         tolerance = Tolerance(keep=letters is not None) if self.errors.tolerates else None
         job = RelayJob(
             self.spark,
@@ -312,27 +384,27 @@ class KafkaToKafkaOperator(TransformingOperator):
             replace(self._reshaping, pipeline=ledger.parent_pipeline) if self.transforms else self._change,
             self._publisher(ledger, self._consumed(window, ledger, left), letters),
             self.kafka.consumer_config(),
-            skip_lost=self.data_loss == "skip",
-            patience=self.read_timeout,
+            skip_lost=self.read_options.skips_lost,
+            patience=self.read_options.read_timeout,
             tolerance=tolerance,
         )
         with self.running(job):
             can_be_bad = bool(self.transforms) or not self._change.is_none or self.null_values == "fail"
-            hold_to_limit(job, self.errors, window, ledger, can_be_bad)
+            refuse_too_many(job, self.errors, window, ledger, can_be_bad)
             _, rejected = job.run()
         self.check_results(window, rejected)
 
     def _publisher(self, ledger: Ledger, consumed: Consumed, letters: DeadLetterTopic | None) -> Publisher:
-        made = routing(publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
-        return burying(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
+        made = with_routes(publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
+        return with_dead_letters(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
 
     def error_classes(self) -> dict[str, str]:
         return super().error_classes() | writer_classes(self.sink, OUTPUT)
 
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> Consumed:
-        """What the group commits with each partition; nothing where it stands further ahead already."""
+        """Return the offset that the group commits with each partition; none where it is further ahead already."""
         from airflow_kafka_spark.ledger.group import offset_metadata
-        from airflow_kafka_spark.sinks.kafka_worker import Consumed
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed
 
         ends: dict[TopicPartition, int] = self.offsets_to_commit(window)
         places = {split.index: split.range.topic_partition for split in left}
@@ -346,20 +418,20 @@ class KafkaToKafkaOperator(TransformingOperator):
 
     @property
     def null_values(self) -> NullValues:
-        if self.behavior_on_null_values:
-            return self.behavior_on_null_values
+        if (behavior := self.record_options.behavior_on_null_values) is not None:
+            return behavior
         return "fail" if self._key_needs_value else "write"
 
     @property
     def _key_needs_value(self) -> bool:
         key = self.formats[1]
         of_key = set(key.arrow_schema().names) if key else set()
-        return any(name in (self.columns or ()) or name not in of_key for name in self.sink.key)
+        return any(name in (self.columns or ()) or name not in of_key for name in self.sink.key_columns)
 
     @property
     def _written(self) -> Mapping[str, str] | None:
-        """What the new values hold: ``columns``, or all that the old ones do, in another format; None where they stay."""
-        if self.columns is not None or self.output_value is None or self.transforms:
+        """The columns of the new values: ``columns``, or all columns of the old ones in another format; None if values stay."""
+        if self.columns is not None or self.sink.value is None or self.transforms:
             return self.columns
         return {name: backticked(name) for name in self.formats[0].arrow_schema().names}
 
@@ -369,8 +441,8 @@ class KafkaToKafkaOperator(TransformingOperator):
 
         columns = self._written
         written = self.sink.value_writer if columns is not None else None
-        key_format = self.sink.key_writer if self.sink.key else None
-        return Change(self.layout(), self.filter, columns, written, tuple(self.sink.key), key_format)
+        key_format = self.sink.key_writer if self.sink.key_columns else None
+        return Change(self.layout(), self.filter, columns, written, self.sink.key_columns, key_format)
 
     @property
     def _reshaping(self) -> Reshaping:
@@ -386,7 +458,7 @@ class KafkaToKafkaOperator(TransformingOperator):
         return Reshaping(
             shaping,
             Routing(str(self.sink.topic), self.subscription, reserved),
-            self.sink.value_writer if self.output_value else None,
+            self.sink.value_writer if self.sink.value else None,
             self.sink.key_writer if self.sink.key_format else None,
             self.preserve_timestamps,
             self.preserve_headers,
@@ -396,18 +468,18 @@ class KafkaToKafkaOperator(TransformingOperator):
     def _record_columns(self) -> list[str]:
         value, key = self.formats
         of_key = key.arrow_schema().names if key else []
-        return [*value.arrow_schema().names, *of_key, *(column for _, column in self.metadata)]
+        return [*value.arrow_schema().names, *of_key, *(column for _, column in self.record_options.metadata)]
 
     def layout(self) -> Layout:
-        """How records become rows: what the SQL may see of them, and what is carried past it."""
+        """Return how records become rows: the columns that SQL sees, and those that are carried past it."""
         from airflow_kafka_spark.road.columns import Layout
         from airflow_kafka_spark.road.relay_worker import HEADERS, KEY, PARTITION, TIMESTAMP, VALUE
         from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
 
         rewrites = self._written is not None
-        copies = self.filter is None and not rewrites and not self.sink.key
+        copies = self.filter is None and not rewrites and not self.sink.key_columns
         wanted = {
-            "key": KEY if not self.sink.key else None,
+            "key": KEY if not self.sink.key_columns else None,
             "value": VALUE if not rewrites and not copies else None,
             "timestamp": TIMESTAMP if self.preserve_timestamps else None,
             "headers": HEADERS if self.preserve_headers else None,
@@ -415,14 +487,14 @@ class KafkaToKafkaOperator(TransformingOperator):
         }
         carried = tuple((name, column) for name, column in wanted.items() if column)
         written = [self.sink.value_writer] if rewrites else []
-        written += [self.sink.key_writer] if self.sink.key else []
+        written += [self.sink.key_writer] if self.sink.key_columns else []
         if any(format.encodes_in_tasks for format in written):
-            # What cannot be written is found behind the SQL: it has to be known there what it was.
+            # Records that cannot be written are found behind the SQL, where the record as it was read is needed.
             kept = ("key", "value", "headers", "timestamp") if self.errors.topic else ()
             carried += (("offset", OFFSET), *((name, ORIGINAL[name]) for name in kept))
         if copies:
-            # Bytes as they are: nothing is decoded, so nothing can be bad.
+            # Bytes are copied: no record is decoded, so none can be bad.
             nulls: NullValues = self.null_values
             return Layout.of(Raw(VALUE), None, carried, nulls)
         nulls = "delete" if self.null_values == "write" else self.null_values
-        return Layout.of(*self.formats, (*self.metadata, *carried), nulls)
+        return Layout.of(*self.formats, (*self.record_options.metadata, *carried), nulls)

@@ -1,53 +1,67 @@
-"""Kafka -> sink: what flows into what."""
+"""Kafka -> sink: the operator, and the move of a window into its sinks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import asset_uris
-from airflow_kafka_spark.operators.capturing import (
-    Capture,
-    Capturing,
-    Part,
-    captures_of,
-    dropping,
-    option_problems,
-    refuse,
-    refuse_lost,
-    remaining,
-    with_routed,
+from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.error_options import ErrorOptions, refuse_forgotten
+from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
+from airflow_kafka_spark.operators.options import (
+    FollowOptions,
+    LedgerOptions,
+    ReadOptions,
+    RecordOptions,
+    SparkOptions,
+    WindowOptions,
 )
-from airflow_kafka_spark.operators.run import Run
-from airflow_kafka_spark.operators.tolerance import refuse_forgotten
-from airflow_kafka_spark.operators.transforming import TransformingOperator
+from airflow_kafka_spark.operators.routed_sinks import (
+    RoutedPart,
+    RoutedSink,
+    RoutedSinks,
+    refuse_rejected,
+    refuse_removed_sinks,
+    routed_sink_problems,
+    routed_sinks_of,
+    with_routed,
+    without_routed_sinks,
+    without_routing_filters,
+)
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
-from airflow_kafka_spark.sources.kafka import compacted_topics
+from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.instants import now_ms
-from airflow_kafka_spark.windows.model import TASK_PUT, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
+from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
 from airflow_kafka_spark.windows.report import Report, sum_up
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     import pyarrow as pa
 
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.job import SinkJob
+    from airflow_kafka_spark.road.job import ReadWith, SinkJob
     from airflow_kafka_spark.road.shaping import Shaping
     from airflow_kafka_spark.road.tolerance import Tolerance
-    from airflow_kafka_spark.sinks.base import Shape, SplitWriter
-    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
+    from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
     from airflow_kafka_spark.transforms import Transform
+    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.windows.dead_letters import DeadLetters
 
 
-class KafkaToSinkOperator(TransformingOperator):
+class KafkaToSinkOperator(FromKafkaOperator):
     """Move the next window of one or several topics into a sink, exactly once.
 
     The window reaches from where the pipeline stands to the last stable offsets found now (``read_committed``), per partition;
@@ -56,111 +70,215 @@ class KafkaToSinkOperator(TransformingOperator):
 
     Columns: those of ``value``, then those of ``key`` (a column both have is taken from the key), then ``metadata_columns``.
 
+    Guarantee: windows of a pipeline are frozen before any work, applied in order, each once, and the consumer group's offsets
+    move only after the sink has flushed, whatever is killed, retried, cleared or paused on the way.
+
+    :param sink: where the window goes.
     :param value: how values are decoded.
-    :param key: how keys are decoded; None leaves them.
+    :param key: how keys are decoded; None (default) leaves them.
     :param metadata_columns: what else of a record becomes a column: names among ``key``, ``value`` (raw bytes), ``topic``,
         ``partition``, ``offset``, ``timestamp``, ``timestampType``, ``headers``; as a list, or as a mapping name -> column.
+        Default none.
     :param behavior_on_null_values: what a record without a value means: ``delete`` (default where the sink deletes), ``write``
         (default for formats that have null values), ``ignore`` (counted), or ``fail`` (default otherwise).
 
+    :param topics: a topic, or several, also as a list separated by commas; or give ``topics_pattern``. Templated.
+    :param topics_pattern: a regular expression that whole topic names match. Topics that appear later are read from their first
+        record. Templated.
+    :param group_id: the consumer group whose offsets mirror the position. No other consumer may use it. Templated.
+    :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
+        that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
+        ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
+    :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
+        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`.
+        Templated.
+    :param max_records: at most so many offsets per window, shared among the partitions; None (default) is everything there is.
+        Templated.
+    :param data_loss: ``fail`` (default) where records were deleted before they were read; ``skip``: a gap in ledger and report.
+    :param read_with: ``task`` (default by ``auto``): Spark's tasks read their ranges with confluent-kafka; ``spark``: Spark's own
+        Kafka source reads, for executors without confluent-kafka. The result is the same.
+    :param split_records: offsets per Spark task, about; at least 1, default what suits the sink. With ``read_with="spark"`` it is
+        one task a partition instead.
+    :param read_timeout: seconds without any progress after which a task gives the broker up; default 300.
+
+    :param window: ``progress`` (default): from where the pipeline stands to what there is now; or ``interval``: the records of
+        the DAG run's data interval, ``[start, end)`` by broker timestamp, in any order and side by side.
+    :param grace: seconds (or a timedelta) after the end of an interval at which it is decided though no later record has come;
+        default 60. The task waits for it.
+    :param on_missing_interval: what a run without a data interval does: ``fail`` (default), or ``progress``: move what is new.
+    :param on_rerun: what clearing a task means whose window is complete: ``replay`` moves the same offsets again, and the sink
+        replaces that window's rows (default for intervals); ``skip`` does nothing (default otherwise).
+    :param follows: another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger topic: the
+        window ends with what that pipeline has published completely, and its count of records has to be the same. A window that
+        begins elsewhere than where one of its windows ended (the pipeline was moved by hand, or is new) is not compared where the
+        count cannot be known. None (default) follows no pipeline. Templated.
+    :param on_mismatch: ``fail`` (default) or ``warn`` where the counts differ: another producer writes to the topic, or records
+        are gone.
+    :param upstream_counts: how many records were written, counted upstream, by instant (ISO 8601, or milliseconds since the
+        epoch): the report then holds over- and under-consumption per time bucket. Nothing fails because of it. Default None.
+        Templated.
+
     :param transforms: what becomes of records between format and sink, in order: Kafka Connect's single message transforms
-        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame. The sink's columns are those that come
-        out of them. Spark computes them, in the same job. Records that a ``Filter(to=...)`` takes out go to its topic, each
-        exactly once, in the transaction of the dead letters; or to its sink, which takes the window whole, just before this
-        operator's own does, and costs a Spark job of its own.
+        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. The sink's columns are
+        those that come out of them. Spark computes them, in the same job. Records that a ``Filter(to=...)`` takes out go to its
+        topic, each exactly once, in the transaction of the dead letters; or to its sink, which takes the window whole, just
+        before this operator's own does, and costs a Spark job of its own.
     :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded, fails the window, and nothing of it is
         committed; ``all``: the other records are.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
         exactly once: one Kafka transaction takes a window's letters there before the sink takes the rest, and the ledger
-        remembers in it which they were. Created with one partition when it is missing. Templated.
+        remembers in it which they were. Created with one partition when it is missing. Default None. Templated.
     :param errors_deadletterqueue_topic_replication_factor: of a topic that is created; default -1, the brokers' default.
     :param errors_deadletterqueue_context_headers_enable: dead letters carry Connect's headers ``__connect.errors.topic``,
         ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``, ``.exception.message`` and so on (KIP-298);
         default True.
-    :param errors_skip: with ``all`` and without a topic: bad records are left out for good, and only counted.
+    :param errors_skip: with ``all`` and without a topic: bad records are left out for good, and only counted; default False.
     :param max_errors: how many records of a window may be bad: a number, or a share of its records below 1 (``0.01``); with more
         the window fails, and no letter is sent. None (default): any.
 
-    ``topics`` or ``topics_pattern``, ``group_id``, ``starting_offsets``, ``ending_offsets``, ``max_records``, ``data_loss``,
-    ``read_with``, ``split_records``, ``follows``, ``on_mismatch`` and ``read_timeout`` are those of
-    :class:`~airflow_kafka_spark.operators.from_kafka.FromKafkaOperator`;
-    ``sink``, ``pipeline``, ``kafka_conn_id``, ``spark_conn_id``, ``spark_conf``, ``ledger_topic`` and ``keep_windows`` those of
-    :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
+    :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
+        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
+        refuses another one. A mapped task has to be given one per index. Templated.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``. Templated.
+    :param spark_conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conf: Spark settings that win over the connection's; default none.
+    :param ledger_topic: the compacted topic that holds the ledgers, created on first use; default ``airflow-windows``. Templated.
+    :param keep_windows: complete windows that the ledger remembers, at least 1; default 100. Older ones are removed.
+    :param kwargs: arguments of Airflow's ``BaseOperator``. ``max_active_tis_per_dag`` is 1 by default, and unlimited with
+        ``window="interval"``.
     """
 
-    template_fields: Sequence[str] = (
-        "topics",
-        "topics_pattern",
-        "group_id",
-        "pipeline",
-        "kafka_conn_id",
-        "ledger_topic",
-        "max_records",
-        "starting_offsets",
-        "ending_offsets",
-        "follows",
-        "upstream_counts",
-        "errors_deadletterqueue_topic_name",
-    )
     ui_color = "#e8f1ff"
-    captures_records = True
+    routes_to_sinks = True
+    sink: Sink
 
     def __init__(
         self,
         *,
         sink: Sink,
         value: Format,
+        key: Format | None = None,
+        metadata_columns: Sequence[str] | Mapping[str, str] = (),
+        behavior_on_null_values: NullValues | None = None,
+        topics: str | Sequence[str] | None = None,
+        topics_pattern: str | None = None,
+        group_id: str,
+        starting_offsets: Written = CommittedOffsets(),  # noqa: B008 - a frozen value
+        ending_offsets: Written = "latest",
+        max_records: int | None = None,
+        data_loss: DataLossPolicy = "fail",
+        read_with: ReadWith = "auto",
+        split_records: int | None = None,
+        read_timeout: float = 300.0,
+        window: Literal["progress", "interval"] = "progress",
+        grace: float | timedelta = 60.0,
+        on_missing_interval: Literal["fail", "progress"] = "fail",
+        on_rerun: Literal["skip", "replay"] | None = None,
+        follows: str | None = None,
+        on_mismatch: Literal["fail", "warn"] = "fail",
+        upstream_counts: Mapping[Any, int] | str | None = None,
+        transforms: Sequence[TransformLike] = (),
+        errors_tolerance: Literal["none", "all"] = "none",
+        errors_deadletterqueue_topic_name: str | None = None,
+        errors_deadletterqueue_topic_replication_factor: int = -1,
+        errors_deadletterqueue_context_headers_enable: bool = True,
+        errors_skip: bool = False,
+        max_errors: int | float | None = None,
+        pipeline: str | None = None,
+        kafka_conn_id: str = "kafka_default",
+        spark_conn_id: str = "spark_default",
+        spark_conf: Mapping[str, str] | None = None,
+        ledger_topic: str = "airflow-windows",
+        keep_windows: int = 100,
         **kwargs: Any,
     ) -> None:
-        super().__init__(sink=sink, value=value, **kwargs)
-        # Topics are this task's inlets and the sink is its outlet, under names that need no connection to be looked up.
-        self.add_assets(self.topic_uris, [uri for sink in (self.sink, *self.other_sinks) for uri in asset_uris(sink, Sink)])
+        super().__init__(
+            sink=sink,
+            record_options=RecordOptions(value, key, metadata_columns, behavior_on_null_values),
+            read_options=ReadOptions(
+                topics,
+                topics_pattern,
+                group_id,
+                starting_offsets,
+                ending_offsets,
+                max_records,
+                data_loss,
+                read_with,
+                split_records,
+                read_timeout,
+                upstream_counts,
+            ),
+            window_options=WindowOptions(window, grace, on_missing_interval, on_rerun),
+            follow_options=FollowOptions(follows, on_mismatch),
+            transforms=transforms,
+            errors=ErrorOptions(
+                errors_tolerance,
+                errors_deadletterqueue_topic_name,
+                errors_deadletterqueue_topic_replication_factor,
+                errors_deadletterqueue_context_headers_enable,
+                errors_skip,
+                max_errors,
+            ),
+            ledger_options=LedgerOptions(pipeline, kafka_conn_id, ledger_topic, keep_windows),
+            spark_options=SparkOptions(spark_conn_id, spark_conf),
+            **kwargs,
+        )
+        # Topics are this task's inlets and the sinks are its outlets, under names that need no connection to be looked up.
+        self.add_assets(self.topic_uris, [uri for sink in self.sinks for uri in asset_uris(sink, Sink)])
 
     # --- 1. validate ---
 
     def problems(self, run: Run) -> list[Problem]:
         flow = self._type_problems() or self.decoding_problems()
         problems = [*self.reading_problems(run), *flow, *self.server_problems(), *self.error_problems()]
-        if self.split_records and getattr(self.sink, "whole_partitions", False):
-            found = "this sink upserts split by split: each partition has to be one"
-            problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
-        problems += [*self.transform_problems(), *self._capture_problems()]
-        # A sink is asked about the columns it will get, so those have to be known. Where there are transforms, Spark knows them.
+        problems += [*self._sink_problems(), *self.transform_problems(), *self._routed_sink_problems()]
+        # The sink validates the columns that it will get. With transforms Spark has to find them, if all else is right.
         if flow or (self.transforms and problems):
             return problems
         try:
             problems += self.sink.validate(self.shape(run))
-            for capture in self._captures:
-                problems += capture.problems(self._shape_of(capture, capture.pipeline(self.pipeline_name(run))))
+            for routed in self._routed_sinks:
+                problems += routed.problems(self._shape_of(routed, routed.pipeline(self.pipeline_name(run))))
         except ValidationError as error:
             problems += error.problems
         return problems
 
     def _type_problems(self) -> list[Problem]:
-        expected = (("value", self.value, Format), ("key", self.key, (Format, type(None))), ("sink", self.sink, Sink))
-        return [
-            Problem(where, f"`{value!r}` is no {getattr(kind, '__name__', 'Format')}")
-            for where, value, kind in expected
-            if not isinstance(value, kind)
-        ]
+        found = self.record_options.type_problems()
+        return found if isinstance(self.sink, Sink) else [*found, Problem("sink", f"`{self.sink!r}` is no Sink")]
 
-    def _capture_problems(self) -> list[Problem]:
-        """Of the sinks that records go to instead of this operator's own."""
+    def _sink_problems(self) -> list[Problem]:
+        """Return what the sink cannot do of what the options ask for."""
         if not isinstance(self.sink, Sink):
             return []
-        problems = option_problems(self._captures, self.sink, unordered=self.window == "interval")
+        problems = []
+        if self.read_options.split_records and self.sink.whole_partitions:
+            found = "this sink upserts split by split: each partition has to be one"
+            problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
+        if self.window_options.problems(self.read_options, self.follow_options):
+            return problems
+        if self.window_options.by_interval:
+            problems += self.sink.unordered_problems()
+        return problems + (self.replay_problems() if self.on_rerun == "replay" else [])
+
+    def _routed_sink_problems(self) -> list[Problem]:
+        """Return what is wrong with the sinks that transforms send records to."""
+        if not isinstance(self.sink, Sink):
+            return []
+        problems = routed_sink_problems(self._routed_sinks, self.sink, unordered=self.window_options.by_interval)
         if self.key is None:
             found = "a sink that deletes needs the key's columns: a tombstone has no others"
-            deletes = (capture for capture in self._captures if capture.sink.takes_tombstones)
-            problems += [Problem(capture.where, found, "Give the operator's `key=` a format") for capture in deletes]
+            deletes = (routed for routed in self._routed_sinks if routed.sink.takes_tombstones)
+            problems += [Problem(routed.where, found, "Give the operator's `key=` a format") for routed in deletes]
         return problems
 
     def replay_problems(self) -> list[Problem]:
-        others = [problem for c in self._captures for problem in c.told(c.sink.replay_problems())]
+        others = [problem for c in self._routed_sinks for problem in c.prefixed(c.sink.replay_problems())]
         return [*super().replay_problems(), *others]
 
     def null_value_problems(self) -> list[Problem]:
-        behavior, where = self.behavior_on_null_values, "behavior_on_null_values"
+        behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
         if behavior not in (None, "fail", "ignore", "write", "delete"):
             return [Problem(where, f"`{behavior}` is not one of fail, ignore, write, delete")]
         if behavior == "delete" and not self.sink.takes_tombstones:
@@ -174,135 +292,45 @@ class KafkaToSinkOperator(TransformingOperator):
     # --- 3. plan ---
 
     def destinations(self) -> Endpoint:
-        """Its own sink's, and those of the sinks that a ``Filter(to=...)`` names, in their order."""
+        """Return the destination of the operator's own sink, and those of the sinks that a ``Filter(to=...)`` names, in order."""
         made = super().destinations()
-        for number, capture in enumerate(self._captures, 1):
-            made |= capture.sink.destination().under(f"filter {number}")
+        for number, routed in enumerate(self._routed_sinks, 1):
+            made |= routed.sink.destination().under(f"filter {number}")
         return made
+
+    def record_of_sink(self, pipeline: str) -> Applied | None:
+        return self.sink.last_applied(pipeline)
+
+    def splits(self, window: Window) -> tuple[Split, ...]:
+        return self.splits_for(window, self.sink)
+
+    def splits_for(self, window: Window, sink: Sink) -> tuple[Split, ...]:
+        """Return what single Spark tasks read on the way to a sink."""
+        read = self.read_options
+        whole = read.read_with == "spark" or sink.whole_partitions
+        span = max(window.span, 1) if whole else read.split_records or sink.split_records
+        return make_splits(window, span, without=self.lost_topics(window))
 
     # --- 4. move, 5. commit ---
 
+    def applied(self, window: Window) -> Applied | None:
+        return self.sink.applied(window)
+
     def move(self, window: Window, ledger: Ledger) -> Report:
-        from airflow_kafka_spark.road.refused import replaced, with_refused
-        from airflow_kafka_spark.sinks.dead_letters import SetAside, known_to
-
-        splits, shape = self.splits(window), self._shape(window.pipeline)
-        letters = self._dead_letters(ledger.parent_pipeline)
-        aside = SetAside(self.kafka, ledger.parent_pipeline, letters)
-        # A zombie that has been asleep since the plan learns here, cheaply, that it is one; the broker and the sink know anyway.
-        ledger.verify()
-        tolerance, known = self.errors.in_tasks(letters, ledger), known_to(ledger)
-        refuse_forgotten(window, known, buries=letters is not None, routes=bool(self.routes()))
-        refuse_lost(self._captures, known, window)
-        hook, tolerated = self.kafka if letters else None, tolerance is not None
-        with ExitStack() as opened:
-            writer = opened.enter_context(self.sink.begin(window, splits, shape))
-            sent_before = known.routed(window.replay) if known else {}
-            others = Capturing(opened, known, sent_before, partial(compacted_topics, self.kafka))
-            for capture in self._captures:
-                others.begin(*self._part(capture, window))
-            others.run(lambda part, out, left_out: self._capture(part, window, out, left_out, tolerance))
-            road = partial(self._road, window, shape=shape, tolerance=tolerance, left_out=others.left_out)
-            with self.running(road(splits)) as job:
-                results = job.run(writer.split_writer()) if splits else []
-            if put_off := tuple(writer.put_off(results)):
-                self.progress.step("move")
-                with self.running(road(put_off)) as job:
-                    results = replaced(results, job.run(writer.split_writer()))
-            faults.reached("job.done")
-            results, removed = self._as_committed(splits, results)
-            if not tolerated:
-                self.check_results(window, results)
-            self.check_counts(window, results)
-            others.check(window, results)
-            self.check_followed(window, sum(result.records for result in results))
-            # Once more, now that everything is read: a topic recreated meanwhile would have given other records.
-            self.check(window)
-            ledger.verify()
-            found = writer.refused(results)
-            refuse(found, self.sink.uri, str(window), tolerated=tolerated)
-            results = with_refused(results, found, splits, hook)
-            elsewhere = others.refused(hook, tolerated=tolerated)
-            if tolerated:
-                self.errors.accept(window, [*results, *elsewhere], by_split=self.sink.guarantee.by_split)
-            # Before any sink takes anything: what does not go there has to be decided and remembered by then.
-            sent = aside.send([*results, *elsewhere], ledger, others.decided)
-            # This operator's own sink is the last one: where that has the window, all have their part of it.
-            others.commit()
-            applied = writer.commit(results)
-        ranges = {split.index: split.range for split in splits}
-        landed: dict[str, Any] = {"dead_letters": sent.landed, "routed": sent.routes} if sent else {}
-        landed |= {"captured": others.decided, "records_removed": removed}
-        report = sum_up(window, results, applied, ranges, flushed=now_ms(), upstream=self.upstream(), **landed)
-        refused = sum(account.rejected for account in elsewhere)
-        rejected, routed = report.records_rejected + refused, report.records_routed - refused
-        return replace(report, records_rejected=rejected, records_routed=routed)
-
-    def _as_committed(self, splits: Sequence[Split], results: list[SplitResult]) -> tuple[list[SplitResult], int]:
-        """Count splits that an earlier attempt has committed by themselves as that attempt did: their topic may hold fewer of
-        their records by now, since it is compacted, or since retention has deleted some and ``data_loss`` is ``skip``.
-
-        Nothing else is corrected. A split that was committed had no bad and no routed records, and as many rows as were read: one
-        that has such records now, or more rows than before, is decoded or transformed differently, which
-        :meth:`check_counts` refuses.
-
-        :return: the results, and how many records were removed since they were committed.
-        """
-        if not self.sink.guarantee.by_split:
-            return results, 0
-        ranges, removed = {split.index: split.range for split in splits}, {}
-        for result in results:
-            count = int(result.token.get("rows", 0)) - result.handed_over
-            is_shorter = 0 < count <= ranges[result.index].span - result.records
-            if is_shorter and not (result.rejected or result.routed):
-                removed[result.index] = count
-        kept = {result.index for result in results if result.gaps}
-        compacted = compacted_topics(self.kafka, {ranges[index].topic for index in removed.keys() - kept})
-        removed = {i: count for i, count in removed.items() if i in kept or ranges[i].topic in compacted}
-        if removed:
-            self.log.warning(
-                "%s records of %d splits that an earlier attempt has committed are no longer in their topic: the splits stay as "
-                "they are, and count as they did then",
-                f"{sum(removed.values()):,}",
-                len(removed),
-            )
-        made = [replace(r, records=r.records + removed[r.index], gaps=()) if r.index in removed else r for r in results]
-        return made, sum(removed.values())
+        return SinkMove.of(self, window, ledger).run()
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         known = ledger.memory.dead.get(window.number)
-        # Where the sink had taken the window before, its reader and its counts of what went elsewhere are gone.
+        # If the sink had taken the window before, this attempt has not counted what went elsewhere; the ledger has.
         if known and known.routes and not report.routed:
             report = with_routed(report, sum(part.records for part in known.routes), routed=known.routes)
         if known and (captured := known.captures(window.replay)) and not report.captured:
             report = with_routed(report, sum(part.records for part in captured), captured=captured)
         return super().close(ledger, window, report)
 
-    def _part(self, capture: Capture, window: Window) -> tuple[Capture, Window, tuple[Split, ...], Shape]:
-        shape = self._shape_of(capture, capture.pipeline(window.pipeline))
-        return capture, window, self.splits_for(window, capture.sink), shape
+    # --- the parts that a move is made of ---
 
-    def _capture(
-        self,
-        part: Part,
-        window: Window,
-        writer: SplitWriter,
-        left_out: Mapping[TopicPartition, Set[int]],
-        tolerance: Tolerance | None,
-    ) -> list[SplitResult]:
-        """Move what goes to another sink to where nobody sees it yet."""
-        before = remaining(self._transforms[: part.capture.index])
-        shaping = self._shaping(part.capture.chain(before), part.capture.null_values)
-        job = self._shaping_job(shaping, part.window, part.splits, part.shape, tolerance, left_out)
-        with self.running(job):
-            results = job.run(writer) if part.splits else []
-        if tolerance is None:
-            self.check_results(window, results)
-        self.check_counts(part.window, results)
-        self.progress.step("move")
-        return results
-
-    def _road(
+    def job(
         self,
         window: Window,
         splits: tuple[Split, ...],
@@ -310,13 +338,39 @@ class KafkaToSinkOperator(TransformingOperator):
         tolerance: Tolerance | None,
         left_out: Mapping[TopicPartition, Set[int]],
     ) -> SinkJob:
+        """Return the Spark job that moves splits of the window to the operator's own sink.
+
+        :param left_out: offsets of records that are somewhere else already.
+        """
         from airflow_kafka_spark.road.job import Job
 
         if self.transforms:
-            shaping = self._shaping(remaining(self._transforms), self.null_values)
+            shaping = self._shaping(without_routing_filters(self._transforms), self.null_values)
             return self._shaping_job(shaping, window, splits, shape, tolerance, left_out)
-        options = self._job_options(window, splits, tolerance)
-        return Job(layout=self.layout(), read_with=self.read_with, **options)
+        return Job(
+            layout=self.layout(),
+            read_with=self.read_options.read_with,
+            kafka=self.kafka,
+            spark=self.spark,
+            window=window,
+            splits=splits,
+            skip_lost=self.read_options.skips_lost,
+            patience=self.read_options.read_timeout,
+            tolerance=tolerance,
+        )
+
+    def routed_sinks_and_shapes(self, pipeline: str) -> list[tuple[RoutedSink, Shape]]:
+        """Return the sinks that transforms send records to, each with the rows that it gets.
+
+        :param pipeline: the pipeline's name.
+        """
+        return [(routed, self._shape_of(routed, routed.pipeline(pipeline))) for routed in self._routed_sinks]
+
+    def routed_job(self, part: RoutedPart, tolerance: Tolerance | None, left_out: Mapping[TopicPartition, Set[int]]) -> SinkJob:
+        """Return the Spark job that moves to another sink what is for that."""
+        before = without_routing_filters(self._transforms[: part.routed.index])
+        shaping = self._shaping(part.routed.chain(before), part.routed.null_values)
+        return self._shaping_job(shaping, part.window, part.splits, part.shape, tolerance, left_out)
 
     def _shaping_job(
         self,
@@ -329,63 +383,63 @@ class KafkaToSinkOperator(TransformingOperator):
     ) -> SinkJob:
         from airflow_kafka_spark.road.shaping import ShapingJob
 
-        options = {**self._job_options(window, splits, tolerance), "routed": left_out}
-        return ShapingJob(shaping=shaping, schema=shape.schema, **options)
+        return ShapingJob(
+            shaping=shaping,
+            schema=shape.schema,
+            kafka=self.kafka,
+            spark=self.spark,
+            window=window,
+            splits=splits,
+            skip_lost=self.read_options.skips_lost,
+            patience=self.read_options.read_timeout,
+            tolerance=tolerance,
+            routed=left_out,
+        )
 
-    def _job_options(self, window: Window, splits: tuple[Split, ...], tolerance: Tolerance | None) -> dict[str, Any]:
-        return {
-            "kafka": self.kafka,
-            "spark": self.spark,
-            "window": window,
-            "splits": splits,
-            "skip_lost": self.data_loss == "skip",
-            "patience": self.read_timeout,
-            "tolerance": tolerance,
-        }
-
-    def _dead_letters(self, pipeline: str) -> DeadLetterTopic | None:
-        sinks = dict.fromkeys(f"{type(sink).__module__}.{type(sink).__name__}" for sink in (self.sink, *self.other_sinks))
+    def dead_letters(self, pipeline: str) -> DeadLetterTopic | None:
+        """Return where bad records go; None where they do not go anywhere."""
+        sinks = dict.fromkeys(f"{type(sink).__module__}.{type(sink).__name__}" for sink in self.sinks)
         classes = {**self.error_classes(), TASK_PUT: ", ".join(sinks)}
         return self.errors.dead_letters(self.kafka, pipeline, classes)
 
-    # --- what the parts are made of ---
-
     @property
     def null_values(self) -> NullValues:
-        if self.behavior_on_null_values:
-            return self.behavior_on_null_values
+        if (behavior := self.record_options.behavior_on_null_values) is not None:
+            return behavior
         if self.sink.takes_tombstones:
             return "delete"
         return "write" if self.value.decodes_null else "fail"
 
     def shape(self, run: Run) -> Shape:
-        return self._shape(self.pipeline_name(run))
+        """Return the rows that the sink gets in a run."""
+        return self.shape_for(self.pipeline_name(run))
 
-    def _shape(self, pipeline: str) -> Shape:
+    def shape_for(self, pipeline: str) -> Shape:
+        """Return the rows that the sink gets of a pipeline's windows."""
         from airflow_kafka_spark.sinks.base import Shape
 
-        schema = self._schema(dropping(self._transforms), self.null_values)
-        # Where other sinks have a part in it, what this one refuses has to be known before they take theirs.
-        asked = self.errors.tolerates or bool(self._captures)
+        schema = self._schema(without_routed_sinks(self._transforms), self.null_values)
+        # If other sinks take parts of the window, what this one refuses has to be known before they commit.
+        asked = self.errors.tolerates or bool(self._routed_sinks)
         return Shape(pipeline, schema, has_tombstones=self.null_values == "delete", tolerates=asked)
 
-    def _shape_of(self, capture: Capture, pipeline: str) -> Shape:
-        """What flows into another sink."""
+    def _shape_of(self, routed: RoutedSink, pipeline: str) -> Shape:
+        """Return the rows that another sink gets."""
         from airflow_kafka_spark.sinks.base import Shape
 
-        chain = capture.chain(dropping(self._transforms[: capture.index]))
-        schema = self._schema(chain, capture.null_values)
-        return Shape(pipeline, schema, has_tombstones=capture.null_values == "delete", tolerates=True)
+        chain = routed.chain(without_routed_sinks(self._transforms[: routed.index]))
+        schema = self._schema(chain, routed.null_values)
+        return Shape(pipeline, schema, has_tombstones=routed.null_values == "delete", tolerates=True)
 
     def _schema(self, transforms: tuple[Transform, ...], null_values: NullValues) -> pa.Schema:
-        """The columns behind transforms."""
+        """Return the columns behind transforms."""
         return self._shaping(transforms, null_values).plan(self.spark).schema if self.transforms else self.layout().schema
 
     def _shaping(self, transforms: tuple[Transform, ...], null_values: NullValues) -> Shaping:
-        """The same one for the same chain: what a chain means is asked once, since that takes Spark a moment."""
+        """Return the plan of some transforms, made once for the same ones: Spark takes a moment to analyze them."""
         from airflow_kafka_spark.road.shaping import Shaping
 
-        made = Shaping(*self.formats, transforms, self.metadata, null_values)
+        made = Shaping(*self.formats, transforms, self.record_options.metadata, null_values)
         known = next((shaping for shaping in self._shapings if shaping == made), None)
         if known is None:
             self._shapings.append(made)
@@ -402,23 +456,213 @@ class KafkaToSinkOperator(TransformingOperator):
         return tuple(map(as_transform, self.transforms))
 
     @property
-    def _captures(self) -> tuple[Capture, ...]:
-        """What transforms send to other sinks."""
-        return captures_of(self.transforms)
-
-    @property
-    def other_sinks(self) -> tuple[Sink, ...]:
-        """The sinks that transforms send records to, beside the operator's own."""
-        return tuple(capture.sink for capture in self._captures)
+    def _routed_sinks(self) -> tuple[RoutedSink, ...]:
+        """The sinks that transforms send records to."""
+        return routed_sinks_of(self.transforms)
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        return (self.sink, *self.other_sinks)
+        return (self.sink, *(routed.sink for routed in self._routed_sinks))
+
+    def written_schema(self) -> pa.Schema | None:
+        # The columns were found out when the window was validated, so no server is asked for them.
+        try:
+            return self.shape(self.run_now).schema if self.run_now is not None else None
+        except Exception as error:
+            self.log.debug("No columns for OpenLineage: %s", error)
+            return None
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
-        """Renders the templates of other sinks, too."""
+        """Render the operator's templates, and those of the sinks that transforms send records to."""
         super().render_template_fields(context, jinja_env)
-        env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._captures else []
-        for capture in self._captures:
-            made[capture.index] = replace(capture.filter, to=self.rendered(capture.sink, context, env))
+        env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._routed_sinks else []
+        for routed in self._routed_sinks:
+            made[routed.index] = replace(routed.filter, to=self.rendered(routed.sink, context, env))
         self.transforms = made or self.transforms
+
+
+@dataclass
+class SinkMove:
+    """One attempt at moving a window into its sink, and into the sinks that transforms send records to.
+
+    :meth:`run` takes the steps in their order. Until :meth:`_commit` no reader of a sink sees anything of the window.
+
+    :param operator: makes the Spark jobs and checks what they return.
+    :param splits: what single tasks read on the way to the operator's own sink.
+    :param shape: the rows that this sink gets.
+    :param letters: where bad records go; None where they do not go anywhere.
+    :param tolerance: what tasks do with bad records; None where those fail the window.
+    :param known: what earlier attempts at the window have sent elsewhere.
+    :param results: the accounts of the splits on the way to the operator's own sink.
+    :param removed: records that were committed by an earlier attempt and have left their topic since.
+    :param refused: the accounts of what other sinks refuse.
+    :param sent: where dead letters and routed records have landed.
+    """
+
+    operator: KafkaToSinkOperator
+    window: Window
+    ledger: Ledger
+    splits: tuple[Split, ...]
+    shape: Shape
+    letters: DeadLetterTopic | None
+    tolerance: Tolerance | None
+    known: DeadLetters | None
+    results: list[SplitResult] = field(default_factory=list)
+    removed: int = 0
+    refused: list[SplitResult] = field(default_factory=list)
+    sent: DeadLetters | None = None
+
+    @classmethod
+    def of(cls, operator: KafkaToSinkOperator, window: Window, ledger: Ledger) -> SinkMove:
+        """Look what earlier attempts have done, and make sure that this one may go on with it.
+
+        :raises ValidationError: records that were sent elsewhere would be sent, or written, once more.
+        :raises Fenced: a newer attempt has taken over.
+        """
+        from airflow_kafka_spark.bad_records.dead_letters import known_dead_letters
+
+        splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
+        letters = operator.dead_letters(ledger.parent_pipeline)
+        # A cheap check for an attempt that has slept since the plan. The broker and the sink would refuse it anyway.
+        ledger.verify()
+        tolerance, known = operator.errors.in_tasks(letters, ledger), known_dead_letters(ledger)
+        refuse_forgotten(window, known, has_dead_letters=letters is not None, has_routes=bool(operator.routes()))
+        refuse_removed_sinks(routed_sinks_of(operator.transforms), known, window)
+        return cls(operator, window, ledger, splits, shape, letters, tolerance, known)
+
+    def run(self) -> Report:
+        """Take all steps, and return the account of the window."""
+        with ExitStack() as opened:
+            writer = opened.enter_context(self.operator.sink.begin(self.window, self.splits, self.shape))
+            others = self._begin_other_sinks(opened)
+            others.run(self._fill_other_sink)
+            self._fill_own_sink(writer, others.left_out)
+            faults.reached("job.done")
+            self._check(others)
+            self._sort_out_refused(writer, others)
+            # Before any sink commits: where every other record goes has to be decided and remembered by then.
+            self._send_elsewhere(others)
+            # The operator's own sink commits last: if it has the window, all other sinks have their parts.
+            others.commit()
+            applied = writer.commit(self.results)
+        return self._report(applied, others)
+
+    def _begin_other_sinks(self, opened: ExitStack) -> RoutedSinks:
+        sent_before = self.known.routed(self.window.replay) if self.known else {}
+        others = RoutedSinks(opened, self.known, sent_before, partial(compacted_topics, self.operator.kafka))
+        for routed, shape in self.operator.routed_sinks_and_shapes(self.window.pipeline):
+            others.begin(routed, self.window, self.operator.splits_for(self.window, routed.sink), shape)
+        return others
+
+    def _fill_other_sink(
+        self, part: RoutedPart, out: SplitWriter, left_out: Mapping[TopicPartition, Set[int]]
+    ) -> list[SplitResult]:
+        """Write what is for another sink to where no reader sees it."""
+        job = self.operator.routed_job(part, self.tolerance, left_out)
+        with self.operator.running(job):
+            results = job.run(out) if part.splits else []
+        if self.tolerance is None:
+            self.operator.check_results(self.window, results)
+        self.operator.check_counts(part.window, results)
+        self.operator.progress.step("move")
+        return results
+
+    def _fill_own_sink(self, writer: WindowWriter, left_out: Mapping[TopicPartition, Set[int]]) -> None:
+        """Write the rest to where no reader sees it; last the splits that commit by themselves."""
+        from airflow_kafka_spark.road.refused import replaced
+
+        make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=left_out)
+        if self.splits:
+            with self.operator.running(make(self.splits)) as job:
+                self.results = job.run(writer.split_writer())
+        if put_off := tuple(writer.deferred(self.results)):
+            self.operator.progress.step("move")
+            with self.operator.running(make(put_off)) as job:
+                self.results = replaced(self.results, job.run(writer.split_writer()))
+
+    def _check(self, others: RoutedSinks) -> None:
+        """Compare all counts, and look once more whether the topics are the same and no newer attempt has taken over."""
+        operator, window = self.operator, self.window
+        if operator.sink.guarantee.by_split:
+            self._count_as_committed()
+        if self.tolerance is None:
+            operator.check_results(window, self.results)
+        operator.check_counts(window, self.results)
+        others.check(window, self.results)
+        operator.check_followed(window, sum(result.records for result in self.results))
+        # Now that everything is read: a topic that was recreated meanwhile would have given other records.
+        operator.check(window)
+        self.ledger.verify()
+
+    def _count_as_committed(self) -> None:
+        """Count splits that an earlier attempt has committed by themselves as that attempt did: their topic may hold fewer of
+        their records by now, since it is compacted, or since retention has deleted some and ``data_loss`` is ``skip``.
+
+        Nothing else is corrected. A split that was committed had no bad and no routed records, and as many rows as were read: one
+        that has such records now, or more rows than before, is decoded or transformed differently, which
+        :meth:`~airflow_kafka_spark.operators.base.WindowOperator.check_counts` refuses.
+        """
+        ranges, removed = {split.index: split.range for split in self.splits}, {}
+        for result in self.results:
+            count = int(result.token.get("rows", 0)) - result.handed_over
+            is_shorter = 0 < count <= ranges[result.index].span - result.records
+            if is_shorter and not (result.rejected or result.routed):
+                removed[result.index] = count
+        kept = {result.index for result in self.results if result.gaps}
+        compacted = compacted_topics(self.operator.kafka, {ranges[index].topic for index in removed.keys() - kept})
+        removed = {i: count for i, count in removed.items() if i in kept or ranges[i].topic in compacted}
+        if not removed:
+            return
+        self.operator.log.warning(
+            "%s records of %d splits that an earlier attempt has committed are no longer in their topic: the splits stay as "
+            "they are, and count as they did then",
+            f"{sum(removed.values()):,}",
+            len(removed),
+        )
+        self.removed = sum(removed.values())
+        self.results = [
+            replace(r, records=r.records + removed[r.index], gaps=()) if r.index in removed else r for r in self.results
+        ]
+
+    def _sort_out_refused(self, writer: WindowWriter, others: RoutedSinks) -> None:
+        """Ask the sinks which rows they refuse. Those are bad records, too.
+
+        :raises SinkRejected: there are some, and bad records are not tolerated.
+        :raises TooManyBadRecords: there are more than ``max_errors``.
+        """
+        from airflow_kafka_spark.road.refused import with_refused
+
+        operator, tolerated = self.operator, self.tolerance is not None
+        hook = operator.kafka if self.letters else None
+        found = writer.refused_records(self.results)
+        refuse_rejected(found, operator.sink.uri, str(self.window), tolerated=tolerated)
+        self.results = with_refused(self.results, found, self.splits, hook)
+        self.refused = others.refused(hook, tolerated=tolerated)
+        if tolerated:
+            by_split = operator.sink.guarantee.by_split
+            operator.errors.accept(self.window, [*self.results, *self.refused], by_split=by_split)
+
+    def _send_elsewhere(self, others: RoutedSinks) -> None:
+        """Send dead letters and routed records in one transaction, in which the ledger remembers which they were."""
+        from airflow_kafka_spark.bad_records.dead_letters import SideOutputs
+
+        aside = SideOutputs(self.operator.kafka, self.ledger.parent_pipeline, self.letters)
+        self.sent = aside.send([*self.results, *self.refused], self.ledger, others.decided)
+
+    def _report(self, applied: Applied, others: RoutedSinks) -> Report:
+        """Return the account of the window."""
+        report = sum_up(
+            self.window,
+            self.results,
+            applied,
+            {split.index: split.range for split in self.splits},
+            flushed=now_ms(),
+            upstream=self.operator.read_options.counts,
+            dead_letters=self.sent.landed if self.sent else (),
+            routed=self.sent.routes if self.sent else (),
+            captured=others.decided,
+            records_removed=self.removed,
+        )
+        refused = sum(account.rejected for account in self.refused)
+        rejected, routed = report.records_rejected + refused, report.records_routed - refused
+        return replace(report, records_rejected=rejected, records_routed=routed)

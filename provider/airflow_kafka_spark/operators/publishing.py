@@ -1,4 +1,7 @@
-"""Publishing a window to Kafka, whatever it is made of: fence whoever did it before, look what is there, publish the rest."""
+"""Publish a window to Kafka split by split: fence earlier attempts, find the splits that are there, publish the others.
+
+Operators that publish rows and those that publish records share it.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +11,61 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import PartitionsChanged, SparkJobFailed, TopicRecreated
+from airflow_kafka_spark.errors import PartitionsChanged, Problem, SparkJobFailed, TopicRecreated
+from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, Marker, SplitResult, Target, Window
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.operators.tolerance import ErrorOptions
+    from airflow_kafka_spark.operators.error_options import ErrorOptions
     from airflow_kafka_spark.road.publish import PublishJob
     from airflow_kafka_spark.road.relay import RelayJob
-    from airflow_kafka_spark.sinks.dead_letters import DeadLetterTopic
-    from airflow_kafka_spark.sinks.kafka import KafkaSink
-    from airflow_kafka_spark.sinks.kafka_worker import Consumed, Publisher
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
 
 log = logging.getLogger(__name__)
 
 
-def topic_uris(kafka_conn_id: str, sink: KafkaSink) -> list[str]:
-    """The asset of the topic; a column of topics names none."""
-    return [f"kafka://{kafka_conn_id}/{sink.topic}"] if sink.topic else []
+def connected(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
+    """Return a sink with the connection of its operator, unless it names one itself."""
+    # A sink of another kind is refused when the task runs, with all other problems.
+    return replace(sink, conn_id=kafka_conn_id) if isinstance(sink, KafkaSink) and sink.conn_id is None else sink
+
+
+def sink_problems(sink: KafkaSink, kafka_conn_id: str) -> list[Problem]:
+    """Return why an operator cannot publish with a sink: it is of another kind, or on another cluster."""
+    if not isinstance(sink, KafkaSink):
+        return [Problem("sink", f"`{sink!r}` is no KafkaSink")]
+    if sink.value is not None and not isinstance(sink.value, Format):
+        return [Problem("sink.value", f"`{sink.value!r}` is no Format")]
+    if sink.key_format is not None and not isinstance(sink.key_format, Format):
+        return [Problem("sink.key_format", f"`{sink.key_format!r}` is no Format")]
+    if sink.conn_id not in (None, kafka_conn_id):
+        found = f"it is `{sink.conn_id}`, and the operator's `kafka_conn_id` is `{kafka_conn_id}`: exactly-once needs one cluster"
+        return [Problem("sink.conn_id", found, "Leave it out")]
+    return []
+
+
+def topic_uris(sink: KafkaSink) -> list[str]:
+    """Return the asset of the topic; a column of topics has none."""
+    return [sink.uri] if isinstance(sink, KafkaSink) and sink.topic else []
 
 
 def target(kafka: KafkaHook, sink: KafkaSink) -> Target:
-    """The sink's topic as it is now, to be frozen with the window."""
+    """Return the sink's topic as it is now, to be frozen with the window."""
     assert sink.topic
     found = kafka.describe_topics([sink.topic])[sink.topic]
     return Target(sink.topic, found.topic_id, len(found.partitions))
 
 
 def check_target(kafka: KafkaHook, sink: KafkaSink, planned: Target) -> None:
-    """The topic is the one the window was planned for, with the partitions it had.
+    """Make sure that the topic is the one that the window was planned for, with the same number of partitions.
 
-    :raises TopicRecreated: it is another one of this name: what was published to it is gone.
-    :raises PartitionsChanged: it has more partitions now, so that keys would be placed elsewhere.
+    :raises TopicRecreated: the topic was deleted and created again: the records that were published to it are gone.
+    :raises PartitionsChanged: the topic has more partitions now, so that keys would be placed elsewhere.
     """
     found = target(kafka, sink)
     if planned.topic_id and found.topic_id and found.topic_id != planned.topic_id:
@@ -50,8 +75,11 @@ def check_target(kafka: KafkaHook, sink: KafkaSink, planned: Target) -> None:
 
 
 def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consumed | None = None) -> Publisher:
-    """What publishes the splits of the window that the ledger has claimed."""
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    """Return the publisher of the splits of the window that the ledger has claimed.
+
+    :param consumed: the offsets that the group commits with each split; None commits none.
+    """
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
 
     return Publisher(
         config=sink.producer(kafka),
@@ -67,40 +95,45 @@ def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consu
 
 
 def writer_classes(sink: KafkaSink, behind: str = "") -> dict[str, str]:
-    """The classes of the formats that are written, by stage.
+    """Return the classes of the formats that are written, by stage.
 
-    :param behind: what stands behind the stages' names.
+    :param behind: a suffix of the stages' names.
     """
-    formats = {VALUE_CONVERTER: sink.value, KEY_CONVERTER: sink.key_writer}
+    formats = {VALUE_CONVERTER: sink.value_format, KEY_CONVERTER: sink.key_writer}
     return {stage + behind: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items()}
 
 
-def burying(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLetterTopic | None) -> Publisher:
-    """The same, tolerating bad records.
+def with_dead_letters(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLetterTopic | None) -> Publisher:
+    """Return a publisher that tolerates bad records.
 
-    :param letters: where they go, in the transactions of their splits; the topic is created if it is missing. None: they are only
-        counted.
+    :param made: the publisher of the good ones.
+    :param letters: where bad records go, in the transactions of their splits; the topic is created if it is missing. None: they
+        are only counted.
     """
-    from airflow_kafka_spark.sinks.kafka_worker import Burial
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import BadRecordPolicy
 
     if letters is None:
-        return replace(made, burial=Burial())
-    made, partitions = _reaching(made, kafka, sink, letters.name, letters.replication_factor)
-    return replace(made, burial=Burial(letters.name, partitions, letters.envelope))
+        return replace(made, bad_record_policy=BadRecordPolicy())
+    made, partitions = _with_topic(made, kafka, sink, letters.name, letters.replication_factor)
+    return replace(made, bad_record_policy=BadRecordPolicy(letters.name, partitions, letters.envelope))
 
 
-def routing(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iterable[str]) -> Publisher:
-    """The same, also sending records to topics that a ``Filter`` names, in the transactions of their splits; the topics are
-    created if they are missing.
+def with_routes(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iterable[str]) -> Publisher:
+    """Return a publisher that also sends records to topics that a ``Filter`` names, in the transactions of their splits.
+
+    Topics that are missing are created.
     """
     known = dict(made.partitions)
     for topic in dict.fromkeys(topics):
-        made, known[topic] = _reaching(made, kafka, sink, topic, -1)
+        made, known[topic] = _with_topic(made, kafka, sink, topic, -1)
     return replace(made, partitions=known, routes=frozenset(topics))
 
 
-def _reaching(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, replication_factor: int) -> tuple[Publisher, int]:
-    """The same, with room for the records that a topic may hold, and the number of its partitions; it is there from now on."""
+def _with_topic(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, replication_factor: int) -> tuple[Publisher, int]:
+    """Return a publisher that may send the largest record that a topic takes, and the number of the topic's partitions.
+
+    The topic is created if it is missing.
+    """
     kafka.create_topic(topic, 1, replication_factor)
     config = dict(made.config)
     if "message.max.bytes" not in sink.producer_config:
@@ -108,26 +141,28 @@ def _reaching(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, re
     return replace(made, config=config), len(kafka.describe_topics([topic])[topic].partitions)
 
 
-def hold_to_limit(
+def refuse_too_many(
     job: PublishJob | RelayJob, errors: ErrorOptions, window: Window, ledger: Ledger, can_be_bad: bool = True
 ) -> None:
-    """With ``max_errors``, count before anything is published: splits are published one by one, and none knows of the others.
-    Afterwards each may hold as many bad records as were counted, and no more.
+    """Count the bad records of a window before anything is published, if ``max_errors`` is given.
 
-    :param can_be_bad: False: there is nothing to count.
-    :raises TooManyBadRecords: there are more in the window, those that an earlier attempt has accepted among them.
+    Splits are published one by one, and no task knows how many bad records the others have. Afterwards no split may have more bad
+    records than were counted in it.
+
+    :param can_be_bad: False if no record can be bad: nothing is counted.
+    :raises TooManyBadRecords: the window has more, including those that an earlier attempt has accepted.
     """
     if errors.most is None:
         return
     counted = job.count() if can_be_bad else []
-    errors.accept(window, [*accounts(ledger.published().values()), *counted])
-    assert job.publisher.burial is not None
-    burial = replace(job.publisher.burial, counted={result.index: result.rejected for result in counted})
-    job.publisher = replace(job.publisher, burial=burial)
+    errors.accept(window, [*accounts_of(ledger.published().values()), *counted])
+    assert job.publisher.bad_record_policy is not None
+    policy = replace(job.publisher.bad_record_policy, counted={result.index: result.rejected for result in counted})
+    job.publisher = replace(job.publisher, bad_record_policy=policy)
 
 
-def accounts(markers: Iterable[Marker]) -> list[SplitResult]:
-    """What was read for splits that are published."""
+def accounts_of(markers: Iterable[Marker]) -> list[SplitResult]:
+    """Return the accounts of splits that are published."""
     return [marker.result or SplitResult(marker.split, marker.records) for marker in markers]
 
 
@@ -137,12 +172,12 @@ def publish_splits(
     """Publish the splits that are not published yet.
 
     :param splits: the indexes of all of them, ascending.
-    :param publish: publishes those it is given.
-    :return: the markers of all, in that order.
-    :raises SparkJobFailed: one has no marker afterwards.
+    :param publish: publishes the splits with some indexes.
+    :return: the markers of all splits, in the order of their indexes.
+    :raises SparkJobFailed: a split has no marker afterwards.
     """
     if ledger.attempts > 1 and splits:
-        # Whoever published before is refused from now on, so that what the ledger says next stays true.
+        # Earlier attempts cannot publish from now on, so that the markers that are read next stay complete.
         ledger.fence_splits(splits[-1] + 1)
     there = ledger.published()
     if there:

@@ -1,31 +1,32 @@
-"""Source -> Kafka: what flows into what."""
+"""Source -> Kafka: windows of rows are published to a topic."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors import Problem, RowsRejected, SourceRejected
-from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.operators.base import asset_uris
+from airflow_kafka_spark.operators.base import WindowOperator, asset_uris
+from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.error_options import SHOWN, ErrorOptions, route_problems, target_problems
+from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
-    accounts,
-    burying,
+    accounts_of,
     check_target,
-    hold_to_limit,
+    connected,
     publish_splits,
     publisher,
-    routing,
+    refuse_too_many,
+    sink_problems,
     target,
     topic_uris,
+    with_dead_letters,
+    with_routes,
     writer_classes,
 )
-from airflow_kafka_spark.operators.run import Run
-from airflow_kafka_spark.operators.tolerance import SHOWN
-from airflow_kafka_spark.operators.tolerant import TolerantOperator
-from airflow_kafka_spark.operators.transforming import route_problems, routed_to, routes_of, target_problems
-from airflow_kafka_spark.sinks.kafka import KafkaSink
+from airflow_kafka_spark.operators.visibility.lineage import Dataflow
+from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import TRANSFORMATION, Applied, SourcePlan, Target, TopicPartition, Window, first_bad
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.publish import ReadWith
     from airflow_kafka_spark.road.publish_shaping import RowShaping
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms.chaining import TransformLike
 
 
-class SourceToKafkaOperator(TolerantOperator):
+class SourceToKafkaOperator(WindowOperator):
     """Publish the next window of a table or of files to Kafka, exactly once.
 
     The source's end is frozen and cut into splits, both written to the ledger before any work. Spark reads one split per task,
@@ -51,44 +52,42 @@ class SourceToKafkaOperator(TolerantOperator):
     topic, never both. It may see some splits of a window before the others.
 
     :param source: where rows come from.
-    :param topic: where they go; or give ``topic_column``, a column that names each row's topic.
-    :param value: how rows become values: the columns ``value_columns``, or all of them.
-    :param key: the key's column, or several; None for records without a key.
-    :param key_format: how they become a key; default :class:`~airflow_kafka_spark.formats.String` for one column,
-        :class:`~airflow_kafka_spark.formats.Json` for several.
-    :param headers: header name -> column.
+    :param sink: the topic that they go to, and how a row becomes a record.
     :param transforms: what becomes of the records that rows are, in order: Kafka Connect's single message transforms
-        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame. What comes to the first is what the
-        other arguments make of a row; what comes out of the last is written by ``value`` and ``key_format``, a key without the
-        latter by its type. A record whose topic they change goes there: such topics have to exist, and to keep their partitions
-        while a window is open. What a ``Filter(to=...)`` takes out goes to that topic in JSON, as the source gave it, in the
-        transaction of its split's other records.
-    :param partition: a column that says each record's partition; without it keys are placed as the Java client places them.
-    :param timestamp: a column of the record's time; default the time of writing.
-    :param auto_create: create the topic when it is missing, with ``partitions``, ``replication_factor`` and ``topic_config``.
-    :param producer_config: producer settings in librdkafka's names, as Connect's ``producer.override.*``.
-    :param transaction_timeout: seconds that one split may take, at most the brokers' ``transaction.max.timeout.ms``; default 300.
-    :param allow_new_partitions: go on with a window whose topic was given more partitions meanwhile: keys then move.
+        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. What comes to the first
+        is what the sink makes of a row; what comes out of the last is written by the sink's ``value`` and ``key_format``, a key
+        without the latter by its type. A record whose topic they change goes there: such topics have to exist, and to keep their
+        partitions while a window is open. What a ``Filter(to=...)`` takes out goes to that topic in JSON, as the source gave it,
+        in the transaction of its split's other records.
     :param read_with: ``task``: Spark's tasks read and encode their splits by themselves, which is fastest; ``spark``: the JVM
         does, for executors without the driver that this takes, and always where there are ``transforms``; ``auto`` (default):
         ``task`` where it is certain to make the same records, byte for byte, else ``spark``.
+
     :param errors_tolerance: ``none`` (default): a bad row, one that cannot be transformed, or does not fit the schema of
-        ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema), keeps its split from being published, and fails the window;
-        ``all``: the other rows are published.
+        the sink's ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema), keeps its split from being published, and fails the
+        window; ``all``: the other rows are published.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad rows go to as JSON, each exactly once: in the
         transaction of its split's records. Created with one partition, before anything is published, when it is missing.
-        Templated.
+        Default None. Templated.
     :param errors_deadletterqueue_topic_replication_factor: of a topic that is created; default -1, the brokers' default.
-    :param errors_deadletterqueue_context_headers_enable: whether dead letters carry Connect's headers (KIP-298); default True.
-    :param errors_skip: with ``all`` and without a topic: bad rows are left out for good, and only counted.
+    :param errors_deadletterqueue_context_headers_enable: dead letters carry Connect's headers (KIP-298); default True.
+    :param errors_skip: with ``all`` and without a topic: bad rows are left out for good, and only counted; default False.
     :param max_errors: how many rows of a window may be bad: a number, or a share of its rows below 1 (``0.01``); with more
         nothing of the window is published, and no letter is sent. To know that, the window is read twice. None (default): any.
 
-    ``pipeline``, ``kafka_conn_id``, ``spark_conn_id``, ``spark_conf``, ``ledger_topic`` and ``keep_windows`` are those of
-    :class:`~airflow_kafka_spark.operators.base.WindowOperator`.
+    :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
+        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
+        refuses another one. A mapped task has to be given one per index. Templated.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``. Templated.
+    :param spark_conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conf: Spark settings that win over the connection's; default none.
+    :param ledger_topic: the compacted topic that holds the ledgers, created on first use; default ``airflow-windows``. Templated.
+    :param keep_windows: complete windows that the ledger remembers, at least 1; default 100. Older ones are removed.
+    :param kwargs: arguments of Airflow's ``BaseOperator``. ``max_active_tis_per_dag`` is 1 by default.
     """
 
     template_fields: Sequence[str] = ("pipeline", "kafka_conn_id", "ledger_topic", "errors_deadletterqueue_topic_name")
+    rendered_parts = ("sink", "source")
     sink: KafkaSink
     ui_color = "#eaf7e6"
 
@@ -96,67 +95,55 @@ class SourceToKafkaOperator(TolerantOperator):
         self,
         *,
         source: RowSource,
-        topic: str | None = None,
-        value: Format,
-        key: str | Sequence[str] | None = None,
-        key_format: Format | None = None,
-        topic_column: str | None = None,
-        value_columns: Sequence[str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        transforms: Sequence[TransformLike] = (),
-        partition: str | None = None,
-        timestamp: str | None = None,
-        auto_create: bool = False,
-        partitions: int = -1,
-        replication_factor: int = -1,
-        topic_config: Mapping[str, str] | None = None,
-        producer_config: Mapping[str, Any] | None = None,
-        transaction_timeout: float = 300.0,
-        allow_new_partitions: bool = False,
+        sink: KafkaSink,
         read_with: ReadWith = "auto",
+        transforms: Sequence[TransformLike] = (),
+        errors_tolerance: Literal["none", "all"] = "none",
+        errors_deadletterqueue_topic_name: str | None = None,
+        errors_deadletterqueue_topic_replication_factor: int = -1,
+        errors_deadletterqueue_context_headers_enable: bool = True,
+        errors_skip: bool = False,
+        max_errors: int | float | None = None,
+        pipeline: str | None = None,
         kafka_conn_id: str = "kafka_default",
+        spark_conn_id: str = "spark_default",
+        spark_conf: Mapping[str, str] | None = None,
+        ledger_topic: str = "airflow-windows",
+        keep_windows: int = 100,
         **kwargs: Any,
     ) -> None:
-        sink = KafkaSink(
-            topic=topic,
-            value=value,
-            topic_column=topic_column,
-            value_columns=tuple(value_columns) if value_columns is not None else None,
-            key=(key,) if isinstance(key, str) else tuple(key or ()),
-            key_format=key_format,
-            headers=dict(headers or {}),
-            partition=partition,
-            timestamp=timestamp,
-            auto_create=auto_create,
-            partitions=partitions,
-            replication_factor=replication_factor,
-            topic_config=dict(topic_config or {}),
-            producer_config=dict(producer_config or {}),
-            transaction_timeout=transaction_timeout,
-            allow_new_partitions=allow_new_partitions,
-            conn_id=kafka_conn_id,
+        super().__init__(
+            sink=connected(sink, kafka_conn_id),
+            transforms=transforms,
+            errors=ErrorOptions(
+                errors_tolerance,
+                errors_deadletterqueue_topic_name,
+                errors_deadletterqueue_topic_replication_factor,
+                errors_deadletterqueue_context_headers_enable,
+                errors_skip,
+                max_errors,
+            ),
+            ledger_options=LedgerOptions(pipeline, kafka_conn_id, ledger_topic, keep_windows),
+            spark_options=SparkOptions(spark_conn_id, spark_conf),
+            **kwargs,
         )
-        super().__init__(sink=sink, kafka_conn_id=kafka_conn_id, **kwargs)
         self.source = source
-        self.transforms = transforms
         self.read_with = read_with
-        self.add_assets(asset_uris(source, RowSource), topic_uris(kafka_conn_id, self.sink))
+        self.add_assets(asset_uris(source, RowSource), topic_uris(self.sink))
 
     # --- 1. validate ---
 
     def problems(self, run: Run) -> list[Problem]:
-        wrong = [
-            Problem(where, f"`{value!r}` is no {kind.__name__}")
-            for where, value, kind in (("source", self.source, RowSource), ("value", self.sink.value, Format))
-            if not isinstance(value, kind)
-        ]
+        wrong = sink_problems(self.sink, self.kafka_conn_id)
+        if not isinstance(self.source, RowSource):
+            wrong.append(Problem("source", f"`{self.source!r}` is no RowSource"))
         if wrong:
             return [*self.pipeline_problems(run), *wrong]
         of_source = self.source.validate()
         unknown = []
         if self.read_with not in ("auto", "task", "spark"):
             unknown.append(Problem("read_with", f"`{self.read_with}` is not one of auto, task, spark"))
-        # Without a source nobody knows its columns; what else is wrong is told all the same.
+        # Without a source its columns are not known; everything else is checked all the same.
         columns = None if of_source else self.source.columns()
         return [
             *self.pipeline_problems(run),
@@ -170,7 +157,7 @@ class SourceToKafkaOperator(TolerantOperator):
         ]
 
     def _transform_problems(self) -> list[Problem]:
-        """What is wrong with the transforms' options, without Spark."""
+        """Return what is wrong with the transforms' options, without Spark."""
         if not self.transforms:
             return []
         from airflow_kafka_spark.transforms import InsertField, TimestampRouter, problems
@@ -184,11 +171,11 @@ class SourceToKafkaOperator(TolerantOperator):
                 found.append(Problem(f"transforms[{index}] InsertField.offset_field", what, "Leave it out"))
             if isinstance(transform, TimestampRouter) and not self.sink.timestamp:
                 what = "without `timestamp` a row has no time before it is written"
-                found.append(Problem(f"transforms[{index}] TimestampRouter", what, "Give the operator a `timestamp` column"))
+                found.append(Problem(f"transforms[{index}] TimestampRouter", what, "Give the sink a `timestamp` column"))
         return found
 
     def _error_problems(self) -> list[Problem]:
-        routes, taken = routes_of(self.transforms), (self.ledger_topic,)
+        routes, taken = self.routes(), (self.ledger_topic,)
         mixed = target_problems(self.sink.topic, self.errors, routes, "rows")
         wrong = self.errors.problems() or self.errors.server_problems(self.kafka, taken)
         return [*mixed, *wrong, *route_problems(self.kafka, routes, self.errors, lambda topic: taken)]
@@ -199,25 +186,24 @@ class SourceToKafkaOperator(TolerantOperator):
         from airflow_kafka_spark.ledger.attempt import Ledger
 
         pipeline = self.pipeline_name(run)
-        # A group of the pipeline's own, which nobody consumes with: its offset carries the short cut into the ledger.
+        # A group of the pipeline's own, without consumers: the metadata of its offset is the short cut into the ledger.
         return Ledger(
             self.kafka,
             pipeline,
             run.id,
             group_id=f"{self.ledger_topic}.{pipeline}",
             topic=self.ledger_topic,
-            keep_windows=self.keep_windows,
+            keep_windows=self.ledger_options.keep_windows,
             hint_topics=(self.ledger_topic,),
         )
 
     # --- 3. plan ---
 
-    def destinations(self) -> Endpoint:
-        """Its topic, the one that bad rows go to, and those that transforms send records to."""
-        return super().destinations() | routed_to(routes_of(self.transforms))
-
     def origin(self) -> Endpoint:
         return self.source.origin()
+
+    def dataflow(self) -> Dataflow:
+        return Dataflow(self.sinks, source=self.source, dead_letter_topic=self.errors.topic)
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
         from airflow_kafka_spark.ledger.attempt import utc_now
@@ -247,10 +233,10 @@ class SourceToKafkaOperator(TolerantOperator):
         )
 
     def _check_transforms(self, bounds: Sequence[Mapping[str, Any]]) -> None:
-        """Before anything is written down: a chain that does not fit the rows would hold the window up. Nothing is read for it.
+        """Make sure, before the window is written down, that the transforms fit the rows. No rows are read for it.
 
-        :param bounds: of splits.
-        :raises ValidationError: it does not, or what comes out cannot be written.
+        :param bounds: the bounds of some splits.
+        :raises ValidationError: they do not, or the records that come out cannot be written.
         """
         from airflow_kafka_spark.road.publish import reading
 
@@ -259,10 +245,10 @@ class SourceToKafkaOperator(TolerantOperator):
                 shaping.check(self.source.frame(session, bounds))
 
     def check(self, window: Window) -> None:
-        """The topic is the one the window was planned for, with the partitions it had.
+        """Make sure that the topic is the one that the window was planned for, with the same number of partitions.
 
-        :raises TopicRecreated: it is another one of this name: what was published to it is gone.
-        :raises PartitionsChanged: it has more partitions now, so that keys would be placed elsewhere.
+        :raises TopicRecreated: the topic was deleted and created again: the records that were published to it are gone.
+        :raises PartitionsChanged: the topic has more partitions now, so that keys would be placed elsewhere.
         """
         assert window.source is not None
         for name, count in window.source.partitions.items():
@@ -271,7 +257,7 @@ class SourceToKafkaOperator(TolerantOperator):
     # --- 4. move, 5. commit ---
 
     def applied(self, window: Window) -> Applied | None:
-        """Splits are published one by one, and the ledger remembers each."""
+        """Return None: splits are published one by one, and the ledger remembers each."""
         return None
 
     def move(self, window: Window, ledger: Ledger) -> Report:
@@ -280,8 +266,8 @@ class SourceToKafkaOperator(TolerantOperator):
         markers = publish_splits(ledger, window, splits, lambda left: self._publish(window, ledger, left))
         self.check(window)
         report = sum_up_published(window, markers)
-        if self.errors.tolerates and self.errors.most is None:  # else it was said when they were counted
-            self.errors.accept(window, accounts(markers))
+        if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
+            self.errors.accept(window, accounts_of(markers))
         if window.source.rows not in (None, report.records_read):
             self.log.warning(
                 "%s rows were counted when window %s was planned, %s were there when they were read: the source has changed",
@@ -296,7 +282,7 @@ class SourceToKafkaOperator(TolerantOperator):
         shaping = self._shaping and self._shaping.telling(ledger.parent_pipeline, self.source.uri, str(window))
         job = PublishJob(self.spark, window, self.source, self.sink, how, left, self.read_with, shaping)
         with self.running(job):
-            hold_to_limit(job, self.errors, window, ledger)
+            refuse_too_many(job, self.errors, window, ledger)
             _, rejected = job.run()
         if count := sum(result.rejected for result in rejected):
             raise RowsRejected(str(window), count, first_bad(rejected, SHOWN))
@@ -305,14 +291,14 @@ class SourceToKafkaOperator(TolerantOperator):
     def _shaping(self) -> RowShaping | None:
         from airflow_kafka_spark.road.publish_shaping import RowShaping
 
-        reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *routes_of(self.transforms).values())))
+        reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *self.routes().values())))
         return RowShaping(tuple(self.transforms), self.sink, reserved) if self.transforms else None
 
     def _publisher(self, window: Window, ledger: Ledger) -> Publisher:
-        from airflow_kafka_spark.sinks.kafka_fitting_worker import RowEnvelope
+        from airflow_kafka_spark.sinks.kafka.tasks.incoming import RowEnvelope
 
-        topics = routes_of(self.transforms).values()
-        made = routing(publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)
+        topics = self.routes().values()
+        made = with_routes(publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)
         if not self.errors.tolerates:
             return made
         classes = writer_classes(self.sink) | ({TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {})
@@ -320,7 +306,7 @@ class SourceToKafkaOperator(TolerantOperator):
         if letters is not None:
             envelope = RowEnvelope(**vars(letters.envelope), source=self.source.uri, window=str(window))
             letters = replace(letters, envelope=envelope)
-        return burying(made, self.kafka, self.sink, letters)
+        return with_dead_letters(made, self.kafka, self.sink, letters)
 
     # --- 6. close ---
 

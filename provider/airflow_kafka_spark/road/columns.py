@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.formats.base import Decoded, Decoder, Format
     from airflow_kafka_spark.sinks.base import Rows
-    from airflow_kafka_spark.sources.kafka_worker import Records
+    from airflow_kafka_spark.sources.kafka.tasks.read import Records
 
 NullValues = Literal["fail", "ignore", "write", "delete"]
 

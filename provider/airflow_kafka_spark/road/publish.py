@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.publish_shaping import RowShaping
     from airflow_kafka_spark.road.publish_worker import ReadAndPublishTask
-    from airflow_kafka_spark.sinks.kafka import KafkaSink
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.sources.base import RowSource
 
 log = logging.getLogger(__name__)
@@ -123,19 +123,19 @@ class PublishJob:
     def _read_by_spark(
         self, session: SparkSession, bounds: Sequence[Mapping[str, Any]], publisher: Publisher | None
     ) -> DataFrame:
-        from airflow_kafka_spark.sinks.kafka import struct_encoders
-        from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
-        from airflow_kafka_spark.sinks.kafka_worker import PublishTask
+        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import PublishTask
 
         rows = self.source.frame(session, bounds)
         if self.shaping is not None:
-            burial = publisher.burial if publisher is not None else None
-            records = self.shaping.records(rows, keep=burial is not None and burial.topic is not None)
+            policy = publisher.bad_record_policy if publisher is not None else None
+            records = self.shaping.records(rows, keep=policy is not None and policy.topic is not None)
             task: PublishTask = self.shaping.task(records, publisher, self.left)
         else:
             records = self.sink.records(rows)
-            encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer if self.sink.key else None)
-            task = PublishTask(publisher, self.left, Fitting(encoders))
+            encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer if self.sink.key_columns else None)
+            task = PublishTask(publisher, self.left, KeyValueEncoder(encoders))
         if not self.spark.is_connect and (found := records.rdd.getNumPartitions()) != len(bounds):
             raise SparkJobFailed(str(self.window), f"the source gave {found} partitions for {len(bounds)} splits")
         return records.mapInArrow(cast(Any, task), "result string")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from airflow_kafka_spark.road.publish_shaping_worker import Origin, ShapedTask
-    from airflow_kafka_spark.sinks.kafka import KafkaSink
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms.chaining import TransformLike
 
 
@@ -59,7 +59,7 @@ class RowShaping:
         """
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.formats.marks import ERROR, LEFT_OUT, ROUTE
+        from airflow_kafka_spark.formats.internal_columns import ERROR, LEFT_OUT, ROUTE
         from airflow_kafka_spark.road.publish_shaping_worker import GIVEN
         from airflow_kafka_spark.transforms.chaining import routes
 
@@ -73,7 +73,7 @@ class RowShaping:
             ("key", "key_format", self._key_writer(changed)),
         ]
         for part, where, format in parts:
-            if part == "key" and not self.sink.key and "key" not in changed:
+            if part == "key" and not self.sink.key_columns and "key" not in changed:
                 made = made.withColumn(BYTES + part, F.lit(None).cast("binary"))
                 continue
             made = with_bytes(made, part, where, fine, format, None)
@@ -102,18 +102,18 @@ class RowShaping:
         :raises KafkaSparkError: the columns cannot be written.
         """
         from airflow_kafka_spark.road.publish_shaping_worker import Origin, ShapedTask
-        from airflow_kafka_spark.sinks.kafka import struct_encoders
-        from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
+        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
         encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer)
-        return ShapedTask(publisher, left, Fitting(encoders), self.reserved, self.origin or Origin())
+        return ShapedTask(publisher, left, KeyValueEncoder(encoders), self.reserved, self.origin or Origin())
 
     # --- a record, as the options make it of a row ---
 
     def _record_frame(self, rows: DataFrame, more: Mapping[str, Column]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.formats.marks import LEFT_OUT
+        from airflow_kafka_spark.formats.internal_columns import LEFT_OUT
 
         sink = self.sink
         parts: dict[str, Any] = {
@@ -133,16 +133,16 @@ class RowShaping:
     def _key(self) -> Column:
         from pyspark.sql import functions as F
 
-        if not self.sink.key:
+        if not self.sink.key_columns:
             return F.lit(None)
-        return spark_column(self.sink.key[0]) if self._is_bare else as_struct(self.sink.key)
+        return spark_column(self.sink.key_columns[0]) if self._is_bare else as_struct(self.sink.key_columns)
 
     @property
     def _is_bare(self) -> bool:
         """Whether a key is the value of its column, not a struct of one: as its format writes it."""
         from airflow_kafka_spark.formats import Raw, String
 
-        return len(self.sink.key) == 1 and isinstance(self.sink.key_writer, (String, Raw))
+        return len(self.sink.key_columns) == 1 and isinstance(self.sink.key_writer, (String, Raw))
 
     def _headers(self) -> Column:
         from pyspark.sql import functions as F
@@ -156,7 +156,7 @@ class RowShaping:
 
     def _key_writer(self, changed: frozenset[str]) -> Format | None:
         """How keys are written: those that a transform makes by their type, where nobody says how."""
-        if self.sink.key_format is not None or (self.sink.key and "key" not in changed):
+        if self.sink.key_format is not None or (self.sink.key_columns and "key" not in changed):
             return self.sink.key_writer
         return None
 
@@ -170,8 +170,8 @@ class RowShaping:
 
         sink = self.sink
         key: Column = F.lit(None).cast("binary")
-        if sink.key:
-            key = as_struct(sink.key) if sink.key_writer.encodes_in_tasks else sink.key_writer.encode(sink.key)
+        if sink.key_columns:
+            key = as_struct(sink.key_columns) if sink.key_writer.encodes_in_tasks else sink.key_writer.encode(sink.key_columns)
         return {
             "key": key,
             "value": as_struct(self._value_columns(rows)),

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected
-from airflow_kafka_spark.formats.marks import ERROR, LEFT_OUT, ROUTE
+from airflow_kafka_spark.formats.internal_columns import ERROR, LEFT_OUT, ROUTE
 from airflow_kafka_spark.road.relay_bad_worker import sent
 from airflow_kafka_spark.road.relay_shaping_worker import RESERVED
 from airflow_kafka_spark.road.shaping_worker import told_of
-from airflow_kafka_spark.sinks.dead_letters_worker import routed_records
-from airflow_kafka_spark.sinks.kafka_fitting_worker import Misfits, Rows, letters_of, row_place
-from airflow_kafka_spark.sinks.kafka_worker import PublishTask
+from airflow_kafka_spark.sinks.kafka.tasks.encode import BadRows
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import SourceRows, letters_of_rows, row_place
+from airflow_kafka_spark.sinks.kafka.tasks.publish import PublishTask
+from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
 from airflow_kafka_spark.windows.model import TRANSFORMATION, BadRecord
 
 GIVEN = {name: f"__kafka_given_{name}" for name in ("key", "value", "timestamp", "headers")}
@@ -56,12 +57,12 @@ class ShapedTask(PublishTask):
     reserved: tuple[str, ...] = ()
     origin: Origin = field(default_factory=Origin)
 
-    def rows(self, batches: Iterator[pa.RecordBatch], split: int, keep: bool, tolerant: bool) -> Rows:
+    def rows(self, batches: Iterator[pa.RecordBatch], split: int, keep: bool, tolerant: bool) -> SourceRows:
         return ShapedRows(
             batches,
             from_spark=True,
             split=split,
-            fitting=self.fitting,
+            encoder=self.encoder,
             keep=keep,
             tolerant=tolerant,
             reserved=self.reserved,
@@ -70,13 +71,13 @@ class ShapedTask(PublishTask):
 
 
 @dataclass
-class ShapedRows(Rows):
+class ShapedRows(SourceRows):
     """Rows of a source behind transforms: some have an error, some are left out, some go elsewhere."""
 
     reserved: tuple[str, ...] = field(kw_only=True)
     origin: Origin = field(kw_only=True)
 
-    def made(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Misfits]:
+    def made(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, BadRows]:
         made, misfits = super().made(batch)
         errors = batch.column(ERROR)
         if errors.null_count == len(errors):
@@ -106,7 +107,7 @@ class ShapedRows(Rows):
         told = [BadRecord("", self.split, read + at + 1, reason) for at, reason in numbers]
         # As a dead letter shows it, which is what is known of a row that was never a record.
         rows = batch.take(places)
-        shown = letters_of(*self.shown(rows, rows), told)
+        shown = letters_of_rows(*self.shown(rows, rows), told)
         records = routed_records(pa.Table.from_batches([shown]), self.origin.pipeline, self.origin.place_of)
         return records.append_column("topic", topics)
 

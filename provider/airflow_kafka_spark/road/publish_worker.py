@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
-from airflow_kafka_spark.sinks.kafka_worker import Publisher, told
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, publish_split
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.sinks.kafka_encode_worker import RecordEncoder
+    from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
     from airflow_kafka_spark.sources.base import SplitReader
 
 
@@ -38,4 +38,4 @@ class ReadAndPublishTask:
         for batch in batches:
             for at in batch.column(0).to_pylist():
                 records = map(self.encoder.encode, self.reader.read(at))
-                yield told(self.publisher, self.splits[at], Incoming(records))
+                yield publish_split(self.publisher, self.splits[at], Incoming(records))

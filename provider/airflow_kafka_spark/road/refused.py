@@ -29,7 +29,7 @@ def with_refused(
     """
     if not refused:
         return list(results)
-    from airflow_kafka_spark.sinks.dead_letters_worker import joined
+    from airflow_kafka_spark.sinks.tasks.dead_letters import joined
 
     by_split: dict[int, dict[int, BadRecord]] = {}
     for bad in refused:
@@ -64,10 +64,10 @@ def _letters(found: Mapping[int, BadRecord], hook: KafkaHook) -> bytes:
     import pyarrow.compute as pc
 
     from airflow_kafka_spark.road.tolerance import letters_of
-    from airflow_kafka_spark.sinks.dead_letters_worker import Letters
-    from airflow_kafka_spark.sources.kafka_worker import Reader
+    from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
+    from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 
-    first, letters = next(iter(found.values())), Letters()
+    first, letters = next(iter(found.values())), DeadLetterBuffer()
     wanted = OffsetRange(first.topic, first.partition, min(found), max(found) + 1)
     offsets = pa.array(sorted(found), pa.int64())
     for records in Reader(hook.consumer_config(), wanted, with_headers=True):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.relay_shaping import Reshaping
     from airflow_kafka_spark.road.tolerance import Tolerance
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Change:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         from airflow_kafka_spark.road.relay_worker import CopyTask, ReadTask, RelayTask
-        from airflow_kafka_spark.sinks.kafka import struct_encoders
-        from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
+        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
         read = ReadTask(splits, self.layout, config, **options)
         if self.is_none or (publisher is None and not self.may_refuse):
@@ -84,8 +84,8 @@ class Change:
         rows = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         records = changed(rows, self)
         written = self.value if self.columns is not None else None
-        fitting = Fitting(struct_encoders(records, written, self.key_format if self.key else None))
-        task = RelayTask(splits, publisher, fitting=fitting, tolerance=options.get("tolerance"))
+        encoder = KeyValueEncoder(struct_encoders(records, written, self.key_format if self.key else None))
+        task = RelayTask(splits, publisher, encoder=encoder, tolerance=options.get("tolerance"))
         return records.mapInArrow(cast(Any, task), "result string")
 
 
@@ -169,7 +169,7 @@ def changed(rows: DataFrame, change: Change) -> DataFrame:
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as F
 
-    from airflow_kafka_spark.formats.marks import END
+    from airflow_kafka_spark.formats.internal_columns import END
     from airflow_kafka_spark.road.relay_worker import HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE
     from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
 

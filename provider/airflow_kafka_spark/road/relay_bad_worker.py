@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
-from airflow_kafka_spark.sinks.dead_letters_worker import Letters, joined
-from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting, without
-from airflow_kafka_spark.sources.kafka_worker import Records
+from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder, drop_rows
+from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer, joined
+from airflow_kafka_spark.sources.kafka.tasks.read import Records
 from airflow_kafka_spark.windows.model import OUTPUT, SAMPLES, BadRecord, Split, SplitResult
 
 if TYPE_CHECKING:
@@ -37,20 +37,20 @@ class Bad:
     tolerance: Tolerance | None
     count: int = 0
     _samples: list[BadRecord] = field(default_factory=list)
-    _letters: Letters = field(default_factory=Letters)
+    _letters: DeadLetterBuffer = field(default_factory=DeadLetterBuffer)
 
     @property
     def ends_it(self) -> bool:
         """Whether nothing of the split is published: the rest is only counted."""
         return self.count > 0 and self.tolerance is None
 
-    def fitting(self, rows: pa.RecordBatch, fitting: Fitting) -> pa.RecordBatch:
+    def encoded(self, rows: pa.RecordBatch, encoder: KeyValueEncoder) -> pa.RecordBatch:
         """Rows as records in binary, without those that do not fit the format that they are written in: these are added."""
-        records, misfits = fitting.of(rows)
+        records, misfits = encoder.encode(rows)
         if misfits:
             why = [(stage + OUTPUT, f"cannot be written: {reason}") for stage, reason in misfits.values()]
             self.add(rows.take(pa.array(misfits, pa.int64())), why)
-        return without(records, misfits)
+        return drop_rows(records, misfits)
 
     def add(self, rows: pa.RecordBatch, why: Sequence[tuple[str, str]]) -> None:
         """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.relay_shaping_worker import Routing
     from airflow_kafka_spark.road.shaping import Shaping
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.windows.model import Split
 
 
@@ -73,14 +73,14 @@ class Reshaping:
 
         from airflow_kafka_spark.road.relay_shaping_worker import Sorting
         from airflow_kafka_spark.road.relay_worker import RelayTask
-        from airflow_kafka_spark.sinks.kafka import struct_encoders
-        from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
+        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
         read = self.shaping.reading(splits, config, **options)
         rows, changed = self._records(numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema)))
         routing = self.routing if "topic" in changed else None
-        fitting = Fitting(struct_encoders(rows, self.value, self.key))
-        sorting = Sorting(self.shaping.null_values, options.get("tolerance"), routing, fitting, self.pipeline)
+        encoder = KeyValueEncoder(struct_encoders(rows, self.value, self.key))
+        sorting = Sorting(self.shaping.null_values, options.get("tolerance"), routing, encoder, self.pipeline)
         return rows.mapInArrow(cast(Any, RelayTask(splits, publisher, sorting)), "result string")
 
     def _records(self, frame: DataFrame) -> tuple[DataFrame, frozenset[str]]:
@@ -89,7 +89,7 @@ class Reshaping:
         """
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.formats.marks import END, ERROR, ROUTE
+        from airflow_kafka_spark.formats.internal_columns import END, ERROR, ROUTE
         from airflow_kafka_spark.road.shaping_worker import ABSENT, ORIGINAL
 
         frame, changed = transformed(frame, self.shaping.transforms)
@@ -99,8 +99,8 @@ class Reshaping:
         if ROUTE in kept:
             fine = fine & F.col(ROUTE).isNull()
         parts: list[tuple[Part, str, Format | None, Format | None]] = [
-            ("value", "output_value", self.value, self.shaping.value),
-            ("key", "output_key_format", self.key, self.shaping.key),
+            ("value", "sink.value", self.value, self.shaping.value),
+            ("key", "sink.key_format", self.key, self.shaping.key),
         ]
         for part, where, format, read in parts:
             if part in changed:

@@ -13,18 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
-from airflow_kafka_spark.formats.marks import ERROR
+from airflow_kafka_spark.formats.internal_columns import ERROR
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues
 from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
 from airflow_kafka_spark.road.shaping_worker import ABSENT, OFFSET, parted
-from airflow_kafka_spark.sinks.dead_letters_worker import routed_records
-from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
-from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
 from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, Split
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.tolerance import Tolerance
-    from airflow_kafka_spark.sources.kafka import Subscription
+    from airflow_kafka_spark.sources.kafka.topics import Subscription
 
 
 RESERVED = "the ledger, the dead letter topic, or one that a Filter sends records to"
@@ -67,14 +67,14 @@ class Sorting:
     :param null_values: what a record without a value means.
     :param tolerance: what becomes of records that could not be transformed, or cannot be written.
     :param routing: where transforms may change topics.
-    :param fitting: makes bytes of keys and values that arrive as rows.
+    :param encoder: makes bytes of keys and values that arrive as rows.
     :param pipeline: the pipeline's name, for records that a filter sends elsewhere.
     """
 
     null_values: NullValues
     tolerance: Tolerance | None = None
     routing: Routing | None = None
-    fitting: Fitting = field(default_factory=lambda: Fitting({}))
+    encoder: KeyValueEncoder = field(default_factory=lambda: KeyValueEncoder({}))
     pipeline: str = ""
 
     def of(self, split: Split, batches: Iterator[pa.RecordBatch]) -> Incoming:
@@ -94,7 +94,7 @@ class _Shaped(Incoming):
         passed, routed, bad = 0, 0, Bad(self.split, self.rules.tolerance)
         for batch in super().__iter__():
             stays, away = parted(self.split, batch)
-            rows = bad.fitting(self._good(stays, bad), self.rules.fitting)
+            rows = bad.encoded(self._good(stays, bad), self.rules.encoder)
             passed += rows.num_rows
             routed += away.num_rows
             if rows.num_rows and not bad.ends_it:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
-from airflow_kafka_spark.formats.marks import END
+from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
 from airflow_kafka_spark.road.task import add
-from airflow_kafka_spark.sinks.dead_letters_worker import Letters
-from airflow_kafka_spark.sinks.kafka_fitting_worker import Fitting
-from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import BadRecord, Split, SplitResult
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.relay_shaping_worker import Sorting
     from airflow_kafka_spark.road.tolerance import Tolerance
-    from airflow_kafka_spark.sinks.kafka_worker import Publisher
-    from airflow_kafka_spark.sources.kafka_worker import Records
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
+    from airflow_kafka_spark.sources.kafka.tasks.read import Records
 
 KEY, VALUE, TIMESTAMP, HEADERS, PARTITION, TOMBSTONE = (
     f"__kafka_{name}" for name in ("key", "value", "timestamp", "headers", "partition", "tombstone")
@@ -68,7 +68,7 @@ class ReadTask:
 
     def rows(self, split: Split) -> Iterator[pa.RecordBatch]:
         """A split's rows, and the row that ends them; it also tells an error of ours, since a traceback is no message."""
-        from airflow_kafka_spark.sources.kafka_worker import Reader
+        from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 
         reader = Reader(
             self.config,
@@ -79,7 +79,7 @@ class ReadTask:
             self.layout.wants_keys,
             with_messages=self.tolerance is not None and self.tolerance.keep,
         )
-        result, letters = SplitResult(split.index), Letters()
+        result, letters = SplitResult(split.index), DeadLetterBuffer()
         try:
             for records in reader:
                 batch, ignored, bad = self._batch(records, letters)
@@ -92,7 +92,7 @@ class ReadTask:
             end = encode_error(error)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=self.schema)
 
-    def _batch(self, records: Records, letters: Letters) -> tuple[pa.RecordBatch, int, tuple[BadRecord, ...]]:
+    def _batch(self, records: Records, letters: DeadLetterBuffer) -> tuple[pa.RecordBatch, int, tuple[BadRecord, ...]]:
         lines = self.layout.rows(records)
         if self.tolerance is not None:
             lines = self.tolerance.take(records, lines, letters)
@@ -115,12 +115,12 @@ class CopyTask:
     publisher: Publisher | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from airflow_kafka_spark.sinks.kafka_worker import told
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import publish_split
 
         for batch in batches:
             for at in batch.column(0).to_pylist():
                 split = self.read.splits[at]
-                yield told(self.publisher, split.index, Incoming(map(as_records, self.read.rows(split))))
+                yield publish_split(self.publisher, split.index, Incoming(map(as_records, self.read.rows(split))))
 
 
 @dataclass(frozen=True)
@@ -130,25 +130,25 @@ class RelayTask:
     :param splits: those that are left to publish.
     :param publisher: publishes them; None: they are only counted.
     :param sorting: where transforms were on the way, what tells their records from bad ones.
-    :param fitting: where none were, what makes bytes of keys and values that arrive as rows.
+    :param encoder: where none were, what makes bytes of keys and values that arrive as rows.
     :param tolerance: and what becomes of records that cannot be written.
     """
 
     splits: tuple[Split, ...]
     publisher: Publisher | None
     sorting: Sorting | None = None
-    fitting: Fitting = field(default_factory=lambda: Fitting({}))
+    encoder: KeyValueEncoder = field(default_factory=lambda: KeyValueEncoder({}))
     tolerance: Tolerance | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from airflow_kafka_spark.sinks.kafka_worker import partition_id, told
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import partition_id, publish_split
 
         split = self.splits[partition_id()]
         if self.sorting is not None:
             incoming = self.sorting.of(split, batches)
         else:
-            incoming = Filtered(batches, from_spark=True, split=split, fitting=self.fitting, tolerance=self.tolerance)
-        yield told(self.publisher, split.index, incoming)
+            incoming = Filtered(batches, from_spark=True, split=split, encoder=self.encoder, tolerance=self.tolerance)
+        yield publish_split(self.publisher, split.index, incoming)
 
 
 @dataclass
@@ -156,19 +156,19 @@ class Filtered(Incoming):
     """Records behind a filter: those that are missing at the end were left out by it, and are counted.
 
     :param split: which split they are.
-    :param fitting: makes bytes of keys and values that arrive as rows.
+    :param encoder: makes bytes of keys and values that arrive as rows.
     :param tolerance: what becomes of those that cannot be written.
     """
 
     split: Split = field(kw_only=True)
-    fitting: Fitting = field(kw_only=True)
+    encoder: KeyValueEncoder = field(kw_only=True)
     tolerance: Tolerance | None = field(default=None, kw_only=True)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         passed, bad = 0, Bad(self.split, self.tolerance)
         for batch in super().__iter__():
             passed += batch.num_rows
-            rows = bad.fitting(batch, self.fitting)
+            rows = bad.encoded(batch, self.encoder)
             if rows.num_rows and not bad.ends_it:
                 yield sent(rows)
         if self.result is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -180,7 +180,7 @@ class ShapingJob(SinkJob):
 
     shaping: Shaping
     schema: pa.Schema
-    routed: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
+    routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
         with self.spark.session() as session, sql_settings(session, SETTINGS), self._watch.over(session):

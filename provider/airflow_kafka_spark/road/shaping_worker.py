@@ -7,7 +7,7 @@ was read from one task to the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.formats.marks import END, ERROR, ROUTE
+from airflow_kafka_spark.formats.internal_columns import END, ERROR, ROUTE
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues, gone, metadata_of, metadata_type
 from airflow_kafka_spark.road.task import Output, add
 from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.dead_letters_worker import HEADERS as HEADER_LIST
-from airflow_kafka_spark.sinks.dead_letters_worker import ROUTED, Letters, joined
-from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA as LETTER
-from airflow_kafka_spark.sinks.kafka_incoming_worker import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.tasks.dead_letters import HEADERS as HEADER_LIST
+from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer, joined
+from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA as LETTER
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.arrow.program_worker import Program
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import SplitWriter
-    from airflow_kafka_spark.sources.kafka_worker import Records
+    from airflow_kafka_spark.sources.kafka.tasks.read import Records
 
 OFFSET, ABSENT = "__kafka_offset", "__kafka_absent"
 """Columns that are carried along: where a record was read, and, behind the last transform, whether it has no value."""
@@ -77,7 +77,7 @@ class RecordTask:
     skip_lost: bool = False
     patience: float = 300.0
     tolerance: Tolerance | None = None
-    routed: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
+    routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
     wanted: frozenset[str] | None = None
 
     @property
@@ -102,13 +102,13 @@ class RecordTask:
 
     def rows(self, split: Split) -> Iterator[pa.RecordBatch]:
         """A split's records, and the row that ends them; it also tells an error of ours, since a traceback is no message."""
-        from airflow_kafka_spark.sources.kafka_worker import Reader
+        from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 
         keep = self.tolerance is not None and self.tolerance.keep
         headers = self._wants("headers", ORIGINAL["headers"])
         keys = self.key is not None or self._wants("key", ORIGINAL["key"])
         reader = Reader(self.config, split.range, self.skip_lost, headers, self.patience, keys, with_messages=keep)
-        result, letters = SplitResult(split.index), Letters()
+        result, letters = SplitResult(split.index), DeadLetterBuffer()
         try:
             for records in reader:
                 away = self._away(records)
@@ -133,7 +133,9 @@ class RecordTask:
         sent = self.routed.get(TopicPartition(records.topic, records.partition))
         return frozenset(i for i, offset in enumerate(records.offsets.to_pylist()) if offset in sent) if sent else frozenset()
 
-    def _batch(self, records: Records, letters: Letters, away: frozenset[int]) -> tuple[pa.RecordBatch, Sequence[BadRecord]]:
+    def _batch(
+        self, records: Records, letters: DeadLetterBuffer, away: frozenset[int]
+    ) -> tuple[pa.RecordBatch, Sequence[BadRecord]]:
         values = self.value.decode(records.values)
         reasons = {index: (VALUE_CONVERTER, reason) for index, reason in values.bad if index not in away}
         left_out = frozenset(values.left_out) | away
@@ -184,7 +186,7 @@ class WriteTask:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from airflow_kafka_spark.sinks.kafka_worker import partition_id
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import partition_id
 
         yield self.told(self.splits[partition_id()], Incoming(batches, from_spark=True))
 
@@ -197,7 +199,7 @@ class WriteTask:
         return pa.RecordBatch.from_arrays([pa.array([told], pa.string())], ["result"])
 
     def _move(self, split: Split, incoming: Incoming) -> SplitResult:
-        letters, routes, bad = Letters(), Letters(schema=ROUTED), _Bad()
+        letters, routes, bad = DeadLetterBuffer(), DeadLetterBuffer(schema=ROUTED), _Bad()
         passed = ignored = routed = 0
         with Output(self.writer, split) as output:
             for batch in incoming:
@@ -212,7 +214,7 @@ class WriteTask:
                         output.give_up()
                     elif self.tolerance.keep:
                         letters.add(_letters(split, found))
-                if self.tolerance is not None and (refused := output.refusals(rows)):
+                if self.tolerance is not None and (refused := output.unwritable(rows)):
                     rows, found = _refused(rows, batch, refused)
                     bad.add(split, found, TASK_PUT)
                     if self.tolerance.keep:
@@ -224,7 +226,7 @@ class WriteTask:
             if self.tolerance is None and result.rejected:
                 output.give_up()
             elif result.rejected or bad.count or routed or result.routed:
-                output.put_off()
+                output.defer()
             token = output.close()
         faults.reached("split.flushed")
         routed += result.routed

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.sinks.dead_letters_worker import Letters
+from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.latency import Times, fitting_width
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, Gap, Split, SplitResult
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Rows, SplitWriter
-    from airflow_kafka_spark.sources.kafka_worker import Records
+    from airflow_kafka_spark.sources.kafka.tasks.read import Records
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SplitTask:
             yield pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
 
     def _read_here(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
-        from airflow_kafka_spark.sources.kafka_worker import Reader
+        from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 
         for batch in batches:
             for index in batch.column(0).to_pylist():
@@ -74,7 +74,7 @@ class SplitTask:
                 yield self.run(split, reader, reader.gaps)
 
     def _read_by_spark(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
-        from airflow_kafka_spark.sources.kafka_worker import from_spark
+        from airflow_kafka_spark.sources.kafka.tasks.read import from_spark
 
         records = from_spark(batches)
         first = next(records, None)
@@ -91,15 +91,15 @@ class SplitTask:
             return encode_error(error)
 
     def _move(self, split: Split, source: Iterable[Records], gaps: list[Gap]) -> SplitResult:
-        result, letters = SplitResult(split.index), Letters()
+        result, letters = SplitResult(split.index), DeadLetterBuffer()
         with Output(self.writer, split) as output:
             for records in source:
                 lines = self.layout.rows(records)
                 if self.tolerance is not None:
                     lines = self.tolerance.take(records, lines, letters)
-                    lines = self.tolerance.refuse(records, lines, output.refusals(lines.rows), letters)
+                    lines = self.tolerance.refuse(records, lines, output.unwritable(lines.rows), letters)
                     if lines.bad:
-                        output.put_off()
+                        output.defer()
                 elif lines.bad:
                     output.give_up()
                 result = add(result, records, lines.ignored, lines.bad)
@@ -126,9 +126,9 @@ class Output:
         if kind is not None:
             self.give_up()
 
-    def refusals(self, rows: Rows) -> Mapping[int, str]:
+    def unwritable(self, rows: Rows) -> Mapping[int, str]:
         """What the sink could not write of them: where they are, and why."""
-        return self.writer.refusals(rows) if self._writing and rows.batch.num_rows else {}
+        return self.writer.unwritable(rows) if self._writing and rows.batch.num_rows else {}
 
     def write(self, rows: Rows) -> None:
         """Hand rows over, unless it was given up."""
@@ -136,10 +136,10 @@ class Output:
             self.writer.write(rows)
             faults.reached("split.mid")
 
-    def put_off(self) -> None:
+    def defer(self) -> None:
         """What becomes of some of its records has to be decided before the split is committed."""
         if self._writing:
-            self.writer.put_off()
+            self.writer.defer()
 
     def give_up(self) -> None:
         """The window cannot be committed any more: the rest of the split is only read to count what is bad."""

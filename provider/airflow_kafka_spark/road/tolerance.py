@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.road.columns import Lines
-from airflow_kafka_spark.sinks.dead_letters_worker import SCHEMA
+from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA
 from airflow_kafka_spark.windows.model import TASK_PUT, BadRecord, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.dead_letters_worker import Letters
-    from airflow_kafka_spark.sources.kafka_worker import Records
+    from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
+    from airflow_kafka_spark.sources.kafka.tasks.read import Records
 
 SENT = "it was sent to the dead letter topic by an earlier attempt at this window"
 
@@ -33,7 +33,7 @@ class Tolerance:
     keep: bool = True
     sent: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
 
-    def take(self, records: Records, lines: Lines, letters: Letters) -> Lines:
+    def take(self, records: Records, lines: Lines, letters: DeadLetterBuffer) -> Lines:
         """The lines without what is dead already; bad ones go to the letters.
 
         :param records: what the lines were made of.
@@ -49,7 +49,7 @@ class Tolerance:
         ignored = len(records) - kept.batch.num_rows - len(dead)
         return replace(lines, rows=kept, ignored=ignored, bad=dead, at=())
 
-    def refuse(self, records: Records, lines: Lines, refused: Mapping[int, str], letters: Letters) -> Lines:
+    def refuse(self, records: Records, lines: Lines, refused: Mapping[int, str], letters: DeadLetterBuffer) -> Lines:
         """The lines without rows that the sink cannot write; those go to the letters.
 
         :param records: what the lines were made of.
@@ -70,7 +70,9 @@ class Tolerance:
         bad = sorted([*lines.bad, *found], key=lambda record: record.offset)
         return replace(lines, rows=rows.filter(kept), bad=bad, at=())
 
-    def bury(self, records: Records, at: Sequence[int], bad: Sequence[BadRecord], letters: Letters) -> Sequence[BadRecord]:
+    def bury(
+        self, records: Records, at: Sequence[int], bad: Sequence[BadRecord], letters: DeadLetterBuffer
+    ) -> Sequence[BadRecord]:
         """All that is dead among records: what is bad now, of which the letters get what is new, and what was sent before.
 
         :param at: where among the records the bad ones are.

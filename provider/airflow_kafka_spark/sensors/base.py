@@ -1,4 +1,4 @@
-"""What all sensors here have in common: Airflow's contract of a sensor, poking or deferred, over one watch."""
+"""The base of all sensors: Airflow's contract of a sensor, poking or deferred, over one probe."""
 
 from __future__ import annotations
 
@@ -20,30 +20,34 @@ from airflow_kafka_spark.errors import KafkaSparkError, ValidationError
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight, Watch
+    from airflow_kafka_spark.triggers.base import KafkaTrigger, Observation, Polling, Probe
 
-# How much later than the trigger Airflow itself ends the waiting, should the trigger not come to it.
+DEFAULT_DEFERRABLE: bool = conf.getboolean("operators", "default_deferrable", fallback=False)
+"""Airflow's ``[operators] default_deferrable``."""
+
 _SPARE_SECONDS = 60.0
+"""How much later than the trigger Airflow itself ends the wait, in case the trigger cannot."""
 
 
 class KafkaSensor(BaseSensorOperator):
-    """A sensor that looks at a Kafka cluster, and returns what it saw when that is what it waits for.
+    """A sensor that checks a condition at a Kafka cluster, and returns the observed values once it holds.
 
-    It keeps the contract of Airflow's sensors: ``mode``, ``poke_interval``, ``timeout``, ``soft_fail`` (a timeout is a skip),
-    ``never_fail``, ``silent_fail``; deferred, too, where ``poke_interval`` is how often the trigger looks. It looks at once
-    when it starts, and defers only if there is something to wait for.
+    Keeps the contract of Airflow's sensors: ``mode``, ``poke_interval``, ``timeout``, ``soft_fail`` (a timeout is a skip),
+    ``never_fail`` and ``silent_fail``. Deferred, too: there ``poke_interval`` is how often the trigger checks. The sensor checks
+    once when it starts, and defers only if the condition does not hold yet.
 
     :param kafka_conn_id: connection of type ``kafka``.
     :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
     :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
-    :param wait_for_topic: whether a topic that does not exist is waited for; default: that is a failure at once.
+    :param wait_for_topic: wait for a topic that does not exist; default: that is a failure at once.
+    :param kwargs: of Airflow's ``BaseSensorOperator``.
     """
 
     def __init__(
         self,
         *,
         kafka_conn_id: str = "kafka_default",
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        deferrable: bool = DEFAULT_DEFERRABLE,
         retry_timeout: float | timedelta = 300.0,
         wait_for_topic: bool = False,
         **kwargs: Any,
@@ -53,57 +57,56 @@ class KafkaSensor(BaseSensorOperator):
         self.deferrable = deferrable
         self.retry_timeout = retry_timeout.total_seconds() if isinstance(retry_timeout, timedelta) else retry_timeout
         self.wait_for_topic = wait_for_topic
-        self._looking: tuple[Watch, KafkaHook] | None = None
+        self._open_probe: tuple[Probe, KafkaHook] | None = None
 
-    # --- what a concrete sensor says ---
+    # --- for subclasses ---
 
     @abstractmethod
-    def make_trigger(self, context: Mapping[str, Any], **options: Any) -> KafkaTrigger:
-        """The trigger that waits for the same, from the rendered arguments.
+    def make_trigger(self, context: Mapping[str, Any], polling: Polling) -> KafkaTrigger:
+        """Return the trigger that waits for the same condition, from the rendered arguments.
 
-        :param options: of :class:`~airflow_kafka_spark.triggers.base.KafkaTrigger`.
-        :raises ValidationError: something is wrong that the trigger's watch does not know of.
+        :raises ValidationError: an argument is wrong that the trigger's probe does not check.
         """
 
-    # --- Airflow's contract ---
+    # --- for Airflow ---
 
     def execute(self, context: Any) -> Any:
-        """Wait; the last look's value.
+        """Wait until the condition holds, and return the observed values.
 
-        :raises ValidationError: all that is wrong with the arguments, at once.
-        :raises AirflowSensorTimeout: it did not come in time.
-        :raises KafkaSparkError: it cannot be found out: a missing topic, brokers that are down for good.
+        :raises ValidationError: naming all that is wrong with the arguments.
+        :raises AirflowSensorTimeout: the condition did not hold in time.
+        :raises KafkaSparkError: the check failed: a missing topic, brokers that are down for good.
         """
         try:
             if self.deferrable:
-                return self._look_or_defer(context)
+                return self._check_or_defer(context)
             return super().execute(context)
         except KafkaSparkError as error:
-            self._never(error)
+            self._skip_if_never_fail(error)
             raise
         finally:
-            self._let_go()
+            self._close()
 
     def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
-        """One look, which bears brokers that are down for ``retry_timeout``."""
-        from airflow_kafka_spark.triggers.base import RETRY_SECONDS, Patience
+        """Check once. Repeats the check for ``retry_timeout`` seconds while brokers are down."""
+        from airflow_kafka_spark.triggers.base import RETRY_SECONDS, RetryBudget
 
-        patience = Patience(min(self.retry_timeout, self.timeout))
+        budget = RetryBudget(min(self.retry_timeout, self.timeout))
         while True:
             try:
-                sight = self._look(context)
-                return PokeReturnValue(sight.done, sight.value)
+                observed = self._check(context)
+                return PokeReturnValue(observed.done, observed.value)
             except KafkaSparkError as error:
                 if self._is_awaited(error):
                     self.log.info("%s", error)
                     return PokeReturnValue(False)
-                if not patience.borne(error):
+                if not budget.allows(error):
                     raise
-                self.log.warning("Looking again: %s", error)
+                self.log.warning("Checking again: %s", error)
                 time.sleep(min(RETRY_SECONDS, self.poke_interval))
 
     def resumed(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> Any:
-        """After the trigger has fired."""
+        """Return the value of the trigger's event, or raise its failure."""
         from airflow_kafka_spark.triggers.base import raise_failure
 
         if event["status"] == "success":
@@ -116,59 +119,57 @@ class KafkaSensor(BaseSensorOperator):
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except KafkaSparkError as error:
-            self._never(error)
+            self._skip_if_never_fail(error)
             raise
 
-    # --- how ---
+    # --- checks ---
 
-    def _look_or_defer(self, context: Mapping[str, Any]) -> Any:
-        from airflow_kafka_spark.triggers.base import Patience
+    def _check_or_defer(self, context: Mapping[str, Any]) -> Any:
+        from airflow_kafka_spark.triggers.base import RetryBudget
 
-        trigger = self.make_trigger(context, **self._trigger_options())
-        patience = Patience(trigger.retry_timeout, wait_for_topic=self.wait_for_topic, silent=self.silent_fail)
-        trigger.give_up_at = time.time() + self.timeout
+        polling = self._polling(give_up_at=time.time() + self.timeout)
+        trigger = self.make_trigger(context, polling)
+        budget = RetryBudget.of(polling)
         try:
-            sight = self._look(context)
-            if sight.done:
-                return sight.value
+            observed = self._check(context)
+            if observed.done:
+                return observed.value
         except ValidationError:
             raise
         except KafkaSparkError as error:
-            if not patience.borne(error):
+            if not budget.allows(error):
                 raise
             self.log.warning("Waiting in the triggerer: %s", error)
         self.defer(trigger=trigger, method_name="resumed", timeout=timedelta(seconds=self.timeout + _SPARE_SECONDS))
 
-    def _look(self, context: Mapping[str, Any]) -> Sight:
-        if self._looking is None:
+    def _check(self, context: Mapping[str, Any]) -> Observation:
+        if self._open_probe is None:
             from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
-            watch = self.make_trigger(context, **self._trigger_options()).checked_watch()
-            self._looking = watch, KafkaHook(self.kafka_conn_id)
-        watch, hook = self._looking
-        sight = watch.look(hook)
-        self.log.info("%s", sight.line)
-        return sight
+            probe = self.make_trigger(context, self._polling()).valid_probe()
+            self._open_probe = probe, KafkaHook(self.kafka_conn_id)
+        probe, hook = self._open_probe
+        observed = probe.check(hook)
+        self.log.info("%s", observed.line)
+        return observed
 
-    def _trigger_options(self) -> dict[str, Any]:
-        return {
-            "kafka_conn_id": self.kafka_conn_id,
-            "poll_interval": self.poke_interval,
-            "retry_timeout": self.retry_timeout,
-            "wait_for_topic": self.wait_for_topic,
-            "silent": self.silent_fail,
-        }
+    def _polling(self, give_up_at: float | None = None) -> Polling:
+        from airflow_kafka_spark.triggers.base import Polling
+
+        return Polling(
+            self.kafka_conn_id, self.poke_interval, self.retry_timeout, self.wait_for_topic, give_up_at, self.silent_fail
+        )
 
     def _is_awaited(self, error: KafkaSparkError) -> bool:
         from airflow_kafka_spark.errors import TopicMissing
 
         return self.wait_for_topic and isinstance(error, TopicMissing)
 
-    def _never(self, error: KafkaSparkError) -> None:
+    def _skip_if_never_fail(self, error: KafkaSparkError) -> None:
         if self.never_fail:
             raise AirflowSkipException("Skipping due to never_fail is set to True.") from error
 
-    def _let_go(self) -> None:
-        if self._looking is not None:
-            self._looking[1].close()
-            self._looking = None
+    def _close(self) -> None:
+        if self._open_probe is not None:
+            self._open_probe[1].close()
+            self._open_probe = None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.sensors.base import KafkaSensor
+from airflow_kafka_spark.sensors.base import DEFAULT_DEFERRABLE, KafkaSensor
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.triggers.arguments import Instant
+    from airflow_kafka_spark.triggers.base import Polling
     from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
 
 _TIMETABLES = (
@@ -20,19 +23,24 @@ _TIMETABLES = (
 
 
 class KafkaIntervalSensor(KafkaSensor):
-    """Waits until no record of an interval can come any more, as far as Kafka can tell.
+    """Waits until no more records of an interval can arrive, as far as Kafka can tell.
 
-    Each partition has to have passed the interval's end: it has a committed record whose timestamp is at or behind it. One that
-    has none is idle once ``grace`` is over after the end, unless an open transaction may still bring records into it.
+    A partition has passed the interval's end once it has a committed record whose timestamp is at or behind the end. A partition
+    without one is idle once ``grace`` is over after the end, unless an open transaction may still add records. The sensor
+    succeeds when every partition has passed or is idle.
 
-    Returns ``end``; ``offsets``, the first offset at or behind it of each partition that has passed; and the ``idle`` ones.
+    Returns ``end``; ``offsets``, the first offset at or behind the end of each partition that has passed; and the ``idle`` ones.
 
     :param topics: a topic, or several.
     :param end: the interval's end (a ``datetime``, text in ISO 8601, seconds since the epoch); default: that of the DAG run's
         data interval.
-    :param grace: how long after the end a partition may stay silent before it counts as idle; default one minute. As long as
-        records take to arrive, and clocks differ.
-    :param kwargs: of :class:`~airflow_kafka_spark.sensors.base.KafkaSensor`.
+    :param grace: how long after the end a partition may stay silent before it counts as idle (seconds or a ``timedelta``);
+        default one minute. Should cover the delay of records and the difference of clocks.
+    :param kafka_conn_id: connection of type ``kafka``.
+    :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
+    :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
+    :param wait_for_topic: wait for a topic that does not exist; default: that is a failure at once.
+    :param kwargs: of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and so on.
     :raises ValidationError: (by ``execute``) among other things, the DAG run has no data interval, or one without width.
     """
 
@@ -44,26 +52,36 @@ class KafkaIntervalSensor(KafkaSensor):
         topics: str | Sequence[str],
         end: datetime | str | float | None = None,
         grace: timedelta | float | str = timedelta(minutes=1),
+        kafka_conn_id: str = "kafka_default",
+        deferrable: bool = DEFAULT_DEFERRABLE,
+        retry_timeout: float | timedelta = 300.0,
+        wait_for_topic: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(
+            kafka_conn_id=kafka_conn_id,
+            deferrable=deferrable,
+            retry_timeout=retry_timeout,
+            wait_for_topic=wait_for_topic,
+            **kwargs,
+        )
         self.topics = topics
         self.end = end
         self.grace = grace
 
-    def make_trigger(self, context: Mapping[str, Any], **options: Any) -> KafkaIntervalTrigger:
-        from airflow_kafka_spark.triggers.interval import IntervalWatch, KafkaIntervalTrigger
+    def make_trigger(self, context: Mapping[str, Any], polling: Polling) -> KafkaIntervalTrigger:
+        from airflow_kafka_spark.triggers.interval import IntervalProbe, KafkaIntervalTrigger
 
-        end: Any = self.end
+        end: Instant = self.end
         problems: list[Problem] = []
         if end is None:
             end, problems = _end_of_run(context)
         if problems:
-            from airflow_kafka_spark.triggers.base import raise_for
+            from airflow_kafka_spark.triggers.base import raise_problems
 
-            # Together with what else is wrong: an end is put in its place, which is then not used.
-            raise_for([*problems, *IntervalWatch(topics=self.topics, end=0, grace=self.grace).problems()])
-        return KafkaIntervalTrigger(topics=self.topics, end=end, grace=self.grace, **options)
+            # Report all problems at once: the end of 0 only stands for the missing one, and is not used.
+            raise_problems([*problems, *IntervalProbe(topics=self.topics, end=0, grace=self.grace).problems()])
+        return KafkaIntervalTrigger(topics=self.topics, end=end, grace=self.grace, **asdict(polling))
 
 
 def _end_of_run(context: Mapping[str, Any]) -> tuple[datetime | None, list[Problem]]:

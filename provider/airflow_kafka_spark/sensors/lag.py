@@ -3,56 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.sensors.base import KafkaSensor
+from airflow_kafka_spark.sensors.base import DEFAULT_DEFERRABLE, KafkaSensor
 from airflow_kafka_spark.windows.lag import Per
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.triggers.base import Polling
     from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
-
-_WATCHED = (
-    "group_id",
-    "pipeline",
-    "topics",
-    "at_most_records",
-    "at_most_seconds",
-    "at_least_records",
-    "at_least_seconds",
-    "per",
-    "schedule",
-    "fail_on",
-    "ledger_topic",
-)
 
 
 class KafkaLagSensor(KafkaSensor):
     """Waits until a consumer's lag is small enough, or large enough.
 
-    Lag in records is counted from the first record that the consumer has not read to the last stable offset: an upper bound,
-    since compacted and aborted records in between count, but 0 exactly when there is nothing to read; a trailing transaction
-    marker is nothing. Lag in seconds is the age of that first record by its own timestamp. A group that has committed nothing,
-    or whose offsets have expired, is behind by everything that is still there, and has the status ``STOP``.
+    The lag in records is counted from the first record that the consumer has not read to the last stable offset. It is an upper
+    bound, since compacted and aborted records in between count; but it is 0 exactly if there is nothing to read: a trailing
+    transaction marker does not count. The lag in seconds is the age of that first record by its own timestamp. For a group that
+    has committed nothing, or whose offsets have expired, all records in the topics count, and the status is ``STOP``.
 
-    Returns the lag: ``records``, ``seconds``, ``status`` and ``reason``, ``measured_at``, and the same by partition.
+    Returns the lag: ``records``, ``seconds``, ``status`` and ``reason``, ``measured_at``, and these values by partition.
 
     :param group_id: the consumer group whose committed offsets count.
-    :param pipeline: the pipeline whose ledger counts; with ``group_id`` too, that counts until the ledger knows the pipeline.
+    :param pipeline: the pipeline whose ledger counts; if ``group_id`` is given too, the group counts until the ledger knows the
+        pipeline.
     :param topics: a topic, or several; may be left out for a pipeline: all that it has read.
     :param at_most_records: wait until at most so many records are left.
     :param at_most_seconds: wait until the oldest of them is at most so old; given both, both have to hold.
     :param at_least_records: wait until so many records are there.
     :param at_least_seconds: wait until the oldest of them has waited so long; given both, one is enough.
     :param per: count records in ``total`` (default), or by ``partition``: at most in each, at least in one.
-    :param schedule: how often the consumer runs (seconds or a ``timedelta``), so that it is not called dead in between; default
-        for a pipeline: as often as it did, for a group: not known.
-    :param fail_on: statuses (``WARN``, ``STALL``, ``STOP``, ``REWIND``) that are a failure, rather than waited through.
+    :param schedule: how often the consumer runs (seconds or a ``timedelta``), so that it does not count as dead in between;
+        default for a pipeline: its usual interval, for a group: unknown.
+    :param fail_on: statuses (``WARN``, ``STALL``, ``STOP``, ``REWIND``) that are a failure; with others it goes on waiting.
     :param ledger_topic: where pipelines have their ledger.
-    :param kwargs: of :class:`~airflow_kafka_spark.sensors.base.KafkaSensor`.
+    :param kafka_conn_id: connection of type ``kafka``.
+    :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
+    :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
+    :param wait_for_topic: wait for a topic that does not exist; default: that is a failure at once.
+    :param kwargs: of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and so on.
     """
 
-    template_fields: Sequence[str] = ("kafka_conn_id", *_WATCHED)
+    template_fields: Sequence[str] = (
+        "kafka_conn_id", "group_id", "pipeline", "topics", "at_most_records", "at_most_seconds", "at_least_records",
+        "at_least_seconds", "per", "schedule", "fail_on", "ledger_topic",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -68,9 +64,19 @@ class KafkaLagSensor(KafkaSensor):
         schedule: float | timedelta | str | None = None,
         fail_on: str | Sequence[str] = (),
         ledger_topic: str = "airflow-windows",
+        kafka_conn_id: str = "kafka_default",
+        deferrable: bool = DEFAULT_DEFERRABLE,
+        retry_timeout: float | timedelta = 300.0,
+        wait_for_topic: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(
+            kafka_conn_id=kafka_conn_id,
+            deferrable=deferrable,
+            retry_timeout=retry_timeout,
+            wait_for_topic=wait_for_topic,
+            **kwargs,
+        )
         self.group_id = group_id
         self.pipeline = pipeline
         self.topics = topics
@@ -83,7 +89,21 @@ class KafkaLagSensor(KafkaSensor):
         self.fail_on = fail_on
         self.ledger_topic = ledger_topic
 
-    def make_trigger(self, context: Mapping[str, Any], **options: Any) -> KafkaLagTrigger:
+    def make_trigger(self, context: Mapping[str, Any], polling: Polling) -> KafkaLagTrigger:
         from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
 
-        return KafkaLagTrigger(once=True, **{name: getattr(self, name) for name in _WATCHED}, **options)
+        return KafkaLagTrigger(
+            group_id=self.group_id,
+            pipeline=self.pipeline,
+            topics=self.topics,
+            at_most_records=self.at_most_records,
+            at_most_seconds=self.at_most_seconds,
+            at_least_records=self.at_least_records,
+            at_least_seconds=self.at_least_seconds,
+            per=self.per,
+            schedule=self.schedule,
+            fail_on=self.fail_on,
+            ledger_topic=self.ledger_topic,
+            once=True,
+            **asdict(polling),
+        )

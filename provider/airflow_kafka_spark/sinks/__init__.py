@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.base import Guarantee, Sink
-    from airflow_kafka_spark.sinks.files import FilesSink
-    from airflow_kafka_spark.sinks.postgres import PostgresSink
+    from airflow_kafka_spark.sinks.files.sink import FilesSink
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.postgres.sink import PostgresSink
 
-__all__ = ["FilesSink", "Guarantee", "PostgresSink", "Sink"]
+__all__ = ["FilesSink", "Guarantee", "KafkaSink", "PostgresSink", "Sink"]
 
-_MODULES = {"FilesSink": "files", "Guarantee": "base", "PostgresSink": "postgres", "Sink": "base"}
+_MODULES = {
+    "FilesSink": "files.sink",
+    "Guarantee": "base",
+    "KafkaSink": "kafka.sink",
+    "PostgresSink": "postgres.sink",
+    "Sink": "base",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,9 @@
-"""What can take a window whole: the contract every sink keeps.
+"""The contract of sinks, which write windows.
 
-The driver calls, in this order: :meth:`Sink.validate`, :meth:`Sink.applied` (skip if there), :meth:`Sink.begin`; Spark's tasks
-call the :class:`SplitWriter` of the :class:`WindowWriter`, perhaps several times for one split; then the driver calls
-:meth:`WindowWriter.commit`. Until ``commit`` returns, a reader of the sink sees nothing of the window; afterwards all of it.
+The driver calls :meth:`Sink.validate`, :meth:`Sink.applied` (if the window is there already, the rest is skipped) and
+:meth:`Sink.begin`, in this order. Spark's tasks then call the :class:`SplitWriter` of the :class:`WindowWriter`, perhaps several
+times for one split. At last the driver calls :meth:`WindowWriter.commit`. Until ``commit`` returns, a reader of the sink sees
+nothing of the window; afterwards all of it.
 """
 
 from __future__ import annotations
@@ -24,31 +25,32 @@ if TYPE_CHECKING:
 
 
 class Guarantee(str, Enum):
-    """What a reader of the sink may rely on."""
+    """What a sink guarantees to its readers."""
 
     EXACTLY_ONCE = "exactly-once"
-    """No record of a window twice, none missing, and the window is seen whole or not at all."""
+    """No record of a window is there twice and none is missing. A reader sees the whole window or nothing of it."""
 
     EXACTLY_ONCE_PER_SPLIT = "exactly-once, split by split"
-    """No record twice, none missing; while the window is being written a reader may see some of its splits."""
+    """No record is there twice and none is missing. While a window is written, a reader may see some of its splits."""
 
     AT_LEAST_ONCE = "at-least-once"
-    """Records may be seen twice after a failure."""
+    """Records may be there twice after a failure."""
 
     @property
     def by_split(self) -> bool:
-        """Whether splits are committed one by one: some of a window may be there although it fails."""
+        """Return True if splits are committed one by one, so that a window that fails may be there in part."""
         return self is Guarantee.EXACTLY_ONCE_PER_SPLIT
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What flows into a sink: known before anything is read.
+    """The rows that a sink will get, described before anything is read.
 
     :param pipeline: the pipeline's name.
     :param schema: the Arrow schema of the rows, in column order: the value's columns, then the key's, then metadata columns.
-    :param has_tombstones: True when records without a value arrive as tombstones (see :class:`Rows`).
-    :param tolerates: True when the sink may leave rows out that it refuses, and is to tell which (:meth:`WindowWriter.refused`).
+    :param has_tombstones: True if records without a value arrive as tombstones (see :class:`Rows`).
+    :param tolerates: True if the sink has to leave out rows that it refuses, and to report them
+        (:meth:`WindowWriter.refused_records`).
     """
 
     pipeline: str
@@ -59,12 +61,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch of one split on its way into the sink, in offset order.
+    """A batch of rows of one split, in offset order.
 
-    :param batch: the rows; its schema is the :class:`Shape`'s.
+    :param batch: the rows, in the schema of the :class:`Shape`.
     :param offsets: each row's Kafka offset (int64, ascending); topic and partition are the split's.
-    :param tombstones: None when there are none in this batch, else a boolean per row: True = the record has no value, so only
-        the key's columns and the metadata columns are set.
+    :param tombstones: None if the batch has no tombstones, else a boolean per row. True: the record has no value, so only the
+        key's columns and the metadata columns are set.
     """
 
     batch: pa.RecordBatch
@@ -72,69 +74,76 @@ class Rows:
     tombstones: pa.BooleanArray | None = None
 
     def filter(self, kept: pa.BooleanArray) -> Rows:
-        """Some of them."""
+        """Return the rows for which ``kept`` is True."""
         tombstones = self.tombstones.filter(kept) if self.tombstones is not None else None
         return Rows(self.batch.filter(kept), self.offsets.filter(kept), tombstones)
 
 
 class SplitWriter(ABC):
-    """Writes one split inside a Spark task. Made by :class:`WindowWriter`, pickled, opened in the task.
+    """Writes one split inside a Spark task. The :class:`WindowWriter` makes it, Spark pickles it, the task opens it.
 
-    The same split may be written by several tasks, also at once (retry, speculation, a zombie job): each writes a place of its
-    own, or the second yields to the first.
+    Several tasks may write the same split, even at the same time (retry, speculation, a zombie job). Each writes to a place of
+    its own, or the second one yields to the first.
     """
 
     @abstractmethod
     def open(self, split: Split) -> None:
-        """Begin one split. Called once per task attempt, before the first :meth:`write`."""
+        """Begin a split. Called once per task attempt, before the first :meth:`write`."""
 
-    def refusals(self, rows: Rows) -> Mapping[int, str]:
-        """Rows that cannot be written whatever the target says: where in the batch they are, and why. Asked before
-        :meth:`write`, which then gets the others, where bad records are tolerated."""
+    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+        """Return the rows that no target of this kind can hold: their positions in the batch, with the reasons.
+
+        Called before :meth:`write` where bad records are tolerated; :meth:`write` then gets the other rows.
+        """
         return {}
 
-    def put_off(self) -> None:  # noqa: B027
-        """Some of the split's records are not for this sink, and it is not decided yet what becomes of them. A writer that would
-        commit the split by itself leaves that to the driver now (:meth:`WindowWriter.put_off`). May be called again."""
+    def defer(self) -> None:  # noqa: B027
+        """Leave committing the split to the driver (:meth:`WindowWriter.deferred`).
+
+        Called when the split holds records that are not for this sink and have not been sent elsewhere yet. Only writers that
+        commit splits by themselves need it. May be called again.
+        """
 
     @abstractmethod
     def write(self, rows: Rows) -> None:
-        """Take the next rows of the split."""
+        """Write the next rows of the split."""
 
     @abstractmethod
     def close(self) -> Mapping[str, Any]:
-        """Flush: when this returns, the split's rows are durable, though not yet visible.
+        """Flush the split. When this returns, its rows are durable, though not yet visible.
 
-        :return: what :meth:`WindowWriter.commit` needs to know of them (JSON), among it ``rows``: how many the sink counted.
+        :return: the token that :meth:`WindowWriter.commit` gets (JSON). ``rows`` in it is the number of rows that the sink
+            counted.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """Leave nothing behind of this split; called instead of :meth:`close`, never raises."""
+        """Remove everything that was written of the split. Called instead of :meth:`close`; never raises."""
 
 
 class WindowWriter(ABC):
-    """One attempt at writing one window, on the driver: a context manager.
-
-    Leaving it without :meth:`commit` discards everything.
-    """
+    """One attempt at writing one window, on the driver. A context manager: leaving it without :meth:`commit` discards
+    everything."""
 
     @abstractmethod
     def split_writer(self) -> SplitWriter:
-        """A picklable writer for the tasks. May hold passwords; never has them in its repr."""
+        """Return a picklable writer for the tasks. It may hold passwords, but never shows them in its repr."""
 
-    def put_off(self, results: Sequence[SplitResult]) -> Sequence[Split]:
-        """Splits that could not be written as the others were, since the sink refuses some of their rows, or
-        :meth:`SplitWriter.put_off` was called, of a :class:`Shape` that tolerates it: asked once, as soon as all are read. They
-        are read once more, for a :meth:`split_writer` that is asked for after this, and what is told of them then counts.
+    def deferred(self, results: Sequence[SplitResult]) -> Sequence[Split]:
+        """Return the splits that tasks could not commit by themselves, because the sink refuses some of their rows or
+        :meth:`SplitWriter.defer` was called.
+
+        Called once, when all splits are read, and only where the :class:`Shape` tolerates bad records. These splits are then read
+        again for a new :meth:`split_writer`; their new results replace the old ones.
 
         :param results: as for :meth:`commit`.
         """
         return ()
 
-    def refused(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
-        """The records that the sink refuses, of a :class:`Shape` that tolerates it: asked once, before it is decided what becomes
-        of bad records. They are not among what :meth:`commit` makes visible.
+    def refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
+        """Return the records that the sink refuses; :meth:`commit` leaves them out.
+
+        Called once, before dead letters are sent, and only where the :class:`Shape` tolerates bad records.
 
         :param results: as for :meth:`commit`.
         """
@@ -144,11 +153,11 @@ class WindowWriter(ABC):
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Make the window visible, together with the sink's own record of it, in one atomic step.
 
-        If another attempt was faster, that window is left as it is and what it wrote is returned.
+        If another attempt was faster, its window is left as it is and its record is returned.
 
         :param results: one result per split of the window, in the order of their indexes, none rejected.
-        :raises WindowConflict: the sink's last window of this pipeline is not the one this window follows.
-        :raises ForeignOffsets: it is of another cluster.
+        :raises WindowConflict: this window does not follow the sink's last window of the pipeline.
+        :raises ForeignOffsets: the sink's last window is of another cluster.
         """
 
     @abstractmethod
@@ -159,34 +168,39 @@ class WindowWriter(ABC):
 
 
 class Sink(ABC):
-    """Where windows go. A frozen dataclass of options; connections are looked up when they are used, never at DAG parse."""
+    """A destination of windows. A frozen dataclass of options; connections are looked up when they are used, never at DAG
+    parse."""
 
     template_fields: ClassVar[Sequence[str]] = ()
     takes_tombstones: bool = False
-    """True when a record without a value is a delete for this sink."""
+    """True if a record without a value deletes a row in this sink."""
     split_records: int = 1_000_000
-    """Offsets per split, about, where nobody says otherwise."""
+    """Default size of a split, in offsets."""
     whole_partitions: bool = False
-    """True when each partition of a window has to be one split: splits are taken one by one, and the order of records counts."""
+    """True if each partition of a window has to be one split, because splits commit one by one and the order of records counts.
+    """
 
     @property
     @abstractmethod
     def guarantee(self) -> Guarantee:
-        """What this sink promises with these options."""
+        """What this sink guarantees with these options."""
 
     @property
     @abstractmethod
     def uri(self) -> str:
-        """The target without credentials, as ``postgres://host:5432/db/schema/table``. May look up the connection."""
+        """The target's URI without credentials, for instance ``postgres://host:5432/db/schema/table``. May look up the
+        connection."""
 
     @property
     def asset_uri(self) -> str:
-        """What identifies the target as an Airflow asset. Looks nothing up: it is asked for at DAG parse."""
+        """The URI that identifies the target as an Airflow asset. Read at DAG parse, so it must not look up the connection."""
         return self.uri
 
     def destination(self) -> Endpoint:
-        """Where its rows, and its own record of windows, land: what tells whether an open window still goes where it was planned
-        to go. Without credentials. May look up the connection, and ask the server.
+        """Return where the rows and the sink's record of windows are written, without credentials.
+
+        An open window may only go where it was planned to go, which is decided by comparing destinations. May look up the
+        connection and ask the server.
 
         :raises ConnectionInvalid: the connection cannot be used.
         :raises SinkUnavailable: the server cannot be reached.
@@ -195,27 +209,34 @@ class Sink(ABC):
 
     @abstractmethod
     def validate(self, shape: Shape) -> list[Problem]:
-        """Everything that would keep a window of this shape from being written: missing table, types that do not fit, no right to
-        write. Changes nothing, needs no Spark, takes seconds at most. Returns an empty list when all is well; never raises for
-        what a user can cause."""
+        """Return everything that would keep a window of this shape from being written: a missing table, types that do not fit, a
+        missing right. Empty if all is well.
+
+        Changes nothing, needs no Spark and takes seconds at most. Never raises for an error that a user can cause.
+        """
 
     def replay_problems(self) -> list[Problem]:
-        """Why this sink, with these options and where it is, cannot replace the rows of a window it has taken, as a replay does.
-        Asked before a replay is planned, and before one that is open is taken up again. Leaves everything as it is."""
-        return [Problem("on_rerun", "this sink cannot replace what it has taken", 'Set `on_rerun="skip"`')]
+        """Return why this sink, with these options, cannot replace the rows of a window that it has applied, as a replay does.
+
+        Called before a replay is planned, and before an open one is resumed. Changes nothing.
+        """
+        return [Problem("on_rerun", "this sink cannot replace the rows of a window", 'Set `on_rerun="skip"`')]
 
     def unordered_problems(self) -> list[Problem]:
-        """Why windows that are taken in any order, as intervals may be, would not leave what they leave in theirs."""
+        """Return why windows that are applied in another order than that of their offsets, as data intervals may be, would leave
+        other rows behind. Empty if the order does not matter."""
         return []
 
     @abstractmethod
     def last_applied(self, pipeline: str) -> Applied | None:
-        """The newest window of this pipeline the sink remembers, with the ids of its cluster and topics: where a pipeline goes on
-        when its ledger is lost, if these are still the same."""
+        """Return the newest window of this pipeline in the sink's own record, with the ids of its cluster and topics.
+
+        A pipeline whose ledger is lost continues there, if these ids are still the same.
+        """
 
     @abstractmethod
     def applied(self, window: Window) -> Applied | None:
-        """The sink's record of exactly this window, or None; of a replay, once that has been taken.
+        """Return the sink's record of this window, or None if it is not applied. A replay counts as a window of its own.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
@@ -223,5 +244,8 @@ class Sink(ABC):
 
     @abstractmethod
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:
-        """An attempt at this window. Leftovers of earlier attempts at it are cleared away, and earlier attempts that still live
-        can no longer commit something else than this window."""
+        """Begin an attempt at this window.
+
+        Removes what earlier attempts at it left behind. Earlier attempts that are still running can no longer commit anything
+        else than this window.
+        """

@@ -1,9 +1,9 @@
-"""What can be cut into frozen windows of rows: the contract that tables and files keep. (Kafka as a source has offsets.)
+"""The contract of a source of rows (tables, files): windows of rows that are frozen once and read by every attempt alike.
 
-The driver calls, in this order: :meth:`RowSource.validate`; :meth:`RowSource.freeze`, once per window, whose answer is written
-to the ledger before any work; :meth:`RowSource.frame`, at every attempt, with exactly the splits that were written down.
-Partition ``i`` of that DataFrame is split ``i``: each is published in one Kafka transaction, under a name of its own, so that
-whoever publishes it second finds that it is there.
+The driver calls, in this order: :meth:`RowSource.validate`; :meth:`RowSource.freeze` once per window, whose result is written to
+the ledger before any work; :meth:`RowSource.frame` at every attempt, with exactly the splits in the ledger. Partition ``i`` of
+that DataFrame is split ``i``. Each split is published in one Kafka transaction, under a transactional id of its own, so that a
+second attempt finds that it is published.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_SPLITS = 2_000
-"""Of one window: its plan has to fit into one record of the ledger."""
+"""The most splits of a window: its plan has to fit into one record of the ledger."""
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenWindow:
     """A window of rows, decided once.
 
-    :param splits: per split, what it covers (JSON). The same bounds give the same rows at every attempt, as far as the source
-        itself does not change them; no row is in two splits, and no row of the window in none.
-    :param position: where the source stands once the window is published (JSON); the next :meth:`RowSource.freeze` is given it.
-    :param rows: how many rows were counted, None where counting would cost a pass of its own.
-    :param remaining: whether the source held more than this window takes.
+    :param splits: per split, its bounds (JSON). Unless the source's rows change, the same bounds give the same rows at every
+        attempt. Each row of the window is in exactly one split.
+    :param position: the source's position once the window is published (JSON), for the next :meth:`RowSource.freeze`.
+    :param rows: the number of rows, None if counting them would need a pass of its own.
+    :param remaining: whether the source held more rows than this window takes.
     """
 
     splits: tuple[Mapping[str, Any], ...]
@@ -43,24 +43,25 @@ class Frozen:
 
 
 class SplitReader(ABC):
-    """Reads splits inside a Spark task, without Spark: picklable, made by :meth:`RowSource.reader`.
+    """Reads splits inside a Spark task, without Spark. Picklable; made by :meth:`RowSource.reader`.
 
-    :ivar columns: names of the columns, and what they hold, in order.
+    :ivar columns: names of the columns and the kinds of their values, in order.
     """
 
     columns: tuple[tuple[str, Kind], ...]
 
     @abstractmethod
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a split, by its place among those the reader was made for: the same that :meth:`RowSource.frame` gives.
+        """Yield the rows of a split: those of its partition of :meth:`RowSource.frame`.
 
+        :param split: the index of the split among those that the reader was made for.
         :raises SourceUnavailable: the source does not answer; the split may be read again.
-        :raises SourceRejected: it refuses, or holds a value that cannot be published.
+        :raises SourceRejected: the source refuses, or holds a value that cannot be published.
         """
 
 
 class RowSource(ABC):
-    """Where rows come from. A frozen dataclass of options; connections are looked up when they are used, never at DAG parse."""
+    """A source of rows: a frozen dataclass of options. Connections are looked up when they are used, never at DAG parse."""
 
     template_fields: ClassVar[Sequence[str]] = ()
 
@@ -71,16 +72,17 @@ class RowSource(ABC):
 
     @property
     def asset_uri(self) -> str:
-        """What identifies the source as an Airflow asset. Looks nothing up: it is asked for at DAG parse."""
+        """The URI of the source as an Airflow asset. Looks nothing up: it is needed at DAG parse."""
         return self.uri
 
     def origin(self) -> Endpoint:
-        """What its rows are read from: what tells whether an open window is still read where it was frozen. Without credentials.
+        """Return where the rows are read from, without credentials: an open window is only read where it was frozen.
+
         May look up the connection, and ask the server.
 
         :raises ConnectionInvalid: the connection cannot be used.
         :raises SourceUnavailable: the server cannot be reached.
-        :raises SourceRejected: what is to be read is not there.
+        :raises SourceRejected: the table or directory does not exist.
         """
         return Endpoint({"source": self.uri})
 
@@ -91,45 +93,51 @@ class RowSource(ABC):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Spark SQL settings that decide how the source is read and cut; set on the session while it is read."""
+        """Spark SQL settings that decide how the source is read and split; set on the session while it is read."""
         return {}
 
     @abstractmethod
     def validate(self) -> list[Problem]:
-        """Everything that would keep a window from being frozen and read: options, connection, missing table or column, types
-        that cannot be read. Changes nothing, needs no Spark, takes seconds at most. Never raises for what a user can cause;
-        ``where`` of its problems begins with ``source``."""
+        """Return all that would keep a window from being frozen and read: options, connection, missing table or column, types
+        that cannot be read.
+
+        Changes nothing, needs no Spark, and takes seconds at most. Raises nothing that a user can cause. ``where`` of each
+        problem begins with ``source``.
+        """
 
     @abstractmethod
     def columns(self) -> tuple[str, ...] | None:
-        """The names of the rows' columns, in order; None where only Spark can tell. Asked once :meth:`validate` found nothing."""
+        """Return the names of the rows' columns, in order; None if only Spark can find them.
+
+        Called only if :meth:`validate` has found nothing.
+        """
 
     @abstractmethod
-    def freeze(self, position: Mapping[str, Any] | None) -> Frozen:
-        """Decide the next window's end and cut it.
+    def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
+        """Decide the next window's end, and its splits.
 
-        :param position: where the last window ended, None for a pipeline without a past.
-        :return: no splits when there is nothing new.
+        :param position: of the last window's :class:`FrozenWindow`, None for the first window of a pipeline.
+        :return: a window without splits if there is nothing new.
         :raises SourceUnavailable: the source does not answer; the task may be retried.
-        :raises SourceRejected: the source is not what the options say, or is no longer what earlier windows read.
+        :raises SourceRejected: the source does not fit the options, or the position of earlier windows.
         """
 
     def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
-        """How tasks read these splits by themselves, much faster than through Spark; or why only Spark can, as a clause.
+        """Return how tasks read these splits by themselves, much faster than through Spark; or why only Spark can, as a clause.
 
-        :param columns: those that are needed, None for all.
+        :param columns: the needed columns, None for all.
         :raises SourceUnavailable: the source does not answer.
         :raises SourceRejected: the splits can no longer be read as they were frozen.
         """
         return "it has no other way"
 
     def explain(self, error: BaseException) -> SourceRejected | None:
-        """What Spark's error while reading says of the source, in words that help: the file, the cause. None: nothing of it."""
+        """Return what Spark's error while reading means: the file and the cause. None if it does not concern the source."""
         return None
 
     @abstractmethod
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
-        """The rows of these splits: exactly ``len(splits)`` partitions, in the order given. Nothing is read yet.
+        """Return the rows of these splits, in exactly ``len(splits)`` partitions, in the given order. Nothing is read yet.
 
         :raises SourceRejected: the splits can no longer be read as they were frozen (a file has changed or is gone).
         """

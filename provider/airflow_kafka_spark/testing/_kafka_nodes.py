@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import subprocess
 import uuid
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark.errors import ServerFailed
-from airflow_kafka_spark.hooks.jars import cache_directory
+from airflow_kafka_spark.hooks.class_archive import archive_file
 from airflow_kafka_spark.testing import _processes as processes
 from airflow_kafka_spark.testing.security import KafkaSecurity
 
@@ -160,16 +159,14 @@ def format_storage(commands: Sequence[tuple[Broker, list[str]]], cluster: str, s
 
 
 def class_archive(java: Path, jars: Sequence[Path]) -> Path:
-    """Where Java would find Kafka's classes as they are once loaded: an archive of class data sharing, in the cache of jars.
+    """Return where the archive of Kafka's classes lies, or would lie (`airflow_kafka_spark.hooks.class_archive`).
 
-    With one a broker starts at half the CPU time. Nobody has to have made it, and Java does without one that does not fit.
+    With one a broker starts at half the CPU time. Nobody has to have made it.
 
     :param java: the executable.
     :param jars: the class path.
     """
-    facts = [str(java.resolve()), *(f"{jar} {jar.stat().st_size} {jar.stat().st_mtime_ns}" for jar in jars)]
-    name = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-    return cache_directory() / "archives" / f"kafka-{name}.jsa"
+    return archive_file("kafka", java, jars)
 
 
 def _escaped(value: str) -> str:

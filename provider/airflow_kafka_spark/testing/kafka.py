@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_kafka_spark.errors import ServerFailed, ServerInvalid
+from airflow_kafka_spark.hooks.class_archive import java_options
 from airflow_kafka_spark.hooks.jars import KAFKA_BROKER, find_java, resolve
 from airflow_kafka_spark.testing import _kafka_nodes as nodes
 from airflow_kafka_spark.testing import _processes as processes
@@ -252,10 +253,9 @@ class EmbeddedKafka(Embedded):
 
     def _command(self, broker: Broker) -> list[str]:
         logging = Path(__file__).with_name("log4j2.properties")
-        archive = nodes.class_archive(self._java, self._jars)
-        shared = [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"] if archive.exists() else []
+        archive = java_options(nodes.class_archive(self._java, self._jars))
         return [
-            *(str(self._java), *shared, *self._jvm_options, f"-Dlog4j2.configurationFile={logging}"),
+            *(str(self._java), *archive, *self._jvm_options, f"-Dlog4j2.configurationFile={logging}"),
             *("-cp", ":".join(map(str, self._jars))),
         ]
 

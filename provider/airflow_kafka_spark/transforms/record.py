@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import spark_column
-from airflow_kafka_spark.formats.marks import END, ERROR, LEFT_OUT, ROUTE
+from airflow_kafka_spark.formats.internal_columns import END, ERROR, LEFT_OUT, ROUTE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

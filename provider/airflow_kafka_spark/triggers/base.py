@@ -1,7 +1,7 @@
-"""What all triggers here have in common: looking again and again, in a thread, until what is waited for has come.
+"""The base of all triggers: polling a cluster in a thread until a condition holds.
 
-A *watch* looks at the cluster once and says what it saw; it blocks. A trigger calls it in a thread of its own, so that the
-triggerer's event loop never waits for a broker; a sensor that pokes calls the same watch in its task.
+A :class:`Probe` checks the cluster once, and blocks. A trigger calls it in a thread of its own, so that the triggerer's event
+loop never waits for a broker. A sensor that pokes calls the same probe in its task.
 """
 
 from __future__ import annotations
@@ -12,34 +12,33 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_kafka_spark import errors
-from airflow_kafka_spark.errors import KafkaSparkError, TopicMissing, ValidationError
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, TopicMissing, ValidationError
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.errors import Problem
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 T = TypeVar("T")
 
 RETRY_SECONDS = 5.0
-"""How long after a failure the brokers are asked again, at most: a look at dead ones takes some seconds by itself."""
+"""The longest pause after a failure. A request to brokers that are down takes some seconds by itself."""
 
-# Of our own: brokers that do not answer must not take the threads that other triggers of the process need.
+# Not asyncio's default pool: brokers that do not answer must not block threads that other triggers of the process need.
 _POOL = ThreadPoolExecutor(32, thread_name_prefix="airflow-kafka-spark")
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What one look gave.
+class Observation:
+    """The result of one check.
 
-    :param done: whether that is what is waited for.
-    :param value: what a sensor returns and an event carries; JSON.
-    :param line: one line a person can read.
+    :param done: whether the condition holds.
+    :param value: the return value of a sensor and the payload of an event; JSON.
+    :param line: one line for the log.
     """
 
     done: bool
@@ -47,27 +46,55 @@ class Sight:
     line: str = ""
 
 
-class Watch(Protocol):
-    """Looks at a cluster; remembers between two looks what helps it."""
+class Probe(Protocol):
+    """Checks a condition at a cluster. May cache between two checks what cannot change."""
 
     def problems(self) -> list[Problem]:
-        """What is wrong with the options, without asking anybody."""
+        """Return what is wrong with the arguments, without asking the cluster."""
         ...
 
-    def look(self, hook: KafkaHook) -> Sight:
-        """What is there now. Blocks.
+    def check(self, hook: KafkaHook) -> Observation:
+        """Return whether the condition holds now. Blocks.
 
-        :raises KafkaSparkError: it could not be found out.
+        :raises KafkaSparkError: the cluster did not answer, or refused.
         """
         ...
 
 
-class Patience:
-    """How long failures are borne: brokers that are down for a moment are no failure.
+@dataclass(frozen=True)
+class Polling:
+    """How a trigger polls.
 
-    :param seconds: how long.
+    :param kafka_conn_id: connection of type ``kafka``.
+    :param poll_interval: seconds between two checks.
+    :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure.
+    :param wait_for_topic: wait for a topic that does not exist; otherwise that is a failure at once.
+    :param give_up_at: when to stop waiting, seconds since the epoch; None never stops.
+    :param silent: retry after every failure, as a sensor's ``silent_fail`` does.
+    """
+
+    kafka_conn_id: str = "kafka_default"
+    poll_interval: float = 60.0
+    retry_timeout: float = 300.0
+    wait_for_topic: bool = False
+    give_up_at: float | None = None
+    silent: bool = False
+
+    def problems(self) -> list[Problem]:
+        """Return what is wrong with the values."""
+        return [
+            Problem(name, f"`{value}` is not a number of seconds of at least 0")
+            for name, value in (("poll_interval", self.poll_interval), ("retry_timeout", self.retry_timeout))
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0
+        ]
+
+
+class RetryBudget:
+    """Decides whether to check again after a failure: brokers that are down for a moment are no failure.
+
+    :param seconds: for how long failures that may pass are retried.
     :param wait_for_topic: whether a missing topic is waited for, without end.
-    :param silent: whether every failure is borne, without end.
+    :param silent: whether every failure is retried, without end.
     """
 
     def __init__(self, seconds: float, *, wait_for_topic: bool = False, silent: bool = False) -> None:
@@ -76,105 +103,84 @@ class Patience:
         self.silent = silent
         self._since: float | None = None
 
-    def borne(self, error: KafkaSparkError) -> bool:
-        """Whether to look again after this failure."""
+    @classmethod
+    def of(cls, polling: Polling) -> RetryBudget:
+        """Return the budget that a trigger's arguments allow."""
+        return cls(polling.retry_timeout, wait_for_topic=polling.wait_for_topic, silent=polling.silent)
+
+    def allows(self, error: KafkaSparkError) -> bool:
+        """Return True if the check should be repeated after this failure."""
         if self.silent or isinstance(error, TopicMissing):
             return self.silent or self.wait_for_topic
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         return error.retryable and now - self._since < self.seconds
 
-    def well(self) -> None:
-        """A look was answered: the time starts anew."""
+    def reset(self) -> None:
+        """Start the time anew, after a check without failure."""
         self._since = None
 
 
 class KafkaTrigger(BaseTrigger):
-    """A trigger that looks at a cluster until it sees what it waits for, and then fires once.
+    """A trigger that polls a cluster until a condition holds, and then fires once.
 
-    Its event carries ``status``: ``success`` with the ``value`` of the last look; ``timeout`` with its ``line``; or ``error``
-    with what :func:`raise_failure` needs. Failures that may pass are borne for ``retry_timeout`` seconds.
+    Its event carries ``status``: ``success`` with the ``value`` of the last check; ``timeout`` with its ``line``; or ``error``
+    with what :func:`raise_failure` needs. Failures that may pass are retried for ``retry_timeout`` seconds.
 
-    :param kafka_conn_id: connection of type ``kafka``.
-    :param poll_interval: seconds between two looks.
-    :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure.
-    :param wait_for_topic: wait for a topic that does not exist; else that is a failure at once.
-    :param give_up_at: when to stop waiting, seconds since the epoch; None never stops.
-    :param silent: bear every failure, as a sensor's ``silent_fail`` does.
+    :param polling: how it polls. Subclasses take each of its fields as an argument of their own, since a triggerer makes them
+        from JSON.
     """
 
-    def __init__(
-        self,
-        *,
-        kafka_conn_id: str = "kafka_default",
-        poll_interval: float = 60.0,
-        retry_timeout: float = 300.0,
-        wait_for_topic: bool = False,
-        give_up_at: float | None = None,
-        silent: bool = False,
-    ) -> None:
+    def __init__(self, polling: Polling) -> None:
         super().__init__()
-        self.kafka_conn_id = kafka_conn_id
-        self.poll_interval = poll_interval
-        self.retry_timeout = retry_timeout
-        self.wait_for_topic = wait_for_topic
-        self.give_up_at = give_up_at
-        self.silent = silent
+        self.polling = polling
 
-    # --- what a concrete trigger says ---
+    # --- for subclasses ---
 
     @abstractmethod
-    def options(self) -> dict[str, Any]:
-        """Its own arguments, as JSON, beside those of this class."""
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments beside those of :class:`Polling`, as JSON."""
 
     @abstractmethod
-    def watch(self) -> Watch:
-        """What looks; a new one, that has seen nothing yet."""
+    def probe(self) -> Probe:
+        """Return a new probe, which has checked nothing yet."""
 
-    # --- what Airflow asks ---
+    # --- for Airflow ---
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         kind = type(self)
-        return f"{kind.__module__}.{kind.__qualname__}", {
-            "kafka_conn_id": self.kafka_conn_id,
-            "poll_interval": self.poll_interval,
-            "retry_timeout": self.retry_timeout,
-            "wait_for_topic": self.wait_for_topic,
-            "give_up_at": self.give_up_at,
-            "silent": self.silent,
-            **self.options(),
-        }
+        return f"{kind.__module__}.{kind.__qualname__}", {**asdict(self.polling), **self.arguments()}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        yield TriggerEvent(await self.fired())
+        yield TriggerEvent(await self.wait())
 
-    async def fired(self) -> dict[str, Any]:
-        """Wait until there is an event, and return what it carries."""
+    async def wait(self) -> dict[str, Any]:
+        """Wait until there is an event, and return its payload."""
         hook: KafkaHook | None = None
-        patience = Patience(self.retry_timeout, wait_for_topic=self.wait_for_topic, silent=self.silent)
-        line = "nothing was seen yet"
+        polling, budget = self.polling, RetryBudget.of(self.polling)
+        line = "nothing was checked yet"
         try:
-            watch = self.checked_watch()
+            probe = self.valid_probe()
             while True:
-                pause = self.poll_interval
+                pause = polling.poll_interval
                 try:
-                    hook = hook or await connect(self.kafka_conn_id)
-                    sight = await in_thread(watch.look, hook)
-                    patience.well()
-                    line = sight.line
+                    hook = hook or await connect(polling.kafka_conn_id)
+                    observed = await in_thread(probe.check, hook)
+                    budget.reset()
+                    line = observed.line
                     self.log.info("%s", line)
-                    if sight.done:
-                        return {"status": "success", "value": sight.value}
+                    if observed.done:
+                        return {"status": "success", "value": observed.value}
                 except KafkaSparkError as error:
                     line = str(error)
-                    if not patience.borne(error):
+                    if not budget.allows(error):
                         raise
-                    self.log.warning("Looking again: %s", error)
+                    self.log.warning("Checking again: %s", error)
                     pause = min(pause, RETRY_SECONDS)
-                left = float("inf") if self.give_up_at is None else self.give_up_at - time.time()
+                left = float("inf") if polling.give_up_at is None else polling.give_up_at - time.time()
                 if left <= 0:
                     return {"status": "timeout", "line": line}
-                # The last look comes when the time is over, as a sensor's that pokes.
+                # The last check comes when the time is over, as that of a sensor that pokes.
                 await asyncio.sleep(min(pause, left))
         except KafkaSparkError as error:
             return {"status": "error", **failure_of(error)}
@@ -182,15 +188,21 @@ class KafkaTrigger(BaseTrigger):
             if hook is not None:
                 await in_thread(hook.close)
 
-    def checked_watch(self) -> Watch:
-        """:raises ValidationError: naming everything that is wrong with the options."""
-        watch = self.watch()
-        raise_for(watch.problems())
-        return watch
+    def valid_probe(self) -> Probe:
+        """Return a new probe.
+
+        :raises ValidationError: naming all that is wrong with the arguments.
+        """
+        probe = self.probe()
+        raise_problems([*self.polling.problems(), *probe.problems()])
+        return probe
 
 
-def raise_for(problems: Sequence[Problem]) -> None:
-    """:raises ValidationError: when there are any."""
+def raise_problems(problems: Sequence[Problem]) -> None:
+    """Do nothing if there are no problems.
+
+    :raises ValidationError: there are some.
+    """
     if problems:
         raise ValidationError(problems)
 
@@ -199,13 +211,13 @@ def raise_for(problems: Sequence[Problem]) -> None:
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Call something that blocks, while the event loop goes on; log lines find the task they belong to."""
+    """Call a function that blocks without blocking the event loop. Its log lines keep the context of the caller."""
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(_POOL, lambda: context.run(function, *args))
 
 
 async def connect(conn_id: str) -> KafkaHook:
-    """A hook whose connection was looked up the asynchronous way: a triggerer has no other.
+    """Return a hook whose connection was looked up asynchronously, as a triggerer requires.
 
     :raises ConnectionInvalid: there is no such connection.
     """
@@ -219,7 +231,7 @@ async def connect(conn_id: str) -> KafkaHook:
 
 
 def _hook_of(conn_id: str, connection: Any) -> KafkaHook:
-    # In a thread: importing the client takes its time.
+    # In a thread: importing the client takes some time.
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     class Connected(KafkaHook):
@@ -229,17 +241,17 @@ def _hook_of(conn_id: str, connection: Any) -> KafkaHook:
     return Connected(conn_id)
 
 
-# --- failures, on their way from a trigger to its sensor -------------------------------------------------------------------
+# --- failures that a trigger hands to its sensor ---------------------------------------------------------------------------
 
 
 def failure_of(error: KafkaSparkError) -> dict[str, Any]:
-    """An error as JSON."""
+    """Return an error as JSON."""
     facts = {name: value for name, value in vars(error).items() if _is_json(value)}
     return {"kind": type(error).__name__, "message": str(error), "facts": facts}
 
 
 def raise_failure(event: Mapping[str, Any]) -> NoReturn:
-    """Raise the error that :func:`failure_of` has told, as one of the same class.
+    """Raise the error that :func:`failure_of` was given, as one of the same class.
 
     :raises KafkaSparkError: always.
     """

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import TOLERANCE_SECONDS
-from airflow_kafka_spark.sources.kafka import Subscription
-from airflow_kafka_spark.triggers import casting
-from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight
+from airflow_kafka_spark.sources.kafka.topics import Subscription
+from airflow_kafka_spark.triggers.arguments import Duration, Instant, parse_instant, parse_seconds
+from airflow_kafka_spark.triggers.base import KafkaTrigger, Observation, Polling
 from airflow_kafka_spark.windows.instants import now_ms
 
 if TYPE_CHECKING:
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.windows.model import TopicPartition
 
 
-class IntervalWatch:
-    """Looks whether every partition has passed a moment. Arguments as :class:`KafkaIntervalTrigger`."""
+class IntervalProbe:
+    """Checks whether every partition has passed the end of an interval. Arguments as :class:`KafkaIntervalTrigger`."""
 
-    def __init__(self, *, topics: str | Sequence[str] | None, end: Any, grace: Any = 60.0) -> None:
+    def __init__(self, *, topics: str | Sequence[str] | None, end: Instant, grace: Duration = 60.0) -> None:
         self._problems: list[Problem] = []
         subscription = Subscription.of(topics, None)
         self.topics = subscription.topics
         self._problems += (
             subscription.validate() if self.topics else [Problem("topics", "no topic is given", "Name one, or several")]
         )
-        self.end = casting.instant("end", end, self._problems)
+        self.end = parse_instant("end", end, self._problems)
         if self.end is None and not self._problems:
             self._problems.append(Problem("end", "there is no end to wait for"))
-        self.grace = casting.seconds("grace", grace, self._problems) or 0.0
+        self.grace = parse_seconds("grace", grace, self._problems) or 0.0
         self._passed: dict[TopicPartition, int] = {}
 
     def problems(self) -> list[Problem]:
         return self._problems
 
-    def look(self, hook: KafkaHook) -> Sight:
+    def check(self, hook: KafkaHook) -> Observation:
         assert self.end is not None
-        # The clock first: what is written while the brokers are asked is not taken for late.
+        # Read the clock first, so that records written during the requests do not count as late.
         over = time.time() >= self.end.timestamp() + self.grace
         partitions = [tp for topic in hook.describe_topics(self.topics).values() for tp in topic.topic_partitions]
         left = [tp for tp in partitions if tp not in self._passed]
         end_ms = round(self.end.timestamp() * 1000)
-        # A record from the future says nothing of when it was written: such a partition is idle once grace is over.
+        # A timestamp from the future proves nothing: a partition with only such records is idle once grace is over.
         latest = max(now_ms(), end_ms) + round(TOLERANCE_SECONDS * 1000)
         for tp, there in (hook.records_for_times(left, end_ms) if left else {}).items():
             if there is not None and there.timestamp <= latest:
@@ -53,7 +53,7 @@ class IntervalWatch:
         waiting = [tp for tp in left if tp not in self._passed]
         idle: list[TopicPartition] = []
         if over and waiting:
-            # Who is in the middle of a transaction is not idle: its records may still belong to the interval.
+            # A partition with an open transaction is not idle: its records may still belong to the interval.
             offsets = hook.offsets(waiting)
             idle = [tp for tp in waiting if offsets[tp].held_back == 0]
         waiting = [tp for tp in waiting if tp not in idle]
@@ -68,7 +68,7 @@ class IntervalWatch:
         if waiting:
             held = " (an open transaction keeps them back)" if over else ""
             line += f"; waiting for {', '.join(map(str, sorted(waiting)[:5]))}{'...' if len(waiting) > 5 else ''}{held}"
-        return Sight(not waiting, value, line)
+        return Observation(not waiting, value, line)
 
 
 class KafkaIntervalTrigger(KafkaTrigger):
@@ -77,24 +77,34 @@ class KafkaIntervalTrigger(KafkaTrigger):
     :param topics: a topic, or several.
     :param end: the interval's end, in ISO 8601.
     :param grace: seconds behind the end after which a partition without a record at or behind it counts as idle.
-    :param options: as :class:`KafkaTrigger`.
+    :param kafka_conn_id: connection of type ``kafka``.
+    :param poll_interval: seconds between two checks.
+    :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure.
+    :param wait_for_topic: wait for a topic that does not exist; otherwise that is a failure at once.
+    :param give_up_at: when to stop waiting, seconds since the epoch; None (default) never stops.
+    :param silent: retry after every failure, as a sensor's ``silent_fail`` does.
     """
 
     def __init__(
         self,
         *,
         topics: str | Sequence[str],
-        end: str | float | datetime,
-        grace: float | timedelta | str = 60.0,
-        **options: Any,
+        end: Instant,
+        grace: Duration = 60.0,
+        kafka_conn_id: str = "kafka_default",
+        poll_interval: float = 60.0,
+        retry_timeout: float = 300.0,
+        wait_for_topic: bool = False,
+        give_up_at: float | None = None,
+        silent: bool = False,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(Polling(kafka_conn_id, poll_interval, retry_timeout, wait_for_topic, give_up_at, silent))
         self.topics = [topics] if isinstance(topics, str) else list(topics)
         self.end = end.isoformat() if isinstance(end, datetime) else end
         self.grace = grace.total_seconds() if isinstance(grace, timedelta) else grace
 
-    def options(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {"topics": self.topics, "end": self.end, "grace": self.grace}
 
-    def watch(self) -> IntervalWatch:
-        return IntervalWatch(topics=self.topics, end=self.end, grace=self.grace)
+    def probe(self) -> IntervalProbe:
+        return IntervalProbe(topics=self.topics, end=self.end, grace=self.grace)

@@ -14,9 +14,9 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaSparkError, Problem
 from airflow_kafka_spark.ledger.lag import LagMeter
-from airflow_kafka_spark.sources.kafka import Subscription
-from airflow_kafka_spark.triggers import casting
-from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight, connect, in_thread, raise_for
+from airflow_kafka_spark.sources.kafka.topics import Subscription
+from airflow_kafka_spark.triggers.arguments import Count, Duration, choice_problems, parse_count, parse_seconds
+from airflow_kafka_spark.triggers.base import KafkaTrigger, Observation, Polling, connect, in_thread, raise_problems
 from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, worst
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _THRESHOLDS = ("at_most_records", "at_most_seconds", "at_least_records", "at_least_seconds")
 
 
-class LagWatch:
-    """Looks how far a consumer is behind. Arguments as :class:`KafkaLagTrigger`, templates rendered."""
+class LagProbe:
+    """Checks how far a consumer is behind. Arguments as :class:`KafkaLagTrigger`, with templates rendered."""
 
     def __init__(
         self,
@@ -35,39 +35,39 @@ class LagWatch:
         group_id: str | None = None,
         pipeline: str | None = None,
         topics: str | Sequence[str] | None = None,
-        at_most_records: Any = None,
-        at_most_seconds: Any = None,
-        at_least_records: Any = None,
-        at_least_seconds: Any = None,
+        at_most_records: Count = None,
+        at_most_seconds: Duration = None,
+        at_least_records: Count = None,
+        at_least_seconds: Duration = None,
         per: Per = "total",
-        schedule: Any = None,
+        schedule: Duration = None,
         fail_on: str | Sequence[str] = (),
         ledger_topic: str = "airflow-windows",
     ) -> None:
         self._problems: list[Problem] = []
         self.threshold = Threshold(
-            casting.whole("at_most_records", at_most_records, self._problems),
-            casting.seconds("at_most_seconds", at_most_seconds, self._problems),
-            casting.whole("at_least_records", at_least_records, self._problems),
-            casting.seconds("at_least_seconds", at_least_seconds, self._problems),
+            parse_count("at_most_records", at_most_records, self._problems),
+            parse_seconds("at_most_seconds", at_most_seconds, self._problems),
+            parse_count("at_least_records", at_least_records, self._problems),
+            parse_seconds("at_least_seconds", at_least_seconds, self._problems),
             per,
         )
         self.fail_on = (fail_on,) if isinstance(fail_on, str) else tuple(fail_on)
         subscription = Subscription.of(topics, None)
         self._problems += subscription.validate() if subscription.topics else []
-        self._problems += self._check(group_id, pipeline, subscription)
+        self._problems += self._argument_problems(group_id, pipeline, subscription)
         self._meter = LagMeter(
             subscription.topics,
             group_id or None,
             pipeline or None,
             ledger_topic,
-            casting.seconds("schedule", schedule, self._problems) or None,
+            parse_seconds("schedule", schedule, self._problems) or None,
         )
         self.lag: Lag | None = None
-        """What the last look found."""
+        """The lag at the last check."""
 
-    def _check(self, group_id: str | None, pipeline: str | None, subscription: Subscription) -> list[Problem]:
-        problems = casting.one_of("per", self.threshold.per, ("total", "partition"))
+    def _argument_problems(self, group_id: str | None, pipeline: str | None, subscription: Subscription) -> list[Problem]:
+        problems = choice_problems("per", self.threshold.per, ("total", "partition"))
         for name, value in (("group_id", group_id), ("pipeline", pipeline)):
             if value is not None and (not isinstance(value, str) or value != value.strip()):
                 problems.append(Problem(name, f"`{value}` is not a name"))
@@ -84,24 +84,25 @@ class LagWatch:
         if not most and not least and not self._problems:
             problems.append(Problem("at_most_records", "nothing to wait for is given", f"Give one of {', '.join(_THRESHOLDS)}"))
         for status in self.fail_on:
-            problems += casting.one_of("fail_on", status, tuple(s.value for s in Status if s is not Status.OK))
+            problems += choice_problems("fail_on", status, tuple(s.value for s in Status if s is not Status.OK))
         return problems
 
     def problems(self) -> list[Problem]:
         return self._problems
 
-    def look(self, hook: KafkaHook) -> Sight:
-        """
-        :raises ConsumerUnhealthy: the status is one of ``fail_on``, and the lag is not what is waited for.
+    def check(self, hook: KafkaHook) -> Observation:
+        """Return whether the lag has reached the threshold.
+
+        :raises ConsumerUnhealthy: it has not, and the consumer's status is one of ``fail_on``.
         """
         lag, verdicts = self._meter.measure(hook)
         self.lag, verdict, done = lag, worst(verdicts), self.threshold.reached(lag)
         line = f"{lag.line}, status {verdict.status.value}{f' ({verdict.reason})' if verdict.reason else ''}"
         if not done and verdict.status.value in self.fail_on:
             raise ConsumerUnhealthy(lag.of, verdict.status.value, verdict.reason, lag.line)
-        return Sight(done, self._told(lag, verdict, verdicts), f"{line}; waiting for {self.threshold}")
+        return Observation(done, self._payload(lag, verdict, verdicts), f"{line}; waiting for {self.threshold}")
 
-    def _told(self, lag: Lag, verdict: Verdict, verdicts: Mapping[TopicPartition, Verdict]) -> dict[str, Any]:
+    def _payload(self, lag: Lag, verdict: Verdict, verdicts: Mapping[TopicPartition, Verdict]) -> dict[str, Any]:
         return {
             "group_id": self._meter.group_id,
             "pipeline": self._meter.pipeline,
@@ -125,30 +126,36 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
 
     - when the backlog had been smaller in between, and is there again; or
     - when it is still, or again, there, the consumer has moved since the last event, and ``cooldown`` is over; or
-    - when ``remind_after`` is set and over, though the consumer has not moved: the run that was started has failed, say.
+    - when ``remind_after`` is set and over, though the consumer has not moved: perhaps the run that was started failed.
 
-    What it has fired for is kept in the asset's state store (Airflow 3.3), one look after the event: a triggerer that is
-    restarted does not fire again, one that is killed right after an event may. So the event is at least once: let the DAG
-    begin where its pipeline stands, as the operators here do, not with what the event tells. Without a state store it
-    remembers as long as it runs. Failures never end a watcher: it says why in the log, and goes on looking.
+    The last event is kept in the asset's state store (Airflow 3.3), one check after the event: a triggerer that is restarted does
+    not fire again, one that is killed right after an event may. So events are delivered at least once: let the DAG begin at its
+    pipeline's position, as the operators here do, not at the offsets in the event. Without a state store the last event is
+    remembered as long as the trigger runs. Failures never end a watcher: it logs them, and checks again.
 
-    The event's payload is what :class:`~airflow_kafka_spark.sensors.KafkaLagSensor` returns.
+    The event's payload is the return value of :class:`~airflow_kafka_spark.sensors.KafkaLagSensor`.
 
     :param group_id: the consumer group whose committed offsets count.
-    :param pipeline: the pipeline whose ledger counts; with ``group_id`` too, that counts until the ledger knows the pipeline.
+    :param pipeline: the pipeline whose ledger counts; if ``group_id`` is given too, the group counts until the ledger knows the
+        pipeline.
     :param topics: whose partitions count; may be left out for a pipeline: all that it has read.
     :param at_most_records: fire when at most so many records are left.
     :param at_most_seconds: fire when the oldest of them is at most so old; given both, both have to hold.
     :param at_least_records: fire when so many records are waiting.
     :param at_least_seconds: fire when the oldest of them has waited so long; given both, one is enough.
     :param per: count records in ``total`` (default), or by ``partition``: at most in each, at least in one.
-    :param schedule: how often the consumer runs, for the status; see the guide.
+    :param schedule: how often the consumer runs (seconds or a ``timedelta``), for the status; see the guide.
     :param fail_on: for a sensor: statuses that are a failure.
     :param ledger_topic: where pipelines have their ledger.
     :param cooldown: seconds between two events for a backlog that stays although the consumer moves; default 60.
     :param remind_after: seconds after which a backlog that nobody has touched fires again; default None: never.
-    :param once: as a sensor wants it: fire once, and also for a failure.
-    :param options: ``kafka_conn_id``, ``poll_interval``, ``retry_timeout``, ``wait_for_topic``, as :class:`KafkaTrigger`.
+    :param once: fire once, and also for a failure, as a sensor needs it; default False.
+    :param kafka_conn_id: connection of type ``kafka``.
+    :param poll_interval: seconds between two checks.
+    :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure.
+    :param wait_for_topic: wait for a topic that does not exist; otherwise that is a failure at once.
+    :param give_up_at: when to stop waiting, seconds since the epoch; None (default) never stops.
+    :param silent: retry after every failure, as a sensor's ``silent_fail`` does.
     """
 
     def __init__(
@@ -157,81 +164,86 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
         group_id: str | None = None,
         pipeline: str | None = None,
         topics: str | Sequence[str] | None = None,
-        at_most_records: int | None = None,
-        at_most_seconds: float | timedelta | None = None,
-        at_least_records: int | None = None,
-        at_least_seconds: float | timedelta | None = None,
+        at_most_records: Count = None,
+        at_most_seconds: Duration = None,
+        at_least_records: Count = None,
+        at_least_seconds: Duration = None,
         per: Per = "total",
-        schedule: float | timedelta | None = None,
+        schedule: Duration = None,
         fail_on: str | Sequence[str] = (),
         ledger_topic: str = "airflow-windows",
         cooldown: float | timedelta = 60.0,
         remind_after: float | timedelta | None = None,
         once: bool = False,
-        **options: Any,
+        kafka_conn_id: str = "kafka_default",
+        poll_interval: float = 60.0,
+        retry_timeout: float = 300.0,
+        wait_for_topic: bool = False,
+        give_up_at: float | None = None,
+        silent: bool = False,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(Polling(kafka_conn_id, poll_interval, retry_timeout, wait_for_topic, give_up_at, silent))
         watched = {
             "group_id": group_id, "pipeline": pipeline, "topics": topics, "at_most_records": at_most_records,
             "at_most_seconds": at_most_seconds, "at_least_records": at_least_records, "at_least_seconds": at_least_seconds,
             "per": per, "schedule": schedule, "fail_on": fail_on, "ledger_topic": ledger_topic,
         }  # fmt: skip
-        # As JSON: what `serialize` gives must be what it was made of.
-        self.watched = {name: plain(value) for name, value in watched.items()}
-        self.cooldown = float(plain(cooldown))
-        self.remind_after = None if remind_after is None else float(plain(remind_after))
+        # As JSON: a trigger made from what `serialize` returns must serialize to the same.
+        self.watched = {name: as_json(value) for name, value in watched.items()}
+        self.cooldown = float(as_json(cooldown))
+        self.remind_after = None if remind_after is None else float(as_json(remind_after))
         self.once = once
 
-    def options(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {**self.watched, "cooldown": self.cooldown, "remind_after": self.remind_after, "once": self.once}
 
-    def watch(self) -> LagWatch:
-        return LagWatch(**self.watched)
+    def probe(self) -> LagProbe:
+        return LagProbe(**self.watched)
 
-    def checked_watch(self) -> LagWatch:
-        watch = self.watch()
-        raise_for(watch.problems())
-        return watch
+    def valid_probe(self) -> LagProbe:
+        probe = self.probe()
+        raise_problems([*self.polling.problems(), *probe.problems()])
+        return probe
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         if self.once:
-            yield TriggerEvent(await self.fired())
+            yield TriggerEvent(await self.wait())
             return
-        fired, saved = await self._recall(), True
-        watch = self.checked_watch()
+        last_event, saved = await self._load_last_event(), True
+        probe = self.valid_probe()
         hook: KafkaHook | None = None
-        said = ""
+        logged = ""
         try:
             while True:
                 try:
-                    hook = hook or await connect(self.kafka_conn_id)
-                    sight = await in_thread(watch.look, hook)
+                    hook = hook or await connect(self.polling.kafka_conn_id)
+                    observed = await in_thread(probe.check, hook)
                     if not saved:
-                        saved = await self._remember(fired)
-                    now, committed = time.time(), watch.lag.committed if watch.lag else {}
-                    if not sight.done:
-                        fired, saved = {}, saved and not fired
-                    elif fires(fired, committed, now, self.cooldown, self.remind_after):
-                        self.log.info("%s: firing", sight.line)
-                        fired, saved = {"committed": committed, "at": now}, False
-                        yield TriggerEvent(sight.value)
+                        saved = await self._save_last_event(last_event)
+                    now, committed = time.time(), probe.lag.committed if probe.lag else {}
+                    if not observed.done:
+                        last_event, saved = {}, saved and not last_event
+                    elif should_fire(last_event, committed, now, self.cooldown, self.remind_after):
+                        self.log.info("%s: firing", observed.line)
+                        last_event, saved = {"committed": committed, "at": now}, False
+                        yield TriggerEvent(observed.value)
                 except KafkaSparkError as error:
-                    if str(error) != said:
-                        said = str(error)
-                        self.log.warning("Looking again: %s", error)
-                await asyncio.sleep(self.poll_interval)
+                    if str(error) != logged:
+                        logged = str(error)
+                        self.log.warning("Checking again: %s", error)
+                await asyncio.sleep(self.polling.poll_interval)
         finally:
             if hook is not None:
                 await in_thread(hook.close)
 
-    # --- what it has fired for ---
+    # --- the last event ---
 
     @property
     def _key(self) -> str:
-        digest = hashlib.sha256(json.dumps([self.kafka_conn_id, self.watched], sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([self.polling.kafka_conn_id, self.watched], sort_keys=True).encode()).hexdigest()
         return f"kafka-lag-{digest[:16]}"
 
-    async def _recall(self) -> dict[str, Any]:
+    async def _load_last_event(self) -> dict[str, Any]:
         store = getattr(self, "asset_state_store", None)
         if store is None:
             return {}
@@ -239,40 +251,41 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
             found = await store.aget(self._key)
             return found if isinstance(found, dict) else {}
         except Exception as error:
-            # A trigger that several assets watch has no store of its own; and none is worth not looking at all.
-            self.log.warning("What was fired for cannot be read from the asset's state store: %s", error)
+            # A trigger that several assets share has no store. A broken store must not keep the trigger from checking.
+            self.log.warning("The last event cannot be read from the asset's state store: %s", error)
             return {}
 
-    async def _remember(self, fired: dict[str, Any]) -> bool:
-        """Always true: what cannot be kept is remembered here at least."""
+    async def _save_last_event(self, last_event: dict[str, Any]) -> bool:
+        """Return True, also if the event cannot be saved: it is then remembered in memory only."""
         store = getattr(self, "asset_state_store", None)
         if store is not None:
             try:
-                await store.aset(self._key, fired)
+                await store.aset(self._key, last_event)
             except Exception as error:
-                self.log.warning("What was fired for cannot be kept in the asset's state store: %s", error)
+                self.log.warning("The last event cannot be saved in the asset's state store: %s", error)
         return True
 
 
-def fires(
-    fired: Mapping[str, Any], committed: Mapping[str, int | None], now: float, cooldown: float, remind_after: float | None
+def should_fire(
+    last_event: Mapping[str, Any], committed: Mapping[str, int | None], now: float, cooldown: float, remind_after: float | None
 ) -> bool:
-    """Whether a backlog that is there is to be told.
+    """Return True if the existing backlog should fire an event.
 
-    :param fired: what the last event was for: where the consumer stood (``committed``), and when (``at``); empty when there was
-        none, or the backlog was gone since.
-    :param committed: where the consumer stands.
+    :param last_event: the consumer's position at the last event (``committed``) and its time (``at``); empty if there was none,
+        or if the backlog was gone since.
+    :param committed: the consumer's position now.
+    :param now: seconds since the epoch.
     """
-    if not fired:
+    if not last_event:
         return True
-    silence = now - float(fired.get("at", 0.0))
-    if dict(committed) != fired.get("committed"):
+    silence = now - float(last_event.get("at", 0.0))
+    if dict(committed) != last_event.get("committed"):
         return silence >= cooldown
     return remind_after is not None and silence >= remind_after
 
 
-def plain(value: Any) -> Any:
-    """As JSON: seconds for a ``timedelta``, a list for any other sequence."""
+def as_json(value: Any) -> Any:
+    """Return a value as JSON: seconds for a ``timedelta``, a list for any other sequence."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, Sequence) and not isinstance(value, str):

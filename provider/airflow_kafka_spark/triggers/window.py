@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.ledger.topic import LedgerReader
-from airflow_kafka_spark.triggers import casting
-from airflow_kafka_spark.triggers.base import KafkaTrigger, Sight
+from airflow_kafka_spark.triggers.arguments import Count, Instant, parse_count, parse_instant
+from airflow_kafka_spark.triggers.base import KafkaTrigger, Observation, Polling
 from airflow_kafka_spark.windows.completed import Wanted, completed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
-class WindowWatch:
-    """Looks whether a window is complete. Arguments as :class:`KafkaWindowTrigger`."""
+class WindowProbe:
+    """Checks whether a pipeline has completed a window. Arguments as :class:`KafkaWindowTrigger`."""
 
     def __init__(
         self,
         *,
         pipeline: str,
         run: str | None = None,
-        after: Any = None,
-        since: Any = None,
+        after: Count = None,
+        since: Instant = None,
         ledger_topic: str = "airflow-windows",
     ) -> None:
         self._problems: list[Problem] = []
@@ -33,8 +33,8 @@ class WindowWatch:
         if run and (not isinstance(run, str) or run.count("/") < 2):
             expected = "Give it as `<dag_id>/<run_id>/<task_id>`"
             self._problems.append(Problem("run", f"`{run}` is not a task of a run", expected))
-        moment = casting.instant("since", since, self._problems)
-        number = casting.whole("after", after, self._problems)
+        moment = parse_instant("since", since, self._problems)
+        number = parse_count("after", after, self._problems)
         self.wanted = Wanted(run or None, number, moment.timestamp() if moment else None)
         if not self._problems and self.wanted == Wanted():
             self._problems.append(Problem("run", "nothing to wait for is given", "Give `run`, `after` or `since`"))
@@ -43,27 +43,32 @@ class WindowWatch:
     def problems(self) -> list[Problem]:
         return self._problems
 
-    def look(self, hook: KafkaHook) -> Sight:
+    def check(self, hook: KafkaHook) -> Observation:
         memory = self._ledger.look(hook)
         found = completed(memory, self.wanted)
         if found is None:
             unfinished = memory.open_entry
             state = f"its last complete window is {memory.last_number}" if memory.exists else "the ledger does not know it yet"
             state += f", window {unfinished.window.number} is open" if unfinished else ""
-            return Sight(False, line=f"Pipeline {memory.pipeline} has not completed {self.wanted}: {state}")
+            return Observation(False, line=f"Pipeline {memory.pipeline} has not completed {self.wanted}: {state}")
         value = {"pipeline": memory.pipeline, "window": found.window, "run": found.run, "report": dict(found.report)}
-        return Sight(True, value, f"Window {found.window} of pipeline {memory.pipeline} is complete (run {found.run})")
+        return Observation(True, value, f"Window {found.window} of pipeline {memory.pipeline} is complete (run {found.run})")
 
 
 class KafkaWindowTrigger(KafkaTrigger):
-    """Fires once a pipeline has completed a window: all that is given has to hold of it.
+    """Fires once a pipeline has completed a window that meets all given conditions.
 
     :param pipeline: the pipeline.
     :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``.
-    :param after: a window's number: it comes behind that.
-    :param since: it was completed at or after this moment, in ISO 8601.
+    :param after: a window's number: the window is a later one.
+    :param since: the window was completed at or after this moment, in ISO 8601.
     :param ledger_topic: where pipelines have their ledger.
-    :param options: as :class:`KafkaTrigger`.
+    :param kafka_conn_id: connection of type ``kafka``.
+    :param poll_interval: seconds between two checks.
+    :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure.
+    :param wait_for_topic: wait for a topic that does not exist; otherwise that is a failure at once.
+    :param give_up_at: when to stop waiting, seconds since the epoch; None (default) never stops.
+    :param silent: retry after every failure, as a sensor's ``silent_fail`` does.
     """
 
     def __init__(
@@ -74,20 +79,27 @@ class KafkaWindowTrigger(KafkaTrigger):
         after: int | str | None = None,
         since: str | datetime | None = None,
         ledger_topic: str = "airflow-windows",
-        **options: Any,
+        kafka_conn_id: str = "kafka_default",
+        poll_interval: float = 60.0,
+        retry_timeout: float = 300.0,
+        wait_for_topic: bool = False,
+        give_up_at: float | None = None,
+        silent: bool = False,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(Polling(kafka_conn_id, poll_interval, retry_timeout, wait_for_topic, give_up_at, silent))
         self.pipeline = pipeline
         self.run_id = run
         self.after = after
         self.since = since.isoformat() if isinstance(since, datetime) else since
         self.ledger_topic = ledger_topic
 
-    def options(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {
             "pipeline": self.pipeline, "run": self.run_id, "after": self.after, "since": self.since,
             "ledger_topic": self.ledger_topic,
         }  # fmt: skip
 
-    def watch(self) -> WindowWatch:
-        return WindowWatch(**self.options())
+    def probe(self) -> WindowProbe:
+        return WindowProbe(
+            pipeline=self.pipeline, run=self.run_id, after=self.after, since=self.since, ledger_topic=self.ledger_topic
+        )

@@ -7,7 +7,7 @@ from airflow.sdk import DAG, task
 
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator
-from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from tests.support.pipelines import SCHEMA
 from tests.ui.past import AWKWARD
 
@@ -20,7 +20,9 @@ with DAG("shop", schedule=None):
         KafkaToSinkOperator(task_id=name, topics=["ui-orders"], group_id=f"ui-{name}", value=value, sink=sink)
 
 with DAG("billing", schedule=None):
-    KafkaToKafkaOperator(task_id="copy", topics=["ui-orders"], group_id="ui-copy", topic="ui-copied", pipeline="billing/copy")
+    KafkaToKafkaOperator(
+        task_id="copy", topics=["ui-orders"], group_id="ui-copy", sink=KafkaSink(topic="ui-copied"), pipeline="billing/copy"
+    )
 
 with DAG("odd", schedule=None):
     for number, name in enumerate(AWKWARD):

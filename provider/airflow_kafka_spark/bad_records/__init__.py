@@ -1,0 +1,1 @@
+"""What becomes of records that cannot be decoded, transformed or written."""

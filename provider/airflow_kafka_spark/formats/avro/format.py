@@ -1,0 +1,302 @@
+"""Avro, with a schema of one's own or in Confluent's wire format with a schema registry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_kafka_spark.errors import (
+    AvroNotInstalled,
+    AvroSchemaInvalid,
+    KafkaSparkError,
+    Problem,
+    SchemaUnusable,
+    ValidationError,
+)
+from airflow_kafka_spark.formats import types
+from airflow_kafka_spark.formats.avro.compatibility import column_mismatches, differences, record_mismatches
+from airflow_kafka_spark.formats.avro.schema import (
+    AvroRecord,
+    AvroSchema,
+    as_record,
+    columns_of,
+    derivation_problems,
+    full_name,
+    is_full_name,
+    namespace_of,
+    parse,
+    record_from_columns,
+    type_from_column,
+)
+from airflow_kafka_spark.formats.base import Decoder, Part, column_name_problems
+from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, subject_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
+    from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema
+
+
+@dataclass(frozen=True)
+class Avro(RegistryFormat):
+    """Avro's binary encoding; the fields of the schema's record become columns, any other type becomes one column.
+
+    Either ``schema`` is given: values are that, without a header. Or ``registry``: values are in Confluent's wire format (a magic
+    byte, the id of the writer's schema, the value), and schemas come from a schema registry. Records of different versions are
+    all read as the reader's schema defines them: missing fields have its defaults, numbers are widened, fields it does not name
+    are left out, fields are found under their aliases. All versions of the subjects are fetched before Spark starts, and tasks
+    never ask the registry.
+
+    A value that does not fit makes its record bad, with the reason; it never fails the task. The page `avro.md` of the
+    documentation lists the types of columns and all that makes a record bad.
+
+    Rows are written as records with a field per column, with the first of: the subject's latest schema
+    (``use_latest_version``), ``schema``, a schema derived from the columns. A key of one column is written as that column's bare
+    type. With a registry the schema is registered, or looked up, before anything is published, and only after the registry was
+    asked whether it is compatible; its id is the same for all of a window that one attempt publishes. A value that does not fit
+    the schema ends the split with the row and the column; nothing is rounded, cut off or made another value.
+
+    :param schema: the schema's JSON, for values without a header; to write with a registry: the schema that is registered,
+        instead of one derived from the columns.
+    :param column: the name of the column if the schema is no record; default ``value``.
+    :param record_name: when writing, the name of the record that is derived from columns, with or without a namespace; default
+        ``Value`` or ``Key``.
+    :param record_namespace: its namespace; default the topic.
+    :param writes: set by :meth:`to_write`.
+    :param registry: the Airflow connection of the schema registry (:class:`.SchemaRegistryHook`).
+    :param subject: the subject of the schemas; default: derived from the topics by ``subject_name_strategy``.
+    :param subject_name_strategy: Confluent's ``TopicNameStrategy`` (``<topic>-value``), ``RecordNameStrategy`` or
+        ``TopicRecordNameStrategy``. With the last two, the record's name is that of ``reader_schema``, unless ``subject`` is
+        given.
+    :param reader_schema: the schema that defines the columns: ``latest`` (default), a version of the subject, or a schema's
+        JSON. With ``schema``: JSON.
+    :param auto_register_schemas: when writing, register the schema if it is compatible. False: the schema must be registered
+        already. Default True, unless ``use_latest_version`` is set.
+    :param use_latest_version: write with the subject's latest schema; the columns have to fit it.
+    :param normalize_schemas: treat schemas as equal that differ only in their notation.
+    :param topics: set by :meth:`of_topics`.
+    :param part: set by :meth:`of_topics`.
+    """
+
+    schema: str = ""
+    column: str = "value"
+    record_name: str = ""
+    record_namespace: str = ""
+    writes: bool = False
+
+    kind: ClassVar[str] = "AVRO"
+    name_option: ClassVar[str] = "reader_schema"
+
+    def _record_name(self) -> str:
+        return _name_of(parse(str(self.reader_schema), "the option `reader_schema`")) if self._reader_given else ""
+
+    @property
+    def _has_schema(self) -> bool:
+        return bool(self.schema)
+
+    @property
+    def _schema_text(self) -> str:
+        return self.schema
+
+    # --- options -----------------------------------------------------------------------------------------------------
+
+    def validate(self, where: str) -> list[Problem]:
+        """Return the problems of the options and of the schemas; asks the registry if there is one."""
+        if problems := super().validate(where):
+            return problems
+        from airflow_kafka_spark.formats.avro.tasks.row_decode import bad_defaults
+
+        return [
+            Problem(f"{where}.reader_schema", f"the default of field `{name}` is none of its type", "Correct the default")
+            for name in bad_defaults(self._reader)
+        ]
+
+    def _option_problems(self, where: str) -> list[Problem]:
+        problems = column_name_problems(self.column, where)
+        if self.schema and self.registry:
+            action = "Give `schema` for values without a header, `registry` for Confluent's wire format"
+            problems.append(Problem(where, "found both of `schema` and `registry`; expected one of them", action))
+        return [*problems, *self._registry_problems(where)]
+
+    def _check_readable(self) -> None:
+        from importlib.util import find_spec
+
+        if find_spec("polars") is None:
+            raise AvroNotInstalled("polars")
+        self._columns()
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _document(self, registered: RegisteredSchema) -> SchemaDocument:
+        """Return a registered schema with the schemas it refers to, each after those that it uses itself.
+
+        :raises SchemaUnusable: the schema is of another type.
+        """
+        self._check_kind(registered)
+        return SchemaDocument(registered.text, tuple(("", text) for text in registered.references), str(registered))
+
+    @cached_property
+    def _reader(self) -> AvroRecord:
+        """The schema whose fields are the columns.
+
+        :raises KafkaSparkError: there is none, or it cannot be used.
+        """
+        return as_record(self._checked(self._reader_document, "Read such values with Raw"), self.column)
+
+    def _checked(self, document: SchemaDocument, action: str) -> AvroSchema:
+        """Return the schema of a document.
+
+        :param action: what to do about a type that clients write in different ways.
+        :raises AvroSchemaInvalid: the schema cannot be used.
+        """
+        schema = _parsed(document)
+        if self.registry and schema.kind == "bytes":
+            detail = "it is of type bytes, which Confluent's clients for Java and for Python write differently"
+            raise AvroSchemaInvalid(document.name, detail, action)
+        return schema
+
+    def _columns(self) -> tuple[types.Column, ...]:
+        return columns_of(self._reader, self._reader_document.name)
+
+    def arrow_schema(self) -> pa.Schema:
+        """Return the fields of the reader's schema; the registry is asked for it once.
+
+        :raises KafkaSparkError: there is no such schema, or the registry does not return it.
+        """
+        return types.arrow_schema(self._columns())
+
+    def decoder(self) -> Decoder:
+        """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
+
+        :raises KafkaSparkError: as :meth:`arrow_schema`.
+        """
+        from airflow_kafka_spark.formats.avro.tasks.decode import AvroDecoder
+
+        if not self.registry:
+            writer = as_record(_parsed(SchemaDocument(self.schema, (), "the option `schema`")), self.column)
+            return AvroDecoder(self._reader, {0: writer}, framed=False)
+        # Columns first: the latest version is fetched once, and not again with all versions.
+        reader, versions = self._reader, self._all_versions()
+        writers = {registered.id: self._writer(registered) for registered in versions}
+        return AvroDecoder(reader, writers, framed=True, known=self._describe_versions(versions))
+
+    def _writer(self, registered: RegisteredSchema) -> AvroRecord | str:
+        """Return the schema of a writer, or the reason why it cannot be used."""
+        try:
+            return as_record(_parsed(self._document(registered)), self.column)
+        except SchemaUnusable as e:
+            return f"the schema of {e.what} cannot be used: {e.detail}"
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def to_write(self, topic: str | None, part: Part) -> Avro:
+        """Return this format for records that are written.
+
+        :param topic: the topic they are written to; None if each row names its own topic.
+        :param part: the part of the records that is written.
+        """
+        return replace(self, topics=(topic,) if topic else (), part=part, writes=True)
+
+    def _writing_option_problems(self, where: str) -> list[Problem]:
+        if not self.writes:
+            return [Problem(where, "nobody says to which topic Avro is written here", "Use Json, String or Raw")]
+        problems = super()._writing_option_problems(where)
+        if not is_full_name(self._derived_name):
+            action = "Letters of ASCII, digits and `_`, no digit first; a namespace in such parts with dots"
+            problems.append(Problem(f"{where}.record_name", f"`{self._derived_name}` is no name in Avro", action))
+        return problems
+
+    def _written_subject_problems(self, where: str) -> list[Problem]:
+        if problems := self._strategy_problems(where):
+            return problems
+        if not self.registry or self.subject:
+            return []
+        if not self.topics and self.subject_name_strategy != "RecordNameStrategy":
+            found = f"rows go to topics of their own, and {self.subject_name_strategy} names subjects after one"
+            return [Problem(f"{where}.subject", found, "Use RecordNameStrategy, or give `subject`")]
+        by_name = self.subject_name_strategy != "TopicNameStrategy" and not self.schema
+        if by_name and not self.record_name and (self.use_latest_version or not self.topics):
+            return [Problem(f"{where}.subject", "the record's name is not known", "Give `subject` or `record_name`")]
+        return []
+
+    @property
+    def _derived_name(self) -> str:
+        """The full name of a record that is derived from columns."""
+        namespace = self.record_namespace or (namespace_of(self.topics[0]) if self.topics else "")
+        return full_name(self.record_name or self.part.capitalize(), namespace)
+
+    def _subject_to_write(self, document: SchemaDocument | None) -> str:
+        if self.subject:
+            return self.subject
+        name = self._derived_name if document is None else _name_of(_parsed(document))
+        return subject_of(self.subject_name_strategy, next(iter(self.topics), ""), self.part, name)
+
+    def _derivation_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+        untyped = [types.Column(name, types.Struct(())) for name in columns]
+        return [Problem(where, *problem) for problem in derivation_problems(untyped)]
+
+    def _schema_from_columns(self, columns: Sequence[types.Column]) -> str:
+        if found := list(derivation_problems(columns)):
+            raise ValidationError([Problem(self.part, *problem) for problem in found])
+        if self.part == "key" and len(columns) == 1 and not isinstance(columns[0].type, types.Struct):
+            return type_from_column(columns[0], self._derived_name)
+        return record_from_columns(columns, self._derived_name)
+
+    def _schema_to_write(self, document: SchemaDocument) -> AvroSchema:
+        """Return the schema of a document, which can be read again once it is written.
+
+        :raises AvroSchemaInvalid: it cannot be used.
+        """
+        schema = self._checked(document, "Write such values with Raw, or in a record")
+        if isinstance(schema, AvroRecord):
+            columns_of(schema, document.name)
+        return schema
+
+    def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
+        schema = self._schema_to_write(document)
+        if not isinstance(schema, AvroRecord):
+            listed = ", ".join(f"`{c}`" for c in columns)
+            found = f"the schema is {schema}, which one column is, found {listed}"
+            return [(found, "Name one column")] if len(columns) != 1 else []
+        fields = {f.name for f in schema.fields}
+        action = "Leave the column out, or give the schema such a field"
+        unknown = [(f"{schema} has no field for column `{c}`", action) for c in columns if c not in fields]
+        missing = [f.name for f in schema.fields if f.name not in columns and not f.default]
+        action = "Add the column, or give the field a default"
+        return unknown + [(f"there is no column for field `{name}`, which has no default", action) for name in missing]
+
+    def _mismatches(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[tuple[str, str]]:
+        schema = self._schema_to_write(document)
+        if isinstance(schema, AvroRecord):
+            return list(record_mismatches(schema, columns))
+        named = self._name_mismatches(document, [c.name for c in columns])
+        return named or list(column_mismatches(schema, columns[0].type, columns[0].name))
+
+    def _explain(self, reasons: list[str], subject: str, document: SchemaDocument) -> list[str]:
+        """Return the registry's reasons; if it gives none, the differences from the latest version."""
+        from airflow_kafka_spark.hooks.schema_registry import NOT_TOLD
+
+        if reasons != [NOT_TOLD]:
+            return reasons
+        try:
+            latest = self._hook.version(subject)
+            changed = differences(_parsed(self._document(latest)), _parsed(document))
+            return [f"compared with version {latest.version}", *changed]
+        except KafkaSparkError:
+            return reasons
+
+    def _encoder(self, document: SchemaDocument, columns: Sequence[types.Column], header: bytes) -> AvroEncoder:
+        from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
+
+        return AvroEncoder(self._schema_to_write(document), tuple(columns), header)
+
+
+def _parsed(document: SchemaDocument) -> AvroSchema:
+    return parse(document.text, document.name, [text for _, text in document.references])
+
+
+def _name_of(schema: AvroSchema) -> str:
+    return getattr(schema, "name", schema.kind)

@@ -1,0 +1,701 @@
+"""Decodes Avro inside a Spark task: whole batches by polars, what does not fit there value by value.
+
+There is one way per schema that a writer may have used; which are taken the fast way is decided when the schema is first met.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import sys
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_kafka_spark.formats import types
+from airflow_kafka_spark.formats.avro.compatibility import branch_to_read, field_for, is_readable_as, read_symbols, unit_ratio
+from airflow_kafka_spark.formats.avro.schema import (
+    AvroArray,
+    AvroEnum,
+    AvroField,
+    AvroFixed,
+    AvroLogicalType,
+    AvroMap,
+    AvroPrimitive,
+    AvroRecord,
+    AvroSchema,
+    AvroUnion,
+    columns_of,
+)
+from airflow_kafka_spark.formats.avro.tasks.encode import varint_sizes
+from airflow_kafka_spark.formats.avro.tasks.row_decode import (
+    AvroRowReader,
+    default_of,
+    micros_per_unit,
+    smallest_size,
+    time_of_day_factor,
+    without_logical_types,
+)
+from airflow_kafka_spark.formats.avro.tasks.row_encode import encode_long
+from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of, unknown_schema_id
+from airflow_kafka_spark.formats.tasks.batch_decoder import (
+    CHUNK_BYTES,
+    ArrayFunction,
+    BatchDecoder,
+    DecodedPart,
+    NeedsRowWise,
+    refuse_nulls,
+)
+from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.types import arrow_schema
+
+_FEW_VALUES, _CHUNK_VALUES = 32, 20_480
+
+
+class AvroDecoder(BatchDecoder):
+    """See :class:`airflow_kafka_spark.formats.avro.format.Avro`.
+
+    :param reader: the schema of the columns.
+    :param writers: the schemas of writers by their ids, each a record or what is wrong with it; without the wire format one, 0.
+    :param framed: whether values begin with a schema's id.
+    :param known: where the schemas are from, as it stands in a sentence.
+    :param few: up to this many values the reference is faster.
+    """
+
+    def __init__(
+        self, reader: AvroRecord, writers: Mapping[int, AvroRecord | str], framed: bool, known: str = "", few: int = _FEW_VALUES
+    ) -> None:
+        self._reader, self._writers, self._framed, self._known = reader, dict(writers), framed, known
+        self._references: dict[int, AvroRowReader] = {}
+        self._plans: dict[bytes, BatchReader | None] = {}
+        self._header = HEADER_BYTES if framed else 0
+        super().__init__(arrow_schema(columns_of(reader)), self._read_value, few)
+
+    def __reduce__(self) -> tuple[type[AvroDecoder], tuple[AvroRecord, dict[int, AvroRecord | str], bool, str, int]]:
+        return type(self), (self._reader, self._writers, self._framed, self._known, self._few)
+
+    # --- value by value ----------------------------------------------------------------------------------------------
+
+    def _read_value(self, value: bytes) -> list[Any]:
+        number = schema_id_of(value) if self._framed else 0
+        reference = self._references.get(number)
+        if reference is None:
+            reference = self._references[number] = AvroRowReader(self._writer(number), self._reader)
+        return reference.read(value, self._header)
+
+    def _writer(self, number: int) -> AvroRecord:
+        writer = self._writers.get(number)
+        if isinstance(writer, AvroRecord):
+            return writer
+        raise BadValue(unknown_schema_id(number, self._known, {} if writer is None else {number: writer}))
+
+    # --- whole batches -----------------------------------------------------------------------------------------------
+
+    def _chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
+        # Larger chunks than for texts: a bad value is found without the others being read twice as often.
+        step = math.ceil(len(records) / math.ceil(len(records) / _CHUNK_VALUES)) if records else 1
+        for at in range(0, len(records), step):
+            yield from self._divide(records[at : at + step], at)
+
+    def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
+        if sum(map(len, records)) > CHUNK_BYTES * 4:
+            return None
+        head = records[0][: self._header]
+        alike = all(records[at][: self._header] == head for at in (len(records) // 2, -1))
+        # To look at all of them takes as long as half of reading: polars does it on the way.
+        if alike and (read := self._try(head, records)) is not None:
+            return read
+        heads = [r[: self._header] for r in records] if self._framed else []
+        kinds = set(heads)
+        return self._mixed(kinds, heads, records) if len(kinds) > 1 else None
+
+    def _try(self, head: bytes, records: Sequence[bytes]) -> pa.RecordBatch | None:
+        plan = self._plan(head)
+        try:
+            return plan.read(records, head) if plan else None
+        except NeedsRowWise:
+            return None
+
+    def _mixed(self, kinds: set[bytes], heads: list[bytes], records: Sequence[bytes]) -> pa.RecordBatch | None:
+        order, pieces = [], []
+        for head in kinds:
+            places = [at for at, h in enumerate(heads) if h == head]
+            piece = self._try(head, [records[at] for at in places])
+            if piece is None:
+                return None
+            pieces.append(piece)
+            order += places
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        columns = [pa.concat_arrays([p.column(n) for p in pieces]).take(pa.array(back)) for n in range(len(self._schema))]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _plan(self, head: bytes) -> BatchReader | None:
+        if head not in self._plans:
+            self._plans[head] = self._made(head)
+        return self._plans[head]
+
+    def _made(self, head: bytes) -> BatchReader | None:
+        try:
+            return BatchReader(self._writer(schema_id_of(head) if self._framed else 0), self._reader, self._header)
+        except (BadValue, OnlyRowWise):
+            return None
+
+
+# --- avro.tasks.plan --------------------
+# How whole batches of Avro values are read: by polars, from an Avro file that is made up around them in memory.
+#
+# A value in Kafka is a row of an Avro file without its file. So the values of a batch become the one block of a file, whose
+# schema has the writer's types by what they are on the wire: enums and ints are longs, booleans are single bytes, decimals and
+# timestamps are bytes and longs, maps are arrays of key and value. What these mean is decided here, with Arrow and NumPy, by the
+# rules of :mod:`.avro.tasks.row_decode`; anything that might mean something else raises :class:`.NeedsRowWise`.
+#
+# Why row n holds value n and nothing else. After every value stands a nonce of 8 random bytes, made after the values were, and the
+# file's schema ends in a field for it. Every row that is read has to end in the nonce. As there are as many rows as nonces, and
+# rows follow each other without a gap, each row ends exactly where its value does.
+#
+# What polars does not look at is which branch of a union a number names: anything but 0 is the second. Where a schema has
+# optional fields, the places of these numbers are computed from the sizes of the values before them, and compared.
+#
+
+
+NONCE_BYTES = 8
+_SYNC = bytes(16)
+_stderr_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class FieldReader:
+    """How values of one type are read.
+
+    :param schema: the type in the file, as JSON.
+    :param layout: where its values stand.
+    :param change: from what polars gave to the column.
+    """
+
+    schema: Any
+    layout: WireLayout
+    change: ArrayFunction
+
+
+class BatchReader:
+    """Reads batches of one writer.
+
+    :param writer: the schema they were written with.
+    :param reader: the schema of the columns.
+    :param header: how many bytes stand before each value.
+    :raises NoFastPath: there is something in the schemas that only the reference reads.
+    """
+
+    def __init__(self, writer: AvroRecord, reader: AvroRecord, header: int) -> None:
+        self._schema = types.arrow_schema(columns_of(reader))
+        self._header = header
+        self._names = 0
+        compiled = self._fields(writer, reader)
+        self._steps, self._build = compiled
+        ahead = [{"name": "h", "type": self._fixed(header)}] if header else []
+        fields = [{"name": f"f{n}", "type": step.schema} for n, (step, _) in enumerate(self._steps)]
+        last = {"name": "z", "type": self._fixed(NONCE_BYTES)}
+        text = json.dumps({"type": "record", "name": "T", "fields": [*ahead, *fields, last]}).encode()
+        meta = encode_long(1) + encode_long(11) + b"avro.schema" + encode_long(len(text)) + text + encode_long(0)
+        self._head = b"Obj\x01" + meta + _SYNC
+        self._layout = RecordLayout([step.layout for step, _ in self._steps])
+
+    def read(self, values: Sequence[bytes], head: bytes) -> pa.RecordBatch:
+        """One row per value.
+
+        :param head: what every value has to begin with; looked at.
+        :raises Doubt: one of them is bad, or may be.
+        """
+        nonce = os.urandom(NONCE_BYTES)
+        body = nonce.join(values) + nonce
+        file = b"".join((self._head, encode_long(len(values)), encode_long(len(body)), body, _SYNC))
+        try:
+            with _no_stderr():
+                frame = pl.read_avro(io.BytesIO(file))
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, OverflowError):
+            raise NeedsRowWise from None
+        if frame.height != len(values) or offsets_and_bytes(_arrow(frame["z"]))[1].tobytes() != nonce * len(values):
+            raise NeedsRowWise
+        if head and offsets_and_bytes(_arrow(frame["h"]))[1].tobytes() != head * len(values):
+            raise NeedsRowWise
+        columns = [_arrow(frame[f"f{n}"]) for n in range(len(self._steps))]
+        if self._layout.has_branches:
+            self._check(columns, values, body)
+        try:
+            return pa.RecordBatch.from_arrays(self._build(columns, len(values)), schema=self._schema)
+        except (pa.ArrowException, OverflowError, UnicodeDecodeError):
+            raise NeedsRowWise from None
+
+    def _check(self, columns: list[pa.Array], values: Sequence[bytes], body: bytes) -> None:
+        lengths = np.fromiter(map(len, values), np.int64, len(values))
+        starts = np.cumsum(lengths + NONCE_BYTES) - lengths - NONCE_BYTES + self._header
+        sizes = self._layout.sizes_of(columns)
+        if not np.array_equal(sum(sizes) + self._header, lengths):
+            raise NeedsRowWise
+        self._layout.check_of(columns, sizes, starts, np.frombuffer(body, np.uint8))
+
+    # --- types -------------------------------------------------------------------------------------------------------
+
+    def _fixed(self, size: int) -> dict[str, Any]:
+        return {"type": "fixed", "name": self._name(), "size": size}
+
+    def _name(self) -> str:
+        self._names += 1
+        return f"N{self._names}"
+
+    def _step(self, writer: AvroSchema, reader: AvroSchema) -> FieldReader:
+        """How the writer's type is read as the reader's."""
+        if isinstance(writer, AvroUnion):
+            return self._optional(writer, reader)
+        if isinstance(reader, AvroUnion):
+            if len(reader.present) != 1 or (at := branch_to_read(writer, reader)) is None or reader.branches[at].kind == "null":
+                raise OnlyRowWise
+            reader = reader.branches[at]
+        if not is_readable_as(writer, reader):
+            raise OnlyRowWise
+        if isinstance(writer, AvroRecord):
+            return self._record(writer, cast(AvroRecord, reader))
+        if isinstance(writer, AvroArray):
+            return self._array(writer, cast(AvroArray, reader))
+        if isinstance(writer, AvroMap):
+            return self._map(writer, cast(AvroMap, reader))
+        return self._leaf(writer, cast("AvroPrimitive | AvroFixed | AvroEnum", reader))
+
+    def _leaf(self, writer: AvroPrimitive | AvroFixed | AvroEnum, reader: AvroPrimitive | AvroFixed | AvroEnum) -> FieldReader:
+        change = scalar_conversion(writer, reader)
+        if isinstance(writer, AvroFixed):
+            return FieldReader(self._fixed(writer.size), FixedSizeLayout(writer.size), change)
+        if writer.kind == "boolean":
+            return FieldReader(self._fixed(1), FixedSizeLayout(1), change)
+        if writer.kind in ("enum", "int", "long"):
+            return FieldReader("long", LongLayout(), change)
+        if writer.kind in ("bytes", "string"):
+            return FieldReader(writer.kind, BinaryLayout(), change)
+        if writer.kind == "null":
+            raise OnlyRowWise
+        return FieldReader(writer.kind, FixedSizeLayout(4 if writer.kind == "float" else 8), change)
+
+    def _optional(self, writer: AvroUnion, reader: AvroSchema) -> FieldReader:
+        if not writer.optional:
+            raise OnlyRowWise
+        if isinstance(reader, AvroUnion) and (not reader.optional):
+            raise OnlyRowWise
+        step = self._step(writer.present[0], reader)
+        first = writer.branches[0].kind == "null"
+        change = step.change if isinstance(reader, AvroUnion) else refuse_nulls(step.change)
+        schema = ["null", step.schema] if first else [step.schema, "null"]
+        return FieldReader(schema, OptionalLayout(step.layout, 2 if first else 0, 0 if first else 2), change)
+
+    def _array(self, writer: AvroArray, reader: AvroArray) -> FieldReader:
+        # Items without bytes could be more than memory holds.
+        if not smallest_size(writer.items):
+            raise OnlyRowWise
+        item, wanted = self._step(writer.items, reader.items), _type_of(reader)
+
+        def change(array: pa.Array) -> pa.Array:
+            return pa.ListArray.from_arrays(_offsets(array), item.change(array.flatten()), type=wanted)
+
+        return FieldReader({"type": "array", "items": item.schema}, ArrayLayout(item.layout), change)
+
+    def _map(self, writer: AvroMap, reader: AvroMap) -> FieldReader:
+        key, item = self._leaf(AvroPrimitive("string"), AvroPrimitive("string")), self._step(writer.values, reader.values)
+        wanted = cast(pa.MapType, _type_of(reader))
+
+        def change(array: pa.Array) -> pa.Array:
+            entries = array.flatten()
+            keys, values = key.change(entries.field(0)), item.change(entries.field(1))
+            _refuse_duplicate_keys(array, keys)
+            made = pa.MapArray.from_arrays(_offsets(array), keys, values)
+            return made if made.type == wanted else made.cast(wanted)
+
+        fields = [{"name": "k", "type": key.schema}, {"name": "v", "type": item.schema}]
+        schema = {"type": "array", "items": {"type": "record", "name": self._name(), "fields": fields}}
+        return FieldReader(schema, ArrayLayout(RecordLayout([key.layout, item.layout])), change)
+
+    def _record(self, writer: AvroRecord, reader: AvroRecord) -> FieldReader:
+        if not writer.fields:
+            raise OnlyRowWise
+        steps, build = self._fields(writer, reader)
+        wanted = _type_of(reader)
+
+        def change(array: pa.Array) -> pa.Array:
+            children = build([array.field(n) for n in range(len(steps))], len(array))
+            return pa.StructArray.from_arrays(children, fields=list(wanted), mask=array.is_null())
+
+        fields = [{"name": f"f{n}", "type": step.schema} for n, (step, _) in enumerate(steps)]
+        return FieldReader(
+            {"type": "record", "name": self._name(), "fields": fields}, RecordLayout([s.layout for s, _ in steps]), change
+        )
+
+    def _fields(
+        self, writer: AvroRecord, reader: AvroRecord
+    ) -> tuple[list[tuple[FieldReader, AvroField | None]], Callable[[Sequence[pa.Array], int], list[pa.Array]]]:
+        """The steps of a writer's fields, and what makes the reader's columns of what they read."""
+        steps: list[tuple[FieldReader, AvroField | None]] = []
+        for written in writer.fields:
+            field = field_for(written, writer, reader)
+            bare = without_logical_types(written.type)
+            steps.append((self._step(bare, bare) if field is None else self._step(written.type, field.type), field))
+        taken = {field.name for _, field in steps if field}
+        constants: dict[str, pa.Array] = {}
+        for f in reader.fields:
+            if f.name not in taken:
+                if not f.default:
+                    raise OnlyRowWise
+                constants[f.name] = pa.array([default_of(f)], _type_of(f.type))
+
+        def build(arrays: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+            # What nobody reads is changed too: it has to fit all the same.
+            made = {f.name if f else n: s.change(a) for n, ((s, f), a) in enumerate(zip(steps, arrays, strict=True))}
+            none = pa.array(np.zeros(rows, np.int64))
+            return [made[f.name] if f.name in made else constants[f.name].take(none) for f in reader.fields]
+
+        return steps, build
+
+
+def _type_of(schema: AvroSchema) -> pa.DataType:
+    return types.arrow_schema(columns_of(AvroRecord("one", (AvroField("x", schema),)))).field(0).type
+
+
+def _arrow(series: pl.Series) -> pa.Array:
+    array = series.to_arrow(compat_level=pl.CompatLevel.oldest())
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _offsets(array: pa.Array) -> pa.Array:
+    """Where each list begins among all items, null where the list is."""
+    counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    ends = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(counts, out=ends[1:])
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise NeedsRowWise
+    mask = np.append(array.is_null().to_numpy(zero_copy_only=False), False) if array.null_count else None
+    return pa.array(ends.astype(np.int32), mask=mask)
+
+
+def _refuse_duplicate_keys(array: pa.Array, keys: pa.Array) -> None:
+    """Of a key that a map has twice, the reference takes the last."""
+    if not len(keys):
+        return
+    counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    codes = pc.dictionary_encode(keys)
+    pairs = np.repeat(np.arange(len(counts)), counts) * len(codes.dictionary) + codes.indices.to_numpy()
+    if len(np.unique(pairs)) != len(pairs):
+        raise NeedsRowWise
+
+
+@contextlib.contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Without a message on standard error: polars writes one for each value that ends too early."""
+    # One thread at a time: another one would take the silence for what it has to restore.
+    with _stderr_lock:
+        sys.stderr.flush()
+        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(nowhere)
+
+
+# --- avro.tasks.convert --------------------
+# Scalars of whole batches: from what stands on the wire to what the column holds.
+
+
+class OnlyRowWise(Exception):
+    """Only the reference reads this."""
+
+
+def scalar_conversion(
+    writer: AvroPrimitive | AvroFixed | AvroEnum, reader: AvroPrimitive | AvroFixed | AvroEnum
+) -> ArrayFunction:
+    """From what polars gave of a scalar to the reader's column."""
+    if isinstance(writer, AvroEnum):
+        assert isinstance(reader, AvroEnum)
+        return _symbols(read_symbols(writer, reader))
+    assert not isinstance(reader, AvroEnum)
+    if writer.kind == "boolean":
+        return _booleans
+    if unit_ratio(writer, reader) is not None:
+        raise OnlyRowWise
+    if writer.kind in ("int", "long"):
+        return _number(writer, reader)
+    if writer.kind in ("float", "double"):
+        wanted = pa.float32() if reader.kind == "float" else pa.float64()
+        return lambda array: array.cast(wanted)
+    if reader.logical and reader.logical.name == "decimal":
+        other = writer.logical if writer.logical and writer.logical.name == "decimal" else None
+        return _decimals(reader.logical, other.scale if other else reader.logical.scale)
+    if reader.logical and reader.logical.name == "uuid" and isinstance(reader, AvroFixed):
+        return lambda array: pa.array([None if v is None else str(uuid.UUID(bytes=v)) for v in array.to_pylist()], pa.string())
+    return _text if reader.kind == "string" else _binary
+
+
+def _text(array: pa.Array) -> pa.Array:
+    return array.cast(pa.string())
+
+
+def _binary(array: pa.Array) -> pa.Array:
+    return array.cast(pa.binary())
+
+
+def _number(writer: AvroPrimitive | AvroFixed, reader: AvroPrimitive | AvroFixed) -> ArrayFunction:
+    narrow = writer.kind == "int"
+    finish = _finish_number(writer.logical, reader)
+
+    def change(array: pa.Array) -> pa.Array:
+        if narrow:
+            check_within(array, -(1 << 31), (1 << 31) - 1)
+        return finish(array)
+
+    return change
+
+
+def _finish_number(writer: AvroLogicalType | None, reader: AvroPrimitive | AvroFixed) -> ArrayFunction:
+    logical = reader.logical
+    if logical is not None and logical.per_day:
+        return _times(time_of_day_factor(writer, logical), logical.per_day, pa.int32() if reader.kind == "int" else pa.int64())
+    if logical is None:
+        if reader.kind in ("float", "double"):
+            wanted = pa.float32() if reader.kind == "float" else pa.float64()
+            return lambda array: array.cast(wanted, safe=False)
+        return (lambda array: array.cast(pa.int32())) if reader.kind == "int" else lambda array: array
+    if logical.name == "date":
+        return _dates
+    return _timestamps(micros_per_unit(writer, logical), pa.timestamp("us", None if logical.name.startswith("local-") else "UTC"))
+
+
+def check_within(array: pa.Array, low: int, high: int) -> None:
+    ends = pc.min_max(array)
+    smallest, largest = ends["min"].as_py(), ends["max"].as_py()
+    if smallest is not None and not low <= smallest <= largest <= high:
+        raise NeedsRowWise
+
+
+def _dates(array: pa.Array) -> pa.Array:
+    check_within(array, MIN_DATE, MAX_DATE)
+    return array.cast(pa.int32()).view(pa.date32())
+
+
+def _times(factor: int, limit: int, wanted: pa.DataType) -> ArrayFunction:
+    def change(array: pa.Array) -> pa.Array:
+        check_within(array, 0, limit // factor - 1)
+        return pc.multiply(array.cast(pa.int64()), factor).cast(wanted)
+
+    return change
+
+
+def _timestamps(factor: int, wanted: pa.DataType) -> ArrayFunction:
+    def change(array: pa.Array) -> pa.Array:
+        check_within(array, -(-MIN_MICRO // factor), MAX_MICRO // factor)
+        return (pc.multiply(array, factor) if factor != 1 else array).view(wanted)
+
+    return change
+
+
+def _symbols(seen: list[str | None]) -> ArrayFunction:
+    symbols = pa.array(seen, pa.string())
+
+    def change(array: pa.Array) -> pa.Array:
+        check_within(array, 0, len(symbols) - 1)
+        taken = symbols.take(array)
+        if taken.null_count != array.null_count:
+            raise NeedsRowWise
+        return taken
+
+    return change
+
+
+def _booleans(array: pa.Array) -> pa.Array:
+    present = pc.fill_null(array, b"\0") if array.null_count else array
+    _, data = offsets_and_bytes(present)
+    if (data > 1).any():
+        raise NeedsRowWise
+    mask = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    return pa.array(data.astype(bool), mask=mask)
+
+
+def offsets_and_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets and bytes of binary values, from the first one on."""
+    if not len(array):
+        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
+    _, ends, data = array.buffers()
+    offsets = np.frombuffer(ends, np.int64)[array.offset : array.offset + len(array) + 1]
+    inside = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]] if data else np.zeros(0, np.uint8)
+    return offsets - offsets[0], inside
+
+
+def _decimals(wanted: AvroLogicalType, scale: int) -> ArrayFunction:
+    kind = pa.decimal128(wanted.precision, wanted.scale)
+
+    def change(array: pa.Array) -> pa.Array:
+        offsets, data = offsets_and_bytes(pc.fill_null(array, b"\0") if array.null_count else array)
+        sizes = np.diff(offsets)
+        longest = int(sizes.max(initial=0))
+        if longest > 16:
+            raise NeedsRowWise
+        out = np.zeros((len(array), 16), np.uint8)
+        if len(data):
+            # Sign first, then the bytes from the last one on: Arrow's are little-endian.
+            first = data[np.minimum(offsets[:-1], len(data) - 1)]
+            out[(first > 127) & (sizes > 0)] = 255
+            for place in range(longest):
+                has = sizes > place
+                at = offsets[1:] - 1 - place
+                out[:, place] = np.where(has, data[np.where(has, at, 0)], out[:, place])
+        # The one number that has no opposite in 128 bits: Arrow does not see that it has too many digits.
+        if longest == 16 and ((out[:, 15] == 128) & ~out[:, :15].any(axis=1)).any():
+            raise NeedsRowWise
+        validity = array.is_valid() if array.null_count else None
+        unscaled = pa.Array.from_buffers(
+            pa.decimal128(38, scale) if scale != wanted.scale else kind,
+            len(array),
+            [validity.buffers()[1] if validity is not None else None, pa.py_buffer(out)],
+        )
+        unscaled.validate(full=True)
+        return unscaled if scale == wanted.scale else unscaled.cast(kind)
+
+    return change
+
+
+# --- avro.tasks.layout --------------------
+# Where values stand in their bytes: sizes of what was read, and whether the numbers of union branches are what they have to be.
+#
+# Sizes are those of the ordinary encoding: integers as short as they can be, arrays and maps in one block. Values that are encoded
+# in another way have other sizes than their bytes, and go the way of the reference.
+#
+
+
+class WireLayout(ABC):
+    """How values of a type stand in their bytes."""
+
+    has_branches: bool = False
+    """Whether there is something to check."""
+
+    @abstractmethod
+    def sizes(self, array: pa.Array) -> np.ndarray:
+        """The bytes of each value; anything for nulls."""
+
+    def check(self, array: pa.Array, starts: np.ndarray, body: np.ndarray) -> None:
+        """Look at the numbers of branches.
+
+        :param starts: where in ``body`` each value begins.
+        :raises Doubt: one of them is another one.
+        """
+        return None
+
+
+class FixedSizeLayout(WireLayout):
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def sizes(self, array: pa.Array) -> np.ndarray:
+        return np.full(len(array), self._size, np.int64)
+
+
+class LongLayout(WireLayout):
+    def sizes(self, array: pa.Array) -> np.ndarray:
+        numbers = (pc.fill_null(array, 0) if array.null_count else array).to_numpy()
+        return varint_sizes(((numbers << 1) ^ (numbers >> 63)).view(np.uint64))
+
+
+class BinaryLayout(WireLayout):
+    def sizes(self, array: pa.Array) -> np.ndarray:
+        counts = pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
+        return counts + varint_sizes((counts << 1).astype(np.uint64))
+
+
+class OptionalLayout(WireLayout):
+    """A union of null and one other.
+
+    :param present: the byte that says that there is a value; ``absent``: that it is null.
+    """
+
+    has_branches = True
+
+    def __init__(self, value: WireLayout, present: int, absent: int) -> None:
+        self._value, self._present, self._absent = value, present, absent
+
+    def sizes(self, array: pa.Array) -> np.ndarray:
+        own = self._value.sizes(array)
+        if array.null_count:
+            own = np.where(array.is_valid().to_numpy(zero_copy_only=False), own, 0)
+        return own + 1
+
+    def check(self, array: pa.Array, starts: np.ndarray, body: np.ndarray) -> None:
+        valid = array.is_valid()
+        there = valid.to_numpy(zero_copy_only=False)
+        if (body[starts] != np.where(there, self._present, self._absent)).any():
+            raise NeedsRowWise
+        if self._value.has_branches:
+            self._value.check(array.filter(valid), starts[there] + 1, body)
+
+
+class RecordLayout(WireLayout):
+    """Values one after the other."""
+
+    def __init__(self, parts: Sequence[WireLayout]) -> None:
+        self._parts = list(parts)
+        self.has_branches = any(p.has_branches for p in parts)
+
+    def sizes(self, array: pa.Array) -> np.ndarray:
+        return sum(self.sizes_of(self._fields(array)), np.zeros(len(array), np.int64))
+
+    def check(self, array: pa.Array, starts: np.ndarray, body: np.ndarray) -> None:
+        fields = self._fields(array)
+        self.check_of(fields, self.sizes_of(fields), starts, body)
+
+    def _fields(self, array: pa.Array) -> list[pa.Array]:
+        return [array.field(n) for n in range(len(self._parts))]
+
+    def sizes_of(self, arrays: Sequence[pa.Array]) -> list[np.ndarray]:
+        """The sizes of each part."""
+        return [p.sizes(a) for p, a in zip(self._parts, arrays, strict=True)]
+
+    def check_of(self, arrays: Sequence[pa.Array], sizes: Sequence[np.ndarray], starts: np.ndarray, body: np.ndarray) -> None:
+        """The same where the parts are no struct yet, and their sizes are known."""
+        for part, array, size in zip(self._parts, arrays, sizes, strict=True):
+            if part.has_branches:
+                part.check(array, starts, body)
+            starts = starts + size
+
+
+class ArrayLayout(WireLayout):
+    """An array in one block."""
+
+    def __init__(self, item: WireLayout) -> None:
+        self._item = item
+        self.has_branches = item.has_branches
+
+    def sizes(self, array: pa.Array) -> np.ndarray:
+        counts, before = self._counts(array)
+        ends = np.append(0, np.cumsum(self._item.sizes(array.flatten())))
+        last = np.cumsum(counts)
+        return before + ends[last] - ends[last - counts] + (counts > 0)
+
+    def check(self, array: pa.Array, starts: np.ndarray, body: np.ndarray) -> None:
+        items = array.flatten()
+        counts, before = self._counts(array)
+        sizes = self._item.sizes(items)
+        ahead = np.cumsum(sizes) - sizes
+        first = np.append(ahead, 0)[np.minimum(np.cumsum(counts) - counts, len(ahead))]
+        self._item.check(items, ahead + np.repeat(starts + before - first, counts), body)
+
+    def _counts(self, array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """How many items each has, and the bytes of that number."""
+        counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int64)
+        return counts, varint_sizes((counts << 1).astype(np.uint64))

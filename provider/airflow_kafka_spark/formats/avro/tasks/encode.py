@@ -1,0 +1,480 @@
+"""Encodes Avro inside a Spark task: whole batches with Arrow and NumPy; what does not fit is told by the reference."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_kafka_spark.formats.avro.compatibility import branch_to_write, is_member_struct
+from airflow_kafka_spark.formats.avro.schema import (
+    AvroArray,
+    AvroEnum,
+    AvroFixed,
+    AvroLogicalType,
+    AvroMap,
+    AvroPrimitive,
+    AvroRecord,
+    AvroSchema,
+    AvroUnion,
+)
+from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID
+from airflow_kafka_spark.formats.avro.tasks.row_encode import default_bytes, encode_long, record_writer, value_writer
+from airflow_kafka_spark.formats.base import Encoded, Encoder
+from airflow_kafka_spark.formats.tasks.batch_decoder import NeedsRowWise
+from airflow_kafka_spark.formats.tasks.row_encoder import invalid_utf8, values_or_raise
+from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct
+
+DIVIDED_ROWS = 512
+"""So many rows are looked at together once more where a batch is in doubt: with fewer the looking costs more than it spares."""
+
+
+class AvroEncoder(Encoder):
+    """See :class:`airflow_kafka_spark.formats.avro.format.Avro`.
+
+    :param schema: what values are written with: a record, whose fields are columns; or another type, which one column is.
+    :param columns: the columns and their types, all of which the schema takes.
+    :param header: the bytes before each value; empty without Confluent's wire format.
+    """
+
+    def __init__(self, schema: AvroSchema, columns: tuple[Column, ...], header: bytes = b"") -> None:
+        self.schema, self.columns = schema, columns
+        self._header = header
+        if isinstance(schema, AvroRecord):
+            self._pieces, self._write = record_parts(schema, columns), record_writer(schema, columns)
+            return
+        (column,) = columns
+        parts, write = value_parts(schema, column.type), value_writer(schema, column.type)
+        self._pieces, self._write = lambda rows: parts(rows[column.name]), lambda out, row: write(out, row[column.name])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.schema, self.columns, self._header)
+
+    def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
+        """The rows' values. Of a schema that is no record, a null is no value.
+
+        :raises RowRejected: a row does not fit the schema.
+        """
+        columns = {c.name: rows[c.name] for c in self.columns}
+        return values_or_raise(self._encode(columns, np.ones(len(columns[self.columns[0].name]), bool)))
+
+    def encode_struct(self, rows: pa.StructArray) -> Encoded:
+        """The same of rows that are one column, with fields in the order of the columns; a null is no value."""
+        present = rows.drop_null()
+        columns = {c.name: present.field(n) for n, c in enumerate(self.columns)}
+        return self._encode(columns, rows.is_valid().to_numpy(zero_copy_only=False))
+
+    def _encode(self, columns: Mapping[str, pa.Array], there: np.ndarray) -> Encoded:
+        """:param there: which of the rows the columns hold."""
+        if not isinstance(self.schema, AvroRecord):
+            ((name, column),) = columns.items()
+            there = there.copy()
+            there[there] = column.is_valid().to_numpy(zero_copy_only=False)
+            columns = {name: column.drop_null()}
+        places = np.flatnonzero(there)
+        parts = list(self._divided(columns, places))
+        found = parts[0] if len(parts) == 1 else _concatenate(parts)
+        if len(places) == len(there):
+            return found
+        there, values = there.copy(), found.values.drop_null() if found.bad else found.values
+        there[[at for at, _ in found.bad]] = False
+        return Encoded(scatter(values, there, nulls=True), found.bad)
+
+    def _divided(self, columns: Mapping[str, pa.Array], places: np.ndarray) -> Iterator[Encoded]:
+        """All of them at once; on doubt in parts, so that a row that does not fit slows down only a few others."""
+        try:
+            yield Encoded(join_parts([self._header, *self._pieces(columns)], len(places)))
+        except NeedsRowWise:
+            if len(places) <= DIVIDED_ROWS:
+                yield self.encode_row_wise(columns, places.tolist())
+                return
+            for at in range(0, len(places), DIVIDED_ROWS):
+                yield from self._divided(
+                    {name: c.slice(at, DIVIDED_ROWS) for name, c in columns.items()}, places[at : at + DIVIDED_ROWS]
+                )
+
+    def encode_row_wise(self, columns: Mapping[str, pa.Array], places: Sequence[int]) -> Encoded:
+        """The same one by one; tells which rows do not fit, and why.
+
+        :param places: where each is among all rows.
+        """
+        made: list[bytes | None] = []
+        bad: list[tuple[int, str]] = []
+        for at, place in enumerate(places):
+            out = bytearray(self._header)
+            try:
+                self._write(out, {name: column[at] for name, column in columns.items()})
+                made.append(bytes(out))
+            except BadValue as e:
+                if not isinstance(self.schema, AvroRecord):
+                    e.within(f".{self.columns[0].name}")
+                made.append(None)
+                bad.append((place, e.reason))
+            except UnicodeDecodeError as e:
+                made.append(None)
+                bad.append((place, invalid_utf8(e)))
+        return Encoded(pa.array(made, pa.binary()), tuple(bad))
+
+
+def _concatenate(parts: Sequence[Encoded]) -> Encoded:
+    return Encoded(pa.concat_arrays([part.values for part in parts]), tuple(bad for part in parts for bad in part.bad))
+
+
+# --- avro.tasks.pieces --------------------
+# Whole columns as the bytes that Avro has for them, with Arrow and NumPy, by the rules of :mod:`.avro.tasks.row_encode`.
+#
+# Every part of a value is a column of bytes (an integer's, a length, what a text holds); the parts of a row, one behind the other,
+# are its value. So only the last step, which joins them, touches every row, and that is Arrow's. Items of arrays lie one behind the
+# other already: an array's bytes are found by its ends among them.
+#
+# Anything that might not fit raises :class:`.NeedsRowWise`; the reference then tells what it is.
+#
+
+
+BytesPart: TypeAlias = "bytes | pa.Array"
+"""The same bytes for every row, or a column of them, without nulls."""
+WriteParts = Callable[[pa.Array], list[BytesPart]]
+"""The parts of a column's values; it holds nulls only if the type is a union."""
+
+
+def join_parts(parts: Sequence[BytesPart], rows: int) -> pa.Array:
+    """The parts of each row, one behind the other."""
+    # Constants that follow each other are made one: each part costs a step for every row.
+    fewer: list[BytesPart] = []
+    for part in parts:
+        if isinstance(part, bytes) and fewer and isinstance(fewer[-1], bytes):
+            fewer.append(fewer.pop() + part)
+        else:
+            fewer.append(part)
+    if len(fewer) == 1 and isinstance(fewer[0], bytes):
+        return pa.array(fewer * rows, pa.binary())
+    return fewer[0] if len(fewer) == 1 else pc.binary_join_element_wise(*fewer, b"")
+
+
+def value_parts(schema: AvroSchema, column: DataType) -> WriteParts:
+    """How values of a column are written as a type that takes it, see :func:`.avro.compatibility.column_mismatches`."""
+    if isinstance(schema, AvroUnion):
+        return _union(schema, column)
+    if isinstance(schema, AvroRecord):
+        assert isinstance(column, Struct)
+        fields = record_parts(schema, column.fields)
+        names = [f.name for f in column.fields]
+        return _refuse_nulls(lambda array: fields({name: array.field(n) for n, name in enumerate(names)}))
+    if isinstance(schema, AvroArray):
+        assert isinstance(column, Array)
+        return _refuse_nulls(_array(value_parts(schema.items, column.element)))
+    if isinstance(schema, AvroMap):
+        assert isinstance(column, Map)
+        return _refuse_nulls(_map(value_parts(schema.values, column.value)))
+    return _refuse_nulls(_scalar(schema))
+
+
+def record_parts(schema: AvroRecord, columns: Sequence[Column]) -> Callable[[Mapping[str, pa.Array]], list[BytesPart]]:
+    """How a record's fields are written, of columns by name."""
+    types = {c.name: c.type for c in columns}
+    steps = [(f.name, value_parts(f.type, types[f.name]) if f.name in types else default_bytes(f)) for f in schema.fields]
+
+    def write(rows: Mapping[str, pa.Array]) -> list[BytesPart]:
+        parts: list[BytesPart] = []
+        for name, step in steps:
+            parts += [step] if isinstance(step, bytes) else step(rows[name])
+        return parts
+
+    return write
+
+
+def _refuse_nulls(write_values: WriteParts) -> WriteParts:
+    def write(array: pa.Array) -> list[BytesPart]:
+        if array.null_count:
+            raise NeedsRowWise
+        return write_values(array)
+
+    return write
+
+
+def binary_array(sizes: np.ndarray, data: np.ndarray | pa.Buffer | None, there: np.ndarray | None = None) -> pa.Array:
+    """Bytes that lie one behind the other, as a column.
+
+    :param sizes: those of each value.
+    :param data: all of them.
+    :param there: False where there is no value but a null; None for values everywhere.
+    """
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return _slice_at(ends, data, there)
+
+
+def _slice_at(ends: np.ndarray, data: np.ndarray | pa.Buffer | None, there: np.ndarray | None = None) -> pa.Array:
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise NeedsRowWise
+    held = data if isinstance(data, pa.Buffer) else pa.py_buffer(b"" if data is None else np.ascontiguousarray(data))
+    known = None if there is None else pa.array(there).buffers()[1]
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [known, pa.py_buffer(ends.astype(np.int32)), held])
+
+
+def scatter(dense: pa.Array, there: np.ndarray, nulls: bool = False) -> pa.Array:
+    """A column with a value where ``there`` says so, and nothing (or a null) in between. Copies no values.
+
+    :param dense: the values.
+    """
+    ends, data = _ends(dense)
+    sizes = np.zeros(len(there), np.int64)
+    sizes[there] = np.diff(ends)
+    inside = data.slice(int(ends[0]), int(ends[-1] - ends[0])) if data is not None else None
+    return binary_array(sizes, inside, there if nulls else None)
+
+
+def _ends(column: pa.Array) -> tuple[np.ndarray, pa.Buffer | None]:
+    if not len(column):
+        return np.zeros(1, np.int64), None
+    _, ends, data = column.buffers()
+    return np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64), data
+
+
+# --- unions --------------------------------------------------------------------------------------------------------------
+
+
+def _union(schema: AvroUnion, column: DataType) -> WriteParts:
+    write_values = _members(schema, column) if is_member_struct(schema, column) else _branch(schema, column)
+    null = next((at for at, b in enumerate(schema.branches) if b.kind == "null"), None)
+    if null is None:
+        return _refuse_nulls(write_values)
+    absent = encode_long(null)
+
+    def write(array: pa.Array) -> list[BytesPart]:
+        if not array.null_count:
+            return write_values(array)
+        there = array.is_valid().to_numpy(zero_copy_only=False)
+        present = array.drop_null()
+        values = scatter(join_parts(write_values(present), len(present)), there)
+        return [scatter(pa.array([absent] * (len(array) - len(present)), pa.binary()), ~there), values]
+
+    return write
+
+
+def _branch(schema: AvroUnion, column: DataType) -> WriteParts:
+    at = branch_to_write(schema, column)
+    assert at is not None
+    number, write_values = encode_long(at), value_parts(schema.branches[at], column)
+    return lambda array: [number, *write_values(array)]
+
+
+def _members(schema: AvroUnion, column: DataType) -> WriteParts:
+    assert isinstance(column, Struct)
+    writers = [
+        (encode_long(schema.branches.index(branch)), value_parts(branch, member.type))
+        for branch, member in zip(schema.present, column.fields, strict=True)
+    ]
+
+    def write(array: pa.Array) -> list[BytesPart]:
+        members = [array.field(n) for n in range(len(writers))]
+        there = [m.is_valid().to_numpy(zero_copy_only=False) for m in members]
+        if (np.sum(there, axis=0) != 1).any():
+            raise NeedsRowWise
+        parts: list[BytesPart] = []
+        for (number, write_values), member, here in zip(writers, members, there, strict=True):
+            present = member.drop_null()
+            parts.append(scatter(join_parts([number, *write_values(present)], len(present)), here))
+        return parts
+
+    return write
+
+
+# --- arrays and maps -----------------------------------------------------------------------------------------------------
+
+
+def _array(write_items: WriteParts) -> WriteParts:
+    def write(array: pa.Array) -> list[BytesPart]:
+        ends = np.asarray(array.offsets).astype(np.int64)
+        items = array.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
+        return _blocks(ends - ends[0], join_parts(write_items(items), len(items)))
+
+    return write
+
+
+def _map(write_values: WriteParts) -> WriteParts:
+    def write(array: pa.Array) -> list[BytesPart]:
+        ends = np.asarray(array.offsets).astype(np.int64)
+        first, count = int(ends[0]), int(ends[-1] - ends[0])
+        entries = [*_text(array.keys.slice(first, count)), *write_values(array.items.slice(first, count))]
+        return _blocks(ends - first, join_parts(entries, count))
+
+    return write
+
+
+def _blocks(ends: np.ndarray, items: pa.Array) -> list[BytesPart]:
+    """One block for each, and the end of blocks.
+
+    :param ends: where each ends among the items; the first begins at 0.
+    """
+    counts = np.diff(ends)
+    there = counts > 0
+    among, data = _ends(items)
+    return [scatter(_long(counts[there]), there), _slice_at(among[ends], data), b"\0"]
+
+
+# --- scalars -------------------------------------------------------------------------------------------------------------
+
+
+def _scalar(schema: AvroPrimitive | AvroFixed | AvroEnum) -> WriteParts:
+    if isinstance(schema, AvroEnum):
+        return _enum(schema)
+    logical = schema.logical
+    if logical is not None and logical.name == "decimal":
+        return _decimal(logical, schema.size if isinstance(schema, AvroFixed) else 0)
+    if isinstance(schema, AvroFixed):
+        return _uuid if logical is not None and logical.name == "uuid" else _fixed(schema.size)
+    if schema.kind in ("int", "long"):
+        return _number(schema.kind, logical)
+    return _uuid_text if logical is not None and logical.name == "uuid" else _LEAVES[schema.kind]
+
+
+def _long(numbers: np.ndarray) -> pa.Array:
+    """Integers as Avro writes them."""
+    signed = numbers.astype(np.int64)
+    left = ((signed << 1) ^ (signed >> 63)).view(np.uint64)
+    sizes = varint_sizes(left)
+    widest = int(sizes.max(initial=1))
+    out = np.empty((len(left), widest), np.uint8)
+    for place in range(widest):
+        out[:, place] = (left & np.uint64(0x7F)) | np.where(sizes > place + 1, np.uint64(0x80), np.uint64(0))
+        left = left >> np.uint64(7)
+    return binary_array(sizes, out[np.arange(widest) < sizes[:, None]] if widest > 1 else out)
+
+
+def _fixed_width(size: int, data: np.ndarray) -> pa.Array:
+    return binary_array(np.full(len(data), size, np.int64), data)
+
+
+def _boolean(array: pa.Array) -> list[BytesPart]:
+    return [_fixed_width(1, np.asarray(array.cast(pa.uint8())))]
+
+
+def _float(array: pa.Array) -> list[BytesPart]:
+    return [_fixed_width(4, np.asarray(array.cast(pa.float32())).astype("<f4"))]
+
+
+def _double(array: pa.Array) -> list[BytesPart]:
+    return [_fixed_width(8, np.asarray(array.cast(pa.float64())).astype("<f8"))]
+
+
+def _bytes(array: pa.Array) -> list[BytesPart]:
+    return [_long(np.asarray(pc.binary_length(array))), array.cast(pa.binary())]
+
+
+def _text(array: pa.Array) -> list[BytesPart]:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        raise NeedsRowWise from None
+    return _bytes(array)
+
+
+def _uuid_text(array: pa.Array) -> list[BytesPart]:
+    if not pc.all(pc.match_substring_regex(array.cast(pa.string()), f"^{UUID}$"), min_count=0).as_py():
+        raise NeedsRowWise
+    return _text(array)
+
+
+_LEAVES: dict[str, WriteParts] = {"boolean": _boolean, "float": _float, "double": _double, "bytes": _bytes, "string": _text}
+
+
+def _within(numbers: np.ndarray, low: int, high: int) -> None:
+    if len(numbers) and (int(numbers.min()) < low or int(numbers.max()) > high):
+        raise NeedsRowWise
+
+
+def _number(kind: str, logical: AvroLogicalType | None) -> WriteParts:
+    low, high, factor, wanted = -(1 << 63), (1 << 63) - 1, 1, pa.int64()
+    if logical is not None and logical.name == "date":
+        low, high, wanted = MIN_DATE, MAX_DATE, pa.int32()
+    elif logical is not None and logical.per_second:
+        low, high, factor = MIN_MICRO, MAX_MICRO, 1_000_000 // logical.per_second
+    elif logical is not None and logical.per_day:
+        low, high = 0, logical.per_day - 1
+    elif kind == "int":
+        low, high = -(1 << 31), (1 << 31) - 1
+
+    def write(array: pa.Array) -> list[BytesPart]:
+        numbers = np.asarray(array.cast(wanted))
+        _within(numbers, low, high)
+        if factor > 1:
+            if (numbers % factor).any():
+                raise NeedsRowWise
+            numbers = numbers // factor
+        return [_long(numbers)]
+
+    return write
+
+
+def _decimal(logical: AvroLogicalType, size: int) -> WriteParts:
+    wanted = pa.decimal128(logical.precision, logical.scale)
+
+    def write(array: pa.Array) -> list[BytesPart]:
+        try:
+            cast = array.cast(wanted)
+        except pa.ArrowInvalid:
+            raise NeedsRowWise from None
+        held = np.frombuffer(cast.buffers()[1], np.uint8).reshape(-1, 16)[cast.offset : cast.offset + len(cast)]
+        # Arrow's are little-endian, Avro's begin with the sign.
+        out = held[:, ::-1]
+        if size:
+            sign = np.repeat(np.where(out[:, :1] > 127, 255, 0).astype(np.uint8), max(size - 16, 0), axis=1)
+            return [_fixed_width(size, np.concatenate([sign, out[:, max(16 - size, 0) :]], axis=1))]
+        sizes = _needed(out)
+        return [_long(sizes), binary_array(sizes, out[np.arange(16) >= 16 - sizes[:, None]])]
+
+    return write
+
+
+def _needed(numbers: np.ndarray) -> np.ndarray:
+    """How many of 16 bytes a number needs: without those that only repeat its sign, and one at least."""
+    bare = numbers ^ np.where(numbers[:, :1] > 127, 255, 0).astype(np.uint8)
+    first = np.where(bare.any(axis=1), (bare != 0).argmax(axis=1), 15)
+    # The first bit that is left has to be the sign.
+    signed = (bare[np.arange(len(bare)), first] > 127) & (first > 0)
+    return (16 - first + signed).astype(np.int64)
+
+
+def _fixed(size: int) -> WriteParts:
+    def write(array: pa.Array) -> list[BytesPart]:
+        if (np.asarray(pc.binary_length(array)) != size).any():
+            raise NeedsRowWise
+        return [array.cast(pa.binary())]
+
+    return write
+
+
+def _uuid(array: pa.Array) -> list[BytesPart]:
+    try:
+        return [pa.array([uuid.UUID(text).bytes for text in array.to_pylist()], pa.binary())]
+    except ValueError:
+        raise NeedsRowWise from None
+
+
+def _enum(schema: AvroEnum) -> WriteParts:
+    symbols = pa.array(schema.symbols, pa.string())
+
+    def write(array: pa.Array) -> list[BytesPart]:
+        numbers = pc.index_in(array, value_set=symbols)
+        if numbers.null_count:
+            raise NeedsRowWise
+        return [_long(np.asarray(numbers))]
+
+    return write
+
+
+def varint_sizes(numbers: np.ndarray) -> np.ndarray:
+    """The bytes of integers, which are not negative."""
+    sizes = np.ones(len(numbers), np.int64)
+    largest = int(numbers.max(initial=0))
+    for bits in range(7, 64, 7):
+        if largest < 1 << bits:
+            break
+        sizes += numbers >= np.uint64(1 << bits)
+    return sizes

@@ -1,0 +1,343 @@
+"""How a value is written in Avro: the reference that the fast path of :mod:`.avro.tasks.encode` has to agree with.
+
+Plain Python. A schema and a column's type are compiled into a function that appends a value's bytes; values are Arrow's scalars,
+so that instants before our time and decimals of 38 digits are what they are. What does not fit raises :class:`.BadValue` with
+the path to the column: nothing is rounded, cut off or made another value.
+"""
+
+from __future__ import annotations
+
+import decimal
+import re
+import struct
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.formats.avro.compatibility import branch_to_write, is_member_struct
+from airflow_kafka_spark.formats.avro.schema import (
+    AvroArray,
+    AvroEnum,
+    AvroField,
+    AvroFixed,
+    AvroLogicalType,
+    AvroMap,
+    AvroPrimitive,
+    AvroRecord,
+    AvroSchema,
+    AvroUnion,
+    columns_of,
+)
+from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID, default_of
+from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, arrow_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def encode_long(n: int) -> bytes:
+    """An integer as Avro writes it."""
+    n = (n << 1) ^ (n >> 63)
+    out = bytearray()
+    while n > 0x7F:
+        out.append(n & 0x7F | 0x80)
+        n >>= 7
+    out.append(n)
+    return bytes(out)
+
+
+WriteValue = Callable[[bytearray, Any], None]
+"""Appends the bytes of a scalar, which is never null unless the type is a union."""
+
+_EXACT = decimal.Context(prec=100)
+_SHOWN = 60
+
+
+def value_writer(schema: AvroSchema, column: DataType) -> WriteValue:
+    """Writes values of a column as a type that takes it, see :func:`.avro.compatibility.column_mismatches`."""
+    if isinstance(schema, AvroUnion):
+        return _union(schema, column)
+    if isinstance(schema, AvroRecord):
+        assert isinstance(column, Struct)
+        return _struct(schema, column)
+    if isinstance(schema, AvroArray):
+        assert isinstance(column, Array)
+        return _array(value_writer(schema.items, column.element))
+    if isinstance(schema, AvroMap):
+        assert isinstance(column, Map)
+        return _map(value_writer(schema.values, column.value))
+    return _refuse_null(_scalar(schema), schema)
+
+
+def default_bytes(field: AvroField) -> bytes:
+    """A field's default, as it is written."""
+    import pyarrow as pa
+
+    (column,) = columns_of(AvroRecord("one", (field,)))
+    out = bytearray()
+    value_writer(field.type, column.type)(out, pa.array([default_of(field)], arrow_schema([column]).field(0).type)[0])
+    return bytes(out)
+
+
+def _refuse_null(write_value: WriteValue, schema: AvroSchema) -> WriteValue:
+    def write(out: bytearray, scalar: pa.Scalar) -> None:
+        if not scalar.is_valid:
+            raise BadValue(f"found null, expected {schema}")
+        write_value(out, scalar)
+
+    return write
+
+
+def _union(schema: AvroUnion, column: DataType) -> WriteValue:
+    null = next((at for at, b in enumerate(schema.branches) if b.kind == "null"), None)
+    write_value = _members(schema, column) if is_member_struct(schema, column) else _branch(schema, column)
+
+    def write(out: bytearray, scalar: pa.Scalar) -> None:
+        if scalar.is_valid:
+            write_value(out, scalar)
+        elif null is None:
+            raise BadValue(f"found null, expected one of {schema}")
+        else:
+            out += encode_long(null)
+
+    return write
+
+
+def _branch(schema: AvroUnion, column: DataType) -> WriteValue:
+    at = branch_to_write(schema, column)
+    assert at is not None
+    number, write_value = encode_long(at), value_writer(schema.branches[at], column)
+
+    def write(out: bytearray, scalar: pa.Scalar) -> None:
+        out += number
+        write_value(out, scalar)
+
+    return write
+
+
+def _members(schema: AvroUnion, column: DataType) -> WriteValue:
+    assert isinstance(column, Struct)
+    writers = [
+        (name.name, encode_long(schema.branches.index(branch)), value_writer(branch, name.type))
+        for branch, name in zip(schema.present, column.fields, strict=True)
+    ]
+
+    def write(out: bytearray, scalar: pa.StructScalar) -> None:
+        there = [(name, number, write_value) for name, number, write_value in writers if scalar[name].is_valid]
+        if len(there) != 1:
+            raise BadValue(f"found {len(there)} members that are not null, expected one of {schema}")
+        name, number, write_value = there[0]
+        out += number
+        write_value(out, scalar[name])
+
+    return write
+
+
+def _struct(schema: AvroRecord, column: Struct) -> WriteValue:
+    fields = record_writer(schema, column.fields)
+
+    def write(out: bytearray, scalar: pa.StructScalar) -> None:
+        if not scalar.is_valid:
+            raise BadValue(f"found null, expected {schema}")
+        fields(out, scalar)
+
+    return write
+
+
+def record_writer(schema: AvroRecord, columns: Sequence[Column]) -> WriteValue:
+    """Writes a record's fields, of anything that gives their values by name."""
+    types = {c.name: c.type for c in columns}
+    steps = [(f.name, value_writer(f.type, types[f.name]) if f.name in types else default_bytes(f)) for f in schema.fields]
+
+    def write(out: bytearray, row: Any) -> None:
+        for name, step in steps:
+            if isinstance(step, bytes):
+                out += step
+                continue
+            try:
+                step(out, row[name])
+            except BadValue as e:
+                raise e.within(f".{name}") from None
+
+    return write
+
+
+def _array(write_item: WriteValue) -> WriteValue:
+    def write(out: bytearray, scalar: pa.ListScalar) -> None:
+        if not scalar.is_valid:
+            raise BadValue("found null, expected an array")
+        if len(scalar):
+            out += encode_long(len(scalar))
+        for at, item in enumerate(scalar):
+            try:
+                write_item(out, item)
+            except BadValue as e:
+                raise e.within(f"[{at}]") from None
+        out += b"\0"
+
+    return write
+
+
+def _map(write_value: WriteValue) -> WriteValue:
+    def write(out: bytearray, scalar: pa.MapScalar) -> None:
+        if not scalar.is_valid:
+            raise BadValue("found null, expected a map")
+        entries = scalar.values
+        if len(entries):
+            out += encode_long(len(entries))
+        for entry in entries:
+            _text(out, entry[0])
+            try:
+                write_value(out, entry[1])
+            except BadValue as e:
+                raise e.within(f"[{entry[0].as_py()!r}]") from None
+        out += b"\0"
+
+    return write
+
+
+# --- scalars -------------------------------------------------------------------------------------------------------------
+
+
+def _scalar(schema: AvroPrimitive | AvroFixed | AvroEnum) -> WriteValue:
+    if isinstance(schema, AvroEnum):
+        return _enum(schema)
+    logical = schema.logical
+    if logical is not None and logical.name == "decimal":
+        return _decimal(logical, schema.size if isinstance(schema, AvroFixed) else 0)
+    if logical is not None and logical.name == "uuid" and isinstance(schema, AvroFixed):
+        return _uuid
+    if isinstance(schema, AvroFixed):
+        return _fixed(schema.size)
+    if schema.kind in ("int", "long"):
+        return _number(schema.kind, logical)
+    return _uuid_text if logical is not None and logical.name == "uuid" else _LEAVES[schema.kind]
+
+
+def _boolean(out: bytearray, scalar: pa.Scalar) -> None:
+    out.append(scalar.as_py())
+
+
+def _float(out: bytearray, scalar: pa.Scalar) -> None:
+    out += struct.pack("<f", scalar.as_py())
+
+
+def _double(out: bytearray, scalar: pa.Scalar) -> None:
+    out += struct.pack("<d", scalar.as_py())
+
+
+def _bytes(out: bytearray, scalar: pa.Scalar) -> None:
+    value = scalar.as_py()
+    out += encode_long(len(value))
+    out += value
+
+
+def _text(out: bytearray, scalar: pa.Scalar) -> None:
+    value = scalar.as_buffer().to_pybytes()
+    try:
+        value.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise BadValue(f"not UTF-8: byte 0x{value[e.start]:02x} at position {e.start}") from None
+    out += encode_long(len(value))
+    out += value
+
+
+_LEAVES: dict[str, WriteValue] = {"boolean": _boolean, "float": _float, "double": _double, "bytes": _bytes, "string": _text}
+
+
+def _number(kind: str, logical: AvroLogicalType | None) -> WriteValue:
+    if logical is not None and logical.name == "date":
+        return _date
+    if logical is not None and logical.per_second:
+        return _instant(logical)
+    if logical is not None and logical.per_day:
+        return _time_of_day(logical.per_day)
+    bits = 31 if kind == "int" else 63
+
+    def write(out: bytearray, scalar: pa.Scalar) -> None:
+        n = scalar.as_py()
+        if not -(1 << bits) <= n < 1 << bits:
+            raise BadValue(f"found {n}, expected an {kind} of {bits + 1} bits")
+        out += encode_long(n)
+
+    return write
+
+
+def _date(out: bytearray, scalar: pa.Scalar) -> None:
+    if not MIN_DATE <= scalar.value <= MAX_DATE:
+        raise BadValue(f"found day {scalar.value} after 1970-01-01, expected one in the years 1 to 9999")
+    out += encode_long(scalar.value)
+
+
+def _time_of_day(limit: int) -> WriteValue:
+    def write(out: bytearray, scalar: pa.Scalar) -> None:
+        if not 0 <= scalar.as_py() < limit:
+            raise BadValue(f"found {scalar.as_py()}, expected a time of day: 0 to {limit - 1}")
+        out += encode_long(scalar.as_py())
+
+    return write
+
+
+def _instant(logical: AvroLogicalType) -> WriteValue:
+    factor = 1_000_000 // logical.per_second
+
+    def write(out: bytearray, scalar: pa.Scalar) -> None:
+        micros = scalar.value
+        if not MIN_MICRO <= micros <= MAX_MICRO:
+            raise BadValue(f"found {micros} µs after 1970, expected a time in the years 1 to 9999")
+        if micros % factor:
+            raise BadValue(f"found {micros} µs after 1970, expected whole milliseconds ({logical.name})")
+        out += encode_long(micros // factor)
+
+    return write
+
+
+def _decimal(logical: AvroLogicalType, size: int) -> WriteValue:
+    def write(out: bytearray, scalar: pa.Scalar) -> None:
+        value = scalar.as_py()
+        unscaled = value.scaleb(logical.scale, _EXACT)
+        n = int(unscaled)
+        if n != unscaled or abs(n) >= 10**logical.precision:
+            raise BadValue(f"found {value}, expected decimal({logical.precision},{logical.scale})")
+        data = n.to_bytes(size or (8 + (n + (n < 0)).bit_length()) // 8, "big", signed=True)
+        out += data if size else encode_long(len(data)) + data
+
+    return write
+
+
+def _fixed(size: int) -> WriteValue:
+    def write(out: bytearray, scalar: pa.Scalar) -> None:
+        value = scalar.as_py()
+        if len(value) != size:
+            raise BadValue(f"found {len(value)} bytes, expected {size}")
+        out += value
+
+    return write
+
+
+def _uuid_text(out: bytearray, scalar: pa.Scalar) -> None:
+    value = bytearray()
+    _text(value, scalar)
+    if not re.fullmatch(UUID, scalar.as_py()):
+        raise BadValue(f"found {scalar.as_py()[:_SHOWN]!r}, expected a UUID")
+    out += value
+
+
+def _uuid(out: bytearray, scalar: pa.Scalar) -> None:
+    try:
+        out += uuid.UUID(scalar.as_py()).bytes
+    except ValueError:
+        raise BadValue(f"found {scalar.as_py()[:_SHOWN]!r}, expected a UUID") from None
+
+
+def _enum(schema: AvroEnum) -> WriteValue:
+    numbers = {symbol: encode_long(n) for n, symbol in enumerate(schema.symbols)}
+
+    def write(out: bytearray, scalar: pa.Scalar) -> None:
+        symbol = scalar.as_py()
+        if symbol not in numbers:
+            raise BadValue(f"found {symbol[:_SHOWN]!r}, expected one of {', '.join(schema.symbols)}")
+        out += numbers[symbol]
+
+    return write

@@ -1,0 +1,192 @@
+"""CSV records with declared columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.errors import Problem, SchemaInvalid
+from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, spark_column
+from airflow_kafka_spark.formats.csv.dialect import CsvDialect, timestamp_reader
+from airflow_kafka_spark.formats.types import Array, Column, Map, SparkSchema, Struct, arrow_schema, backticked, columns_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column as SparkColumn
+
+_RESERVED = "+-./:=_"
+"""What values without quotes are written with, beside letters and digits."""
+
+
+@dataclass(frozen=True)
+class Csv(Format):
+    """One line of CSV (RFC 4180, UTF-8) per record; its fields become the columns of ``schema``, by position. There is no header.
+
+    The options have the names and meanings of Spark's for CSV, but nothing becomes null, or another value, silently: what does
+    not fit its column makes the record bad, with a reason that names the column.
+
+    ==================  ============================================================  ==========================================
+    column              what it takes                                                 what makes the record bad
+    ==================  ============================================================  ==========================================
+    any                 the field's text; null when it is ``null_value``, unquoted    null in a ``NOT NULL`` column
+    tinyint to bigint   ``7``, ``-0``, ``+7``, ``007``                                ``1.0``, ``1e3``, ``" 7"``; out of range
+    decimal(p,s)        exactly: ``1.50``, ``+.5``, ``1e2``                           digits beyond the scale, unless zeros, or
+                                                                                      beyond the precision; ``1,5``
+    float, double       a number, to the nearest; ``NaN``, ``Infinity``,              a number too large for the type
+                        ``-Infinity``
+    string, varchar(n)  any text                                                      more than n characters
+    boolean             ``true``, ``false`` in any case                               anything else
+    binary              base64 with padding                                           anything else
+    date                ``2026-11-05``                                                anything else
+    timestamp           as in :class:`.Json`, or as ``timestamp_format`` says;        anything else, numbers too; more than 6
+                        without a zone it is UTC                                      digits of a second, unless zeros
+    timestamp_ntz       as in :class:`.Json`, without a zone                          anything else
+    ==================  ============================================================  ==========================================
+
+    - Spaces belong to the fields. Whether a field is in quotes says nothing about its type, but a null never is: ``""`` is an
+      empty text.
+    - Quotes stand around a whole field, and are doubled within; delimiters and line breaks may stand within them.
+    - Bad as a whole: more or fewer fields than columns; a quote within a field without quotes, or anything between a closing
+      quote and the delimiter; line breaks outside of quotes, but for one at the end; a byte order mark; invalid UTF-8.
+    - A record without a value is a tombstone: a row of nulls, never bad. An empty one is one field that is empty.
+
+    Values that are written are read again as the same values: texts always in quotes, nulls and everything else without. Whole
+    batches are decoded by Arrow. Decoded row by row, with the same results, are bad records (and a few beside each), and
+    records with NUL, with an escape other than the quote, with ``+7`` or ``.5``, or with instants of which some have a zone and
+    some have none.
+
+    :param schema: the columns in the order of the fields, as DDL or as a pyspark ``StructType``; no arrays, maps and structs.
+        Needed to read; what is written has the rows' own columns.
+    :param delimiter: what stands between fields, one character.
+    :param quote: what stands around fields, one character.
+    :param escape: what stands before a quote within quotes, one character: the quote itself, which is RFC 4180's way, or for
+        instance a backslash, Spark's.
+    :param null_value: what a null is, unquoted.
+    :param timestamp_format: how ``timestamp`` columns are written: ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm``, ``ss``, ``S`` (up
+        to nine), ``X`` to ``XXX`` (a zone, in UTC ``Z``), texts in single quotes. What a format leaves out is not written. None:
+        ``2026-11-05T07:08:09.123456Z``.
+    """
+
+    schema: str | SparkSchema = ""
+    delimiter: str = ","
+    quote: str = '"'
+    escape: str = '"'
+    null_value: str = ""
+    timestamp_format: str | None = None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The schema's columns.
+
+        :raises SchemaInvalid: the schema cannot be read.
+        """
+        return columns_of(self.schema)
+
+    @property
+    def dialect(self) -> CsvDialect:
+        """How fields stand in a record."""
+        return CsvDialect(self.delimiter, self.quote, self.escape, self.null_value)
+
+    def validate(self, where: str) -> list[Problem]:
+        """What is wrong with the schema and the options; an empty list when nothing is."""
+        problems = self._option_problems(where)
+        try:
+            columns = self.columns
+        except SchemaInvalid as e:
+            found = f"{e.found}; expected {e.expected}"
+            return [Problem(f"{where}.schema", found, "Correct the schema; its types are those of Spark's DDL"), *problems]
+        nested = [c for c in columns if isinstance(c.type, Array | Map | Struct)]
+        action = "Leave it out, or use Json"
+        return [*(Problem(f"{where}.schema", f"a field holds no {c.type}, as `{c.name}` is", action) for c in nested), *problems]
+
+    def _option_problems(self, where: str) -> list[Problem]:
+        problems = []
+        characters = {"delimiter": self.delimiter, "quote": self.quote, "escape": self.escape}
+        for name, found in characters.items():
+            if not (isinstance(found, str) and len(found) == 1 and found.isascii()) or found in "\r\n\0":
+                problems.append(Problem(f"{where}.{name}", f"found {found!r}; expected one ASCII character, no line break"))
+            elif found.isalnum() or found in _RESERVED:
+                problems.append(Problem(f"{where}.{name}", f"found {found!r}; expected none that numbers and dates may hold"))
+        if not problems and self.delimiter in (self.quote, self.escape):
+            problems.append(Problem(f"{where}.delimiter", f"it is {self.delimiter!r}, as quote or escape are; expected another"))
+        null = self.null_value
+        if not isinstance(null, str):
+            problems.append(Problem(f"{where}.null_value", f"found {null!r}; expected a text"))
+        elif not problems and any(c in null for c in (self.delimiter, self.quote, self.escape, "\r", "\n", "\0")):
+            found = f"found {null!r}; expected a text without delimiters, quotes, escapes and line breaks"
+            problems.append(Problem(f"{where}.null_value", found))
+        if self.timestamp_format is not None:
+            try:
+                timestamp_reader(self.timestamp_format)
+            except (ValueError, TypeError) as e:
+                found = f"found {e}; expected yyyy MM dd HH mm ss, S, X and texts in single quotes"
+                problems.append(Problem(f"{where}.timestamp_format", found, "Leave it out for ISO 8601"))
+        return problems
+
+    def arrow_schema(self) -> pa.Schema:
+        """The schema's columns in Arrow; ``NOT NULL`` ones are not nullable, though rows of tombstones and of bad records hold
+        nulls there too.
+
+        :raises SchemaInvalid: the schema cannot be read.
+        """
+        return arrow_schema(self.columns)
+
+    def decoder(self) -> Decoder:
+        """A picklable decoder.
+
+        :raises SchemaInvalid: the schema cannot be read.
+        """
+        from airflow_kafka_spark.formats.csv.tasks.decode import CsvDecoder
+
+        return CsvDecoder(self.columns, self.dialect, self.timestamp_format)
+
+    def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+        """It takes any columns whose values are no arrays, maps or structs."""
+        empty = [] if columns else [Problem(where, "there is no column to write", "Name some")]
+        return [*empty, *self._option_problems(where)]
+
+    def encode(self, columns: Sequence[str]) -> SparkColumn:
+        """One line per row, all columns in order, without a line break at the end: texts in quotes, all else as JSON has it
+        without quotes; ``null_value`` for nulls. A row with an array, a map or a struct makes the job fail."""
+        from pyspark.sql import functions as F
+
+        return F.concat_ws(self.delimiter, *map(self._field, columns)).cast("binary")
+
+    def _field(self, name: str) -> SparkColumn:
+        from pyspark.sql import functions as F
+
+        column, kind = spark_column(name), F.expr(f"typeof({backticked(name)})")
+        options = {
+            "timeZone": "UTC",
+            "timestampFormat": self.timestamp_format or "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+            "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+        }
+        # {"v":...} without what is around the value, and without the quotes of one that is none of a text.
+        json = F.to_json(F.struct(column.alias("v")), options)
+        text = F.btrim(F.substring(json, F.lit(6), F.length(json) - 6), F.lit('"'))
+        own = F.lit(bool(self.timestamp_format)) & (kind == "timestamp")
+        text = F.when(own | (text == self.null_value), self._in_quotes(text)).otherwise(text)
+        nested = F.raise_error(F.concat(F.lit(f"column `{name}`: a field of CSV holds no "), kind)).cast("string")
+        return (
+            F.when(kind.rlike("^(array|map|struct|variant)"), nested)
+            .when(column.isNull(), F.lit(self.null_value))
+            .when(kind.startswith("string"), self._in_quotes(column.cast("string")))
+            .otherwise(text)
+        )
+
+    def _in_quotes(self, text: SparkColumn) -> SparkColumn:
+        from pyspark.sql import functions as F
+
+        if self.escape != self.quote:
+            text = F.replace(text, F.lit(self.escape), F.lit(self.escape * 2))
+        inside = F.replace(text, F.lit(self.quote), F.lit(self.escape + self.quote))
+        return F.concat(F.lit(self.quote), inside, F.lit(self.quote))
+
+    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+        """For every kind of column, but for timestamps in a format of their own."""
+        from airflow_kafka_spark.formats.csv.tasks.encode import CsvEncoder
+
+        if not columns or (self.timestamp_format and any(kind == "zoned" for _, kind in columns)):
+            return None
+        return CsvEncoder(tuple(columns), self.dialect)

@@ -1,0 +1,246 @@
+"""Debezium's change events, flattened to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.formats.base import Decoder, Format, Part
+from airflow_kafka_spark.formats.debezium.options import REWRITING, DeleteHandling, Truncates
+from airflow_kafka_spark.formats.json.envelope import JsonEnvelope
+from airflow_kafka_spark.formats.json.format import Json
+from airflow_kafka_spark.formats.json.logical_types import logical_type, map_leaf_types
+from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Primitive, Struct, Text, arrow_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DELETED = "__deleted"
+_MODES = get_args(DeleteHandling)
+_OF_EVENT = ("op", "ts_ms", "ts_us", "ts_ns")
+_OF_TRANSACTION = ("id", "total_order", "data_collection_order")
+_INTEGERS = {
+    *("ts_ms", "ts_us", "ts_ns", "lsn", "txId", "xmin", "pos", "row", "server_id", "thread"),
+    *("total_order", "data_collection_order", "event_serial_no"),
+}
+
+
+@dataclass(frozen=True)
+class Debezium(Format):
+    """A change event of Debezium (``before``, ``after``, ``source``, ``op``, ``ts_ms``) as a row, as Debezium's own
+    ``ExtractNewRecordState`` flattens it; options have its names.
+
+    ======  ===================  ===========================================================================================
+    ``op``  the event            what becomes of it
+    ======  ===================  ===========================================================================================
+    c, u    insert, update       a row of ``after``
+    r       read of a snapshot   a row of ``after``
+    d       delete               ``tombstone``: a delete of its key, as a record without a value; ``rewrite``: a row of
+                                 ``before`` with ``__deleted``; ``drop``: nothing; the others: see below
+    t       truncate             bad, since no sink here truncates; nothing with ``truncates="ignore"``
+    m       logical message      nothing
+    other   or none              bad: no change event
+    ======  ===================  ===========================================================================================
+
+    The tombstone that Debezium sends after a delete event (``tombstones.on.delete``) is, with ``tombstone``, the same delete
+    once more, which changes nothing; alone, where the topic was compacted, it is the delete. ``drop`` and ``rewrite`` drop
+    it. ``rewrite-with-tombstone`` is ``rewrite`` that keeps it, ``delete-to-tombstone`` is ``tombstone`` that drops it. A sink
+    that deletes needs the columns of the key: ``key=Json("id bigint")``, or ``key=JsonEnvelope(...)``.
+
+    :param value: how events are written, with the columns of the rows: ``Json(schema)``, or ``JsonEnvelope(schema)`` where the
+        connector writes schemas (``schemas.enable=true``). Of any other format the columns are those of the events.
+    :param delete_tombstone_handling_mode: what delete events become, see above. With ``rewrite`` and ``rewrite-with-tombstone``
+        all columns are nullable, as ``before`` may have the key alone, and ``__deleted`` is ``"true"`` or ``"false"``.
+    :param add_fields: fields of the event that become columns: ``"op"`` as ``__op``, ``"source.ts_ms"`` as ``__source_ts_ms``,
+        ``"table"`` (of ``source``) as ``__table``; ``"lsn:position"`` as ``__position``. Times, positions and numbers are
+        bigint, everything else is a string.
+    :param add_fields_prefix: what their names begin with.
+    :param truncates: what a truncate event is: ``fail`` (it is bad) or ``ignore``.
+    :param timestamps: of ``Json``, which says nothing of its numbers: what ``date`` and timestamp columns hold. ``text``: ISO
+        8601, and numbers are bad (``time.precision.mode=isostring``, which writes ``Z`` behind what has no zone); ``millis``,
+        ``micros`` or ``nanos``: numbers, too, of days in dates, of milliseconds, microseconds or (whole microseconds in)
+        nanoseconds in timestamps (``connect``, ``adaptive`` or ``microseconds``, ``nanoseconds``).
+    :param decimals: of ``Json``: ``text``, numbers or numeric strings (``decimal.handling.mode=double`` or ``string``);
+        ``unscaled``: numbers, base64 of the unscaled value with the scale of the column, or an object of scale and value
+        (``precise``).
+    """
+
+    value: Format
+    delete_tombstone_handling_mode: DeleteHandling = "tombstone"
+    add_fields: Sequence[str] = ()
+    add_fields_prefix: str = "__"
+    truncates: Truncates = "fail"
+    timestamps: Literal["text", "millis", "micros", "nanos"] = "text"
+    decimals: Literal["text", "unscaled"] = "text"
+
+    def of_topics(self, topics: Sequence[str], part: Part) -> Format:
+        """The same, with the format of the events told."""
+        return replace(self, value=self.value.of_topics(topics, part))
+
+    @property
+    def added(self) -> tuple[tuple[str, str, str], ...]:
+        """Fields that become columns: the struct they are in (none: the event itself), their name, and the column's."""
+        found = []
+        for entry in self.add_fields:
+            path, _, renamed = entry.partition(":")
+            outer, dot, name = path.rpartition(".")
+            if not dot:
+                outer = "" if name in _OF_EVENT else "transaction" if name in _OF_TRANSACTION else "source"
+            found.append((outer, name, self.add_fields_prefix + (renamed or path.replace(".", "_"))))
+        return tuple(found)
+
+    @property
+    def _rewrites(self) -> bool:
+        """Whether delete events become rows, of `before`."""
+        return self.delete_tombstone_handling_mode in REWRITING
+
+    # --- validate ---
+
+    def validate(self, where: str) -> list[Problem]:
+        """What is wrong with the options; an empty list when nothing is."""
+        if not isinstance(self.value, Format) or isinstance(self.value, Debezium):
+            return [
+                Problem(f"{where}.value", f"found {self.value!r}; expected Json or JsonEnvelope", "Name how events are written")
+            ]
+        options = {
+            "delete_tombstone_handling_mode": (self.delete_tombstone_handling_mode, _MODES),
+            "truncates": (self.truncates, ("fail", "ignore")),
+            "timestamps": (self.timestamps, ("text", "millis", "micros", "nanos")),
+            "decimals": (self.decimals, ("text", "unscaled")),
+        }
+        problems = [
+            Problem(f"{where}.{name}", f"found {found!r}; expected one of {', '.join(known)}")
+            for name, (found, known) in options.items()
+            if found not in known
+        ]
+        problems += [*self._field_problems(where), *self.value.validate(f"{where}.value")]
+        return problems or self._column_problems(where)
+
+    def _field_problems(self, where: str) -> list[Problem]:
+        if isinstance(self.add_fields, str) or not all(isinstance(f, str) for f in self.add_fields):
+            return [Problem(f"{where}.add_fields", f"found {self.add_fields!r}; expected names", 'Write ("op", "source.ts_ms")')]
+        known = ("", "source", "transaction")
+        action = 'Write for instance "op", "table" or "source.ts_ms"'
+        return [
+            Problem(f"{where}.add_fields", f"found {entry!r}; expected a field of the event, of source or of transaction", action)
+            for entry, (outer, name, _) in zip(self.add_fields, self.added, strict=True)
+            if outer not in known or not name or (not outer and name not in _OF_EVENT)
+        ]
+
+    def _column_problems(self, where: str) -> list[Problem]:
+        import pyarrow as pa
+
+        problems = []
+        if not isinstance(self.value, Json | JsonEnvelope):
+            events = self.value.arrow_schema()
+            found = events.field("after").type if "after" in events.names else None
+            if "op" not in events.names or found is None or not pa.types.is_struct(found):
+                what = f"its columns are {', '.join(events.names)}; expected those of change events: op, after, ..."
+                return [Problem(f"{where}.value", what, "Name the format of Debezium's events")]
+            if self._rewrites and _kinds(events, "before") != _kinds(events, "after"):
+                return [Problem(f"{where}.value", "its `before` has not the fields of `after`, as `rewrite` needs them")]
+            paths = {(outer, name) for outer, name, _ in self.added}
+            missing = [".".join(filter(None, p)) for p in sorted(paths) if _field_of(events, *p) is None]
+            problems = [Problem(f"{where}.add_fields", f"the events have no `{path}`") for path in missing]
+            if problems:
+                return problems
+        names = self.arrow_schema().names
+        for name in sorted({n for n in names if names.count(n) > 1}):
+            problems.append(Problem(f"{where}.add_fields", f"column `{name}` is there already", "Set `add_fields_prefix`"))
+        return problems
+
+    # --- reading ---
+
+    def event_columns(self) -> tuple[Column, ...]:
+        """What is read of an event in JSON, with what carries the values."""
+        assert isinstance(self.value, Json | JsonEnvelope)
+        row = [replace(c, type=map_leaf_types(c.type, self._wire_columns)) for c in self.value.columns]
+        columns = [Column("op", Text()), Column("after", Struct(tuple(row)))]
+        if self._rewrites:
+            columns.append(Column("before", Struct(tuple(replace(c, nullable=True) for c in row))))
+        nested: dict[str, dict[str, Column]] = {}
+        for outer, name, _ in self.added:
+            column = Column(name, Primitive("bigint") if name in _INTEGERS else Text())
+            if outer:
+                nested.setdefault(outer, {})[name] = column
+            elif name != "op" and column not in columns:
+                columns.append(column)
+        return (*columns, *(Column(outer, Struct(tuple(fields.values()))) for outer, fields in nested.items()))
+
+    def _wire_columns(self, data_type: DataType) -> DataType:
+        if not isinstance(self.value, Json):
+            return data_type
+        if isinstance(data_type, Decimal):
+            return logical_type(data_type, "unscaled", data_type.scale) if self.decimals == "unscaled" else data_type
+        if str(data_type) == "timestamp" or (str(data_type) == "timestamp_ntz" and self.timestamps != "text"):
+            return logical_type(data_type, self.timestamps)
+        if str(data_type) in ("date", "timestamp_ntz"):
+            return logical_type(data_type, "iso" if self.timestamps == "text" else "days")
+        return data_type
+
+    def event_schema(self) -> pa.Schema:
+        """The columns of events."""
+        from airflow_kafka_spark.formats.json.logical_types import sql_columns
+
+        if isinstance(self.value, Json | JsonEnvelope):
+            return arrow_schema(sql_columns(self.event_columns()))
+        return self.value.arrow_schema()
+
+    def arrow_schema(self) -> pa.Schema:
+        """The columns of rows, then those of ``add_fields``, then ``__deleted``.
+
+        :raises SchemaInvalid: the format's schema cannot be read.
+        """
+        import pyarrow as pa
+
+        events, rewrite = self.event_schema(), self._rewrites
+        fields = [f.with_nullable(True) if rewrite else f for f in events.field("after").type]
+        for outer, name, column in self.added:
+            found = _field_of(events, outer, name)
+            assert found is not None
+            fields.append(pa.field(column, found.type))
+        return pa.schema([*fields, *([pa.field(DELETED, pa.string())] if rewrite else [])])
+
+    def decoder(self) -> Decoder:
+        """A picklable decoder.
+
+        :raises SchemaInvalid: the format's schema cannot be read.
+        """
+        from airflow_kafka_spark.formats.debezium.tasks.decode import DebeziumDecoder
+        from airflow_kafka_spark.formats.json.logical_types import sql_columns
+
+        if isinstance(self.value, Json | JsonEnvelope):
+            columns = self.event_columns()
+            if isinstance(self.value, Json):
+                from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
+
+                events: Decoder = JsonDecoder(sql_columns(columns), wire_columns=columns)
+            else:
+                from airflow_kafka_spark.formats.json.tasks.envelope import EnvelopeDecoder
+
+                events = EnvelopeDecoder(columns, defaults=self.value.replace_null_with_default)
+        else:
+            events = self.value.decoder()
+        return DebeziumDecoder(events, self.arrow_schema(), self.added, self.delete_tombstone_handling_mode, self.truncates)
+
+
+def _kinds(events: pa.Schema, name: str) -> dict[str, pa.DataType] | None:
+    """Names and types of the fields of a struct in events."""
+    import pyarrow as pa
+
+    kind = events.field(name).type if name in events.names else None
+    return {f.name: f.type for f in kind} if kind is not None and pa.types.is_struct(kind) else None
+
+
+def _field_of(events: pa.Schema, outer: str, name: str) -> pa.Field | None:
+    """A field of events, or of a struct in them."""
+    import pyarrow as pa
+
+    if not outer:
+        return events.field(name) if name in events.names else None
+    kind = events.field(outer).type if outer in events.names else None
+    if kind is None or not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+        return None
+    return kind.field(name)

@@ -1,0 +1,1 @@
+"""Code of this format that runs in Spark's Python workers."""

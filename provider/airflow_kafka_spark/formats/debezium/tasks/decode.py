@@ -1,0 +1,108 @@
+"""Flattens Debezium's change events inside a Spark task, a batch at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_kafka_spark.formats.base import Decoded, Decoder
+from airflow_kafka_spark.formats.debezium.options import REWRITING, DeleteHandling, Truncates
+
+_DELETING: Mapping[DeleteHandling, tuple[str, ...]] = {
+    "tombstone": ("d", "none"),
+    "delete-to-tombstone": ("d",),
+    "rewrite-with-tombstone": ("none",),
+}
+_ROWS = pa.array(["c", "u", "r"])
+_ENVELOPE = re.compile(rb'\s*\{\s*"(?:schema|payload)"\s*:').match
+
+
+@dataclass(frozen=True)
+class DebeziumDecoder(Decoder):
+    """See :class:`airflow_kafka_spark.formats.debezium.format.Debezium`.
+
+    :param events: decodes the events: ``op``, ``after``, perhaps ``before``, and what is added.
+    :param schema: the columns of the rows.
+    :param added: fields that become columns: the struct they are in, their name, the column's.
+    :param deletes: what delete events become.
+    :param truncates: what truncate events are.
+    """
+
+    events: Decoder
+    schema: pa.Schema
+    added: tuple[tuple[str, str, str], ...]
+    deletes: DeleteHandling
+    truncates: Truncates
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """The events' rows."""
+        return self._rows(self.events.decode(values), values)
+
+    def _rows(self, events: Decoded, values: Sequence[bytes | None]) -> Decoded:
+        batch = events.batch
+        op, after = batch.column("op"), batch.column("after")
+        is_row = np.asarray(pc.and_(pc.is_in(op, _ROWS), after.is_valid()))
+        columns = [*after.flatten(), *(self._added(batch, outer, name) for outer, name, _ in self.added)]
+        rewrite = self.deletes in REWRITING
+        # Events and tombstones that stand for the deletion of their key.
+        deleting = _DELETING.get(self.deletes, ())
+        if is_row.all():
+            columns += [pa.repeat("false", len(values))] if rewrite else []
+            return Decoded(self._batch(columns))
+        bad, deleted, left_out = dict(events.bad), np.zeros(len(values), bool), []
+        gone = set() if events.deleted is None else set(np.flatnonzero(np.asarray(events.deleted)).tolist())
+        from_before = np.zeros(len(values), bool)
+        for at in np.flatnonzero(~is_row).tolist():
+            if at in bad:
+                continue
+            kind = "none" if values[at] is None or at in gone else op[at].as_py()
+            if kind in deleting:
+                deleted[at] = values[at] is not None
+            elif kind == "d" and rewrite and batch.column("before")[at].is_valid:
+                from_before[at] = True
+            elif kind in ("none", "m") or (kind == "d" and not rewrite) or (kind == "t" and self.truncates == "ignore"):
+                left_out.append(at)
+            else:
+                bad[at] = _wrong(kind, values[at])
+        columns += [pa.array(np.where(from_before, "true", "false"))] if rewrite else []
+        if from_before.any():
+            before = batch.column("before")
+            for n, name in enumerate(f.name for f in after.type):
+                columns[n] = self._chosen(columns[n], before.flatten()[before.type.get_field_index(name)], from_before)
+        kept = is_row | from_before
+        order = pa.array(np.arange(len(values)), pa.int64(), mask=~kept)
+        rows = self._batch([c.take(order) for c in columns])
+        mask = pa.array(deleted) if deleted.any() else None
+        return Decoded(rows, tuple(sorted(bad.items())), mask, tuple(left_out))
+
+    def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _added(self, batch: pa.RecordBatch, outer: str, name: str) -> pa.Array:
+        if not outer:
+            return batch.column(name)
+        struct = batch.column(outer)
+        return struct.flatten()[struct.type.get_field_index(name)]
+
+    def _chosen(self, after: pa.Array, before: pa.Array, from_before: np.ndarray) -> pa.Array:
+        places = np.arange(len(after))
+        return pa.concat_arrays([after, before]).take(pa.array(np.where(from_before, places + len(after), places)))
+
+
+def _wrong(op: str | None, value: bytes | None) -> str:
+    if op is None:
+        missing = "`op` is missing; expected a change event of Debezium"
+        envelope = value is not None and _ENVELOPE(value) is not None
+        return f"{missing}; it looks like Connect's envelope, which Debezium(JsonEnvelope(...)) reads" if envelope else missing
+    if op in ("c", "u", "r"):
+        return f"`after` is null in an event of op `{op}`; expected the row"
+    if op == "d":
+        return "`before` is null in a delete event; expected the row that was deleted, or the mode `tombstone`"
+    if op == "t":
+        return 'it says that the table was truncated, which no sink repeats; empty the target, then set truncates="ignore"'
+    return f"`op` is {op!r}; expected c, u, r, d, t or m"

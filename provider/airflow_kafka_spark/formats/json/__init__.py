@@ -1,0 +1,1 @@
+"""JSON: bare objects, Connect's envelope, and JSON Schema in Confluent's wire format."""

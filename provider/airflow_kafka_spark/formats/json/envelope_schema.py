@@ -1,0 +1,168 @@
+"""Connect's schemas, as its JSON converter writes them beside each value: what they say of columns, and how one is written.
+
+https://kafka.apache.org/documentation/#connect - the ``schema`` of an envelope names the types of the ``payload``, and by logical
+names what its numbers and texts mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from airflow_kafka_spark.formats.json.logical_types import Representation, logical_type
+from airflow_kafka_spark.formats.text import BadValue, short
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
+
+TimestampPrecision = Literal["millis", "micros"]
+
+_CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
+_VARIABLE = "io.debezium.data.VariableScaleDecimal"
+_ISO = (f"{_DEBEZIUM}IsoDate", f"{_DEBEZIUM}IsoTimestamp")
+_UNITS: Mapping[str, Representation] = {
+    f"{_CONNECT}Date": "days",
+    f"{_CONNECT}Timestamp": "millis",
+    f"{_DEBEZIUM}Date": "days",
+    f"{_DEBEZIUM}Timestamp": "millis",
+    f"{_DEBEZIUM}MicroTimestamp": "micros",
+    f"{_DEBEZIUM}NanoTimestamp": "nanos",
+}
+_WRITTEN = {
+    "tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int64", "float": "float", "double": "double",
+    "boolean": "boolean", "binary": "bytes",
+}  # fmt: skip
+
+
+def columns_as_written(columns: Sequence[Column], schema: Any) -> tuple[Column, ...]:
+    """The columns, each with what carries it by a record's schema.
+
+    :param schema: the envelope's ``schema``, read from JSON; None says nothing, and the columns are read as they are.
+    :raises BadValue: a column cannot be what the schema says.
+    """
+    if schema is None:
+        return tuple(columns)
+    if _kind(schema) != "struct":
+        raise BadValue(f"its schema is of type {_kind(schema)}, expected struct")
+    return _fields(columns, schema)
+
+
+def is_optional(schema: Any) -> bool:
+    """Whether the payload may be null."""
+    return schema is None or (isinstance(schema, dict) and schema.get("optional") is True)
+
+
+def _kind(schema: Any) -> str:
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if not isinstance(kind, str):
+        raise BadValue(f"its schema has {short(json.dumps(schema))}, expected a type of Connect")
+    return kind
+
+
+def _fields(columns: Sequence[Column], schema: Mapping[str, Any]) -> tuple[Column, ...]:
+    known = named_fields(schema)
+    found = []
+    for column in columns:
+        try:
+            found.append(replace(column, type=_type(column.type, known[column.name])) if column.name in known else column)
+        except BadValue as e:
+            raise e.within(f".{column.name}") from None
+    return tuple(found)
+
+
+def named_fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The schemas of a struct's fields, by their names."""
+    fields = schema.get("fields")
+    return {str(f.get("field")): f for f in fields if isinstance(f, dict)} if isinstance(fields, list) else {}
+
+
+def _type(wanted: DataType, schema: Any) -> DataType:
+    kind, name = _kind(schema), schema.get("name")
+    if isinstance(wanted, Struct | Array | Map):
+        return _nested(wanted, kind, schema)
+    if isinstance(wanted, Decimal) and name == f"{_CONNECT}Decimal":
+        return logical_type(wanted, "unscaled", _scale(schema))
+    if isinstance(wanted, Decimal) and name == _VARIABLE and kind == "struct":
+        return logical_type(wanted, "variable")
+    if str(wanted) in ("date", "timestamp", "timestamp_ntz"):
+        return _temporal(wanted, kind, name, schema)
+    if kind == "bytes" and (str(wanted) != "binary"):
+        raise _mismatch(wanted, schema)
+    if str(wanted) == "binary" and kind != "bytes":
+        raise _mismatch(wanted, schema)
+    return wanted
+
+
+def _nested(wanted: Struct | Array | Map, kind: str, schema: Mapping[str, Any]) -> DataType:
+    if kind != {Struct: "struct", Array: "array", Map: "map"}[type(wanted)]:
+        raise _mismatch(wanted, schema)
+    if isinstance(wanted, Struct):
+        return Struct(_fields(wanted.fields, schema))
+    if isinstance(wanted, Array):
+        return replace(wanted, element=_type(wanted.element, schema.get("items")))
+    if _kind(schema.get("keys")) != "string":
+        raise BadValue(f"its schema says map with keys of type {_kind(schema.get('keys'))}, expected string")
+    return replace(wanted, value=_type(wanted.value, schema.get("values")))
+
+
+def _temporal(wanted: DataType, kind: str, name: Any, schema: Mapping[str, Any]) -> DataType:
+    unit = _UNITS.get(str(name))
+    if kind == "string":
+        return logical_type(wanted, "iso" if name in _ISO and str(wanted) != "timestamp" else "text")
+    if unit is None or (unit == "days") != (str(wanted) == "date"):
+        raise _mismatch(wanted, schema)
+    return logical_type(wanted, unit)
+
+
+def _scale(schema: Mapping[str, Any]) -> int:
+    try:
+        scale = int((schema.get("parameters") or {})["scale"])
+    except (KeyError, TypeError, ValueError):
+        raise BadValue("its schema says Decimal without a scale, expected the parameter `scale`") from None
+    if not -1000 < scale < 1000:
+        raise BadValue(f"its schema says Decimal of scale {scale}, which no column has")
+    return scale
+
+
+def _mismatch(wanted: DataType, schema: Mapping[str, Any]) -> BadValue:
+    name = schema.get("name")
+    return BadValue(
+        f"its schema says {schema['type']}{f' ({name})' if name else ''}, expected what a column of type {wanted} takes"
+    )
+
+
+# --- writing --------------------------------------------------------------------------------------------------------------
+
+
+def connect_schema(columns: Sequence[Column], precision: TimestampPrecision) -> dict[str, Any]:
+    """The schema of rows with these columns."""
+    return _written(Struct(tuple(columns)), False, precision)
+
+
+def _written(data_type: DataType, optional: bool, precision: TimestampPrecision) -> dict[str, Any]:
+    found: dict[str, Any]
+    if isinstance(data_type, Struct):
+        fields = [_written(f.type, f.nullable, precision) | {"field": f.name} for f in data_type.fields]
+        found = {"type": "struct", "fields": fields}
+    elif isinstance(data_type, Array):
+        found = {"type": "array", "items": _written(data_type.element, data_type.contains_null, precision)}
+    elif isinstance(data_type, Map):
+        values = _written(data_type.value, data_type.value_contains_null, precision)
+        found = {"type": "map", "keys": {"type": "string", "optional": False}, "values": values}
+    elif isinstance(data_type, Decimal):
+        parameters = {"scale": str(data_type.scale), "connect.decimal.precision": str(data_type.precision)}
+        found = {"type": "bytes", "name": f"{_CONNECT}Decimal", "version": 1, "parameters": parameters}
+    elif isinstance(data_type, Text):
+        found = {"type": "string"}
+    else:
+        found = _written_primitive(data_type, precision)
+    return found | {"optional": optional}
+
+
+def _written_primitive(data_type: Primitive, precision: TimestampPrecision) -> dict[str, Any]:
+    if data_type.name == "date":
+        return {"type": "int32", "name": f"{_CONNECT}Date", "version": 1}
+    if data_type.name in ("timestamp", "timestamp_ntz"):
+        name = f"{_CONNECT}Timestamp" if precision == "millis" else f"{_DEBEZIUM}MicroTimestamp"
+        return {"type": "int64", "name": name, "version": 1}
+    return {"type": _WRITTEN[data_type.name]}

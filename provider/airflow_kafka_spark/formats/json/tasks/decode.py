@@ -1,0 +1,530 @@
+"""Decodes JSON records inside a Spark task: whole batches by Arrow, what does not fit there record by record.
+
+Why a batch that Arrow reads holds one row per record. The records are joined by newlines, and two things are checked on the
+bytes: the only newlines are those between records, and each stands between ``}`` and ``{``. A string cannot hold a raw newline,
+and inside a JSON document ``}`` is never followed by ``{``; so every newline is outside of all documents, and no record can end
+in another one. Hence each record is one or more whole documents, and when there are as many rows as records it is exactly one.
+This needs no guard column or key that a record might forge.
+
+What Arrow takes beyond JSON (NUL, bytes that are not UTF-8, ``Inf``, endless nesting) is looked for before it reads; where it
+may mean something else than :mod:`.json.tasks.row_wise`, its answer is checked, or the column is read as text or as a wider type.
+On any doubt the batch is divided, until the doubtful records stand nearly alone, and the reference decides.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from operator import attrgetter, length_hint
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from airflow_kafka_spark.formats.json.logical_types import LogicalType, sql_type
+from airflow_kafka_spark.formats.json.tasks.row_wise import (
+    MAX_NESTING,
+    JsonRowReader,
+    too_deep,
+    unscaled_reader,
+    variable_scale_decimal,
+)
+from airflow_kafka_spark.formats.tasks.batch_decoder import (
+    FEW_RECORDS,
+    ArrayFunction,
+    BatchDecoder,
+    NeedsRowWise,
+    SuspectFinder,
+    check_length,
+    check_within,
+    check_years,
+    dates_from_text,
+    refuse_nulls,
+    timestamps_from_text,
+)
+from airflow_kafka_spark.formats.text import (
+    MAX_DATE,
+    MAX_MICRO,
+    MAX_SECOND,
+    MIN_DATE,
+    MIN_MICRO,
+    MIN_SECOND,
+    BadValue,
+    from_base64,
+)
+from airflow_kafka_spark.formats.types import (
+    Array,
+    Column,
+    DataType,
+    Decimal,
+    Map,
+    Primitive,
+    Struct,
+    Text,
+    arrow_schema,
+    arrow_type,
+)
+
+_escaped_number = re.compile(rb"\\u00(?:3[0-9]|2[dDeE]|[46]5)").search
+_number_begins = re.compile(rb'(?:[:,\[" \t\n\r][-+]?|\A[-+]?)[0-9.]+\Z').search
+_exponent_ends = re.compile(rb"-[0-9]+(\"?)[ \t\n\r]*[,\]}]").match
+_odd_infinity = re.compile(rb"Inf[ \t\n\r,\]}]").search
+
+"""From what Arrow's JSON reader gave to the column's own type; raises :class:`.NeedsRowWise` when the meaning might be another one."""
+
+
+class JsonDecoder(BatchDecoder):
+    """See :class:`airflow_kafka_spark.formats.json.format.Json`.
+
+    :param columns: the schema.
+    :param few: up to this many records (and 64 KiB) the reference is faster than starting Arrow's reader.
+    :param wire_columns: the same columns with what their values are carried by (:class:`.LogicalType`); None where JSON's own texts and
+        numbers are meant.
+    """
+
+    def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, wire_columns: Sequence[Column] | None = None) -> None:
+        self._columns = tuple(columns)
+        self._wire_columns = self._columns if wire_columns is None else tuple(wire_columns)
+        self._reference = JsonRowReader(self._wire_columns)
+        self._plans: dict[tuple[bool, ...], _ArrowReader] = {}
+        self._has_decimal = any(_contains(Decimal, c.type) for c in self._columns)
+        super().__init__(
+            arrow_schema(self._columns),
+            self._reference.read,
+            few,
+            row_wise_only=any(_contains(Map, c.type) for c in self._columns),
+            screens=suspect_finders(self._wire_columns),
+        )
+
+    def __reduce__(self) -> tuple[type[JsonDecoder], tuple[tuple[Column, ...], int, tuple[Column, ...]]]:
+        return type(self), (self._columns, self._few, self._wire_columns)
+
+    def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
+        try:
+            buffer = _join(records, self._has_decimal)
+        except NeedsRowWise:
+            return None
+        as_numbers = tuple(self._reference.as_numbers)
+        batch = self._read(buffer, len(records), as_numbers)
+        if batch is None and as_numbers:
+            # Timestamps may come as numbers here: the first record tells.
+            self.read_row_wise(records[:1], 0)
+            if tuple(self._reference.as_numbers) != as_numbers:
+                batch = self._read(buffer, len(records), tuple(self._reference.as_numbers))
+        return batch
+
+    def _read(self, buffer: bytes, count: int, as_numbers: tuple[bool, ...]) -> pa.RecordBatch | None:
+        if as_numbers not in self._plans:
+            self._plans[as_numbers] = _ArrowReader(self._wire_columns, as_numbers)
+        try:
+            return self._plans[as_numbers].read(buffer, count, self._schema)
+        except (NeedsRowWise, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
+            return None
+
+
+def _contains(kind: type, data_type: DataType) -> bool:
+    """Whether a type is of this kind, or holds one that is."""
+    if isinstance(data_type, Array):
+        return _contains(kind, data_type.element)
+    return isinstance(data_type, kind) or (
+        isinstance(data_type, Struct) and any(_contains(kind, f.type) for f in data_type.fields)
+    )
+
+
+# --- before Arrow reads --------------------------------------------------------------------------------------------------
+
+
+def _join(records: Sequence[bytes], decimals: bool) -> bytes:
+    """The records as one buffer, in which each newline separates two of them and nothing stands that Arrow takes beyond JSON.
+
+    :param decimals: whether the schema has some.
+    """
+    buffer = b"\n".join(records)
+    ends = _separators(buffer, len(records))
+    if ends is None:
+        # Newlines of their own: to JSON a carriage return means the same, also where it is forbidden.
+        records = [r.replace(b"\n", b"\r").strip(b" \t\r") for r in records]
+        buffer = b"\n".join(records)
+        ends = _separators(buffer, len(records))
+    if ends is None or b"\0" in buffer:
+        raise NeedsRowWise
+    if not buffer.isascii():
+        try:
+            buffer.decode("utf-8")
+        except UnicodeDecodeError:
+            raise NeedsRowWise from None
+    if (b"I" in buffer and b"Inf" in buffer and _odd_infinity(buffer)) or (b"N" in buffer and b"-NaN" in buffer):
+        raise NeedsRowWise
+    if decimals and _has_negative_exponent(buffer):
+        raise NeedsRowWise
+    long = np.flatnonzero(np.diff(ends, prepend=-1) > 2 * MAX_NESTING)
+    if any(too_deep(records[at]) for at in long.tolist()):
+        raise NeedsRowWise
+    return buffer
+
+
+def _has_negative_exponent(buffer: bytes) -> bool:
+    """Whether there may be a number like ``1e-400``, as a string too: for a decimal, Arrow then reads memory not its own."""
+    if b"\\" in buffer and _escaped_number(buffer):
+        return True
+    # Looked for as single bytes: faster than Python finds two in a row.
+    view = np.frombuffer(buffer, np.uint8)
+    minus = np.flatnonzero(view == ord("-"))
+    for at in minus[(view[minus - 1] | 0x20) == ord("e")].tolist():
+        begins, ends = _number_begins(buffer[max(0, at - 64) : at - 1]), _exponent_ends(buffer, at)
+        # Quotes stand on both sides or on none; when there are more digits than looked at, that is not known.
+        if begins and ends and (len(begins[0]) > 60 or (begins[0][:1] == b'"') == (ends[1] == b'"')):
+            return True
+    return False
+
+
+def _separators(buffer: bytes, count: int) -> np.ndarray | None:
+    """Where each record ends, when every newline stands between ``}`` and ``{`` and there are as many as there must be."""
+    view = np.frombuffer(buffer, np.uint8)
+    if len(view) < 2 or view[0] != ord("{") or view[-1] != ord("}"):
+        return None
+    newlines = np.flatnonzero(view == ord("\n"))
+    if len(newlines) != count - 1 or (view[newlines - 1] != ord("}")).any() or (view[newlines + 1] != ord("{")).any():
+        return None
+    return np.append(newlines, len(view))
+
+
+# --- reading, and what is checked afterwards -----------------------------------------------------------------------------
+
+
+class _ArrowReader:
+    """How Arrow reads a schema: a column as its own type where Arrow means the same, else as text or as a wider type.
+
+    :param columns: the schema, without maps.
+    :param epochs: for each timestamp and each value that is carried, in order, whether it comes as a number.
+    """
+
+    def __init__(self, columns: Sequence[Column], as_numbers: Sequence[bool]) -> None:
+        self._as_numbers = iter(as_numbers)
+        compiled = [self._column(c.type, c.nullable) for c in columns]
+        self._restore = [(c.name, restore) for c, (_, restore) in zip(columns, compiled, strict=True)]
+        read_schema = pa.schema([pa.field(c.name, read_type) for c, (read_type, _) in zip(columns, compiled, strict=True)])
+        self._parse = pj.ParseOptions(explicit_schema=read_schema, unexpected_field_behavior="ignore")
+
+    def read(self, buffer: bytes, count: int, schema: pa.Schema) -> pa.RecordBatch:
+        options = pj.ReadOptions(use_threads=False, block_size=len(buffer) + 1)
+        table = pj.read_json(pa.BufferReader(buffer), read_options=options, parse_options=self._parse)
+        if table.num_rows != count:
+            raise NeedsRowWise
+        arrays = []
+        for name, restore in self._restore:
+            column = table.column(name)
+            arrays.append(restore(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _column(self, data_type: DataType, nullable: bool) -> tuple[pa.DataType, ArrayFunction]:
+        read_type, restore = self._typed(data_type)
+        return read_type, restore if nullable else refuse_nulls(restore)
+
+    def _typed(self, data_type: DataType) -> tuple[pa.DataType, ArrayFunction]:
+        if isinstance(data_type, Struct):
+            return self._struct(data_type)
+        if isinstance(data_type, Array):
+            return self._array(data_type)
+        if isinstance(data_type, Decimal):
+            return _decimal(data_type)
+        if isinstance(data_type, LogicalType):
+            return _logical(data_type, next(self._as_numbers))
+        if isinstance(data_type, Text):
+            return pa.string(), _unchanged if data_type.max_length is None else check_length(data_type.max_length)
+        assert isinstance(data_type, Primitive)
+        if data_type.name == "timestamp":
+            return (pa.int64(), _from_seconds) if next(self._as_numbers) else (arrow_type(data_type), check_years)
+        return _READ_AS.get(data_type.name) or (arrow_type(data_type), _unchanged)
+
+    def _struct(self, data_type: Struct) -> tuple[pa.DataType, ArrayFunction]:
+        compiled = [self._column(f.type, True) for f in data_type.fields]
+        wanted = arrow_type(sql_type(data_type))
+        read_type = pa.struct([pa.field(f.name, t) for f, (t, _) in zip(data_type.fields, compiled, strict=True)])
+
+        def restore(array: pa.Array) -> pa.Array:
+            valid = array.is_valid()
+            children = []
+            for index, (field, (_, restore_child)) in enumerate(zip(data_type.fields, compiled, strict=True)):
+                child = restore_child(array.field(index))
+                if not field.nullable and pc.any(pc.and_(child.is_null(), valid)).as_py():
+                    raise NeedsRowWise
+                children.append(child)
+            return pa.StructArray.from_arrays(children, fields=list(wanted), mask=array.is_null())
+
+        return read_type, restore
+
+    def _array(self, data_type: Array) -> tuple[pa.DataType, ArrayFunction]:
+        element, restore_element = self._column(data_type.element, data_type.contains_null)
+        wanted = arrow_type(sql_type(data_type))
+
+        def restore(array: pa.Array) -> pa.Array:
+            if array.offset:
+                raise NeedsRowWise
+            values = restore_element(array.values)
+            return pa.ListArray.from_arrays(
+                array.offsets, values, type=wanted, mask=array.is_null() if array.null_count else None
+            )
+
+        return pa.list_(pa.field("item", element)), restore
+
+
+def _unchanged(array: pa.Array) -> pa.Array:
+    return array
+
+
+def _decimal(data_type: Decimal) -> tuple[pa.DataType, ArrayFunction]:
+    wanted = arrow_type(data_type)
+    if data_type.precision + data_type.scale <= 38:
+        return wanted, _check_digits
+    # Arrow rescales what was written without looking whether the product overflows: in 256 bits it does not.
+    return pa.decimal256(data_type.precision, data_type.scale), lambda array: _check_digits(array).cast(wanted)
+
+
+def _check_digits(array: pa.Array) -> pa.Array:
+    # Arrow has counted the digits that were written, not those of the rescaled number.
+    array.validate(full=True)
+    return array
+
+
+def _logical(kind: LogicalType, number: bool) -> tuple[pa.DataType, ArrayFunction]:
+    """A value that another type carries."""
+    wanted = arrow_type(kind.of)
+    if kind.unit == "unscaled":
+        assert isinstance(kind.of, Decimal)
+        if number:
+            return _decimal(kind.of)
+        convert = unscaled_reader(kind)
+        return pa.string(), lambda array: pa.array([None if v is None else convert(v) for v in array.to_pylist()], wanted)
+    if kind.unit == "variable":
+        return _VARIABLE, lambda array: pa.array([_variable(v, kind) for v in array.to_pylist()], wanted)
+    if kind.unit == "iso":
+        return pa.string(), _without_zulu(str(kind.of))
+    if not number:
+        return (pa.string(), _READ_AS[str(kind.of)][1]) if str(kind.of) in _READ_AS else (wanted, check_years)
+    if kind.unit == "days":
+        return pa.int64(), _from_days
+    times, per = kind.factor
+
+    def restore(array: pa.Array) -> pa.Array:
+        check_within(array, -(-MIN_MICRO * per // times), MAX_MICRO * per // times)
+        whole = pc.divide(array, per)
+        if per > 1 and not pc.all(pc.equal(pc.multiply(whole, per), array)).as_py():
+            raise NeedsRowWise
+        return pc.multiply(whole, times).cast(wanted)
+
+    return pa.int64(), restore
+
+
+_VARIABLE = pa.struct([("scale", pa.int32()), ("value", pa.string())])
+
+
+def _variable(found: dict[str, Any] | None, kind: LogicalType) -> Any:
+    if found is None:
+        return None
+    if found["scale"] is None or found["value"] is None:
+        raise NeedsRowWise
+    return variable_scale_decimal(from_base64(found["value"]), found["scale"], kind)
+
+
+def _without_zulu(name: str) -> ArrayFunction:
+    """Of texts that may end in ``Z``: days, or times to the minute at least."""
+    _, change = _READ_AS[name]
+    pattern = "^(....-..-..)Z$" if name == "date" else "^(.*[0-9]:[0-9].*)Z$"
+    return lambda array: change(pc.replace_substring_regex(array, pattern, "\\1"))
+
+
+def _from_days(array: pa.Array) -> pa.Array:
+    check_within(array, MIN_DATE, MAX_DATE)
+    return array.cast(pa.int32()).cast(pa.date32())
+
+
+def _from_seconds(array: pa.Array) -> pa.Array:
+    check_within(array, MIN_SECOND, MAX_SECOND)
+    return pc.multiply(array, 1_000_000).cast(pa.timestamp("us", "UTC"))
+
+
+def _finite(array: pa.Array) -> pa.Array:
+    # To Arrow, too large a number is infinite; which ones were written so it does not tell.
+    if pc.any(pc.is_inf(array)).as_py():
+        raise NeedsRowWise
+    return array
+
+
+def _from_base64_text(array: pa.Array) -> pa.Array:
+    return pa.array([None if v is None else from_base64(v) for v in array.to_pylist()], pa.binary())
+
+
+_READ_AS: dict[str, tuple[pa.DataType, ArrayFunction]] = {
+    "float": (pa.float32(), _finite),
+    "double": (pa.float64(), _finite),
+    "date": (pa.string(), dates_from_text),
+    "timestamp_ntz": (pa.string(), timestamps_from_text),
+    "binary": (pa.string(), _from_base64_text),
+}
+
+
+# --- json.tasks.suspects --------------------
+# Which records of a batch are likely to be bad: a quick look at each, where Arrow has refused the batch as a whole.
+#
+# Only a guess: whoever is suspected goes to the reference, which decides, and whoever is not goes to Arrow once more. So a wrong
+# guess costs time and changes nothing. With one bad record in a hundred it is the difference between reading a batch twice and
+# taking it apart down to single records.
+#
+# There are two looks. The first has msgspec read each record as the column's types, which takes less time than Arrow does; it is
+# wrong about forms that our meaning takes and RFC 3339 does not, and sees no decimal with too many digits. The second leaves such
+# values as they were written, and compares them with what may be written there.
+#
+
+
+_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_31 = r"(?:0[1-9]|[12][0-9]|3[01])"
+_DAY = rf"[0-9]{{4}}-(?:(?:0[13578]|1[02])-{_31}|(?:0[469]|11)-(?!31){_31}|02-(?!3){_31})"
+_CLOCK = r"[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6}0*)?)?)?"
+_ZONE = r"(?:Z|[-+](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)"
+_NOTATIONS = {
+    "date": rf'"{_DAY}"',
+    "timestamp": rf'"{_DAY}(?:{_CLOCK}{_ZONE}?)?"|-?[0-9]{{1,12}}',
+    "timestamp_ntz": rf'"{_DAY}(?:{_CLOCK})?"',
+    "float": r'-?[0-9.]+(?:[eE][-+]?[0-9]+)?|-?Infinity|NaN|"(?:-?Infinity|NaN)"',
+    "double": r'-?[0-9.]+(?:[eE][-+]?[0-9]+)?|-?Infinity|NaN|"(?:-?Infinity|NaN)"',
+    "binary": r'"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"',
+}
+"""How a value of a type is written."""
+
+
+def suspect_finders(columns: Sequence[Column]) -> tuple[SuspectFinder, ...]:
+    """What looks at records of these columns, the quicker look first."""
+    return _LazyFinder(columns, _find_by_type), _LazyFinder(columns, _find_by_notation)
+
+
+class _LazyFinder:
+    """One look, made when it is asked for the first time; without msgspec, which comes with Airflow, it suspects nobody.
+
+    :param columns: of the records.
+    :param make: makes it.
+    """
+
+    def __init__(self, columns: Sequence[Column], make: Callable[[Sequence[Column], Any], SuspectFinder]) -> None:
+        self._columns, self._make = columns, make
+
+    def __call__(self, records: Sequence[bytes]) -> Sequence[int]:
+        return self._suspects(records)
+
+    @cached_property
+    def _suspects(self) -> SuspectFinder:
+        try:
+            import msgspec
+        except ImportError:
+            return lambda records: []
+        try:
+            return self._make(self._columns, msgspec)
+        except (TypeError, ValueError):  # names that a Struct cannot have
+            return _find_by_type((), msgspec)
+
+
+def _find_by_type(columns: Sequence[Column], msgspec: Any) -> SuspectFinder:
+    look = msgspec.json.Decoder(_struct_type(columns, msgspec, _checked_type)).decode
+    refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+    def suspects(records: Sequence[bytes]) -> list[int]:
+        found: list[int] = []
+        left = iter(records)
+        while length_hint(left):
+            try:
+                # No line of Python around each record: that would be a fifth of the time.
+                deque(map(look, left), maxlen=0)
+            except refused:
+                found.append(len(records) - length_hint(left) - 1)
+        return found
+
+    return suspects
+
+
+def _find_by_notation(columns: Sequence[Column], msgspec: Any) -> SuspectFinder:
+    look = msgspec.json.Decoder(_struct_type(columns, msgspec, _raw_type)).decode
+    refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+    checks = [(attrgetter(f"f{at}"), re.compile(form).fullmatch) for at, form in _notations(columns)]
+
+    def suspects(records: Sequence[bytes]) -> list[int]:
+        found, rows, places = [], [], []
+        for at, value in enumerate(records):
+            try:
+                rows.append(look(value))
+                places.append(at)
+            except refused:
+                found.append(at)
+        for value_of, fits in checks:
+            found += [at for at, value in zip(places, map(value_of, rows), strict=True) if value and not fits(value)]
+        return sorted(set(found))
+
+    return suspects
+
+
+def _struct_type(columns: Sequence[Column], msgspec: Any, type_of: Callable[[DataType, Any], Any]) -> Any:
+    """The class that one record is read as."""
+    fields = []
+    for at, column in enumerate(columns):
+        kind = type_of(column.type, msgspec)
+        # Raw takes a null as it is, and takes nothing in a union.
+        nullable = kind if kind is msgspec.Raw else kind | None
+        fields.append((f"f{at}", nullable, None) if column.nullable else (f"f{at}", kind))
+    names = {f"f{at}": column.name for at, column in enumerate(columns)}
+    return msgspec.defstruct("Record", fields, rename=names, kw_only=True, gc=False)
+
+
+def _checked_type(data_type: DataType, msgspec: Any) -> Any:
+    """As what the first look reads a value."""
+    if isinstance(data_type, LogicalType | Map):
+        return msgspec.Raw
+    if isinstance(data_type, Struct):
+        return _struct_type(data_type.fields, msgspec, _checked_type)
+    if isinstance(data_type, Array):
+        element = _checked_type(data_type.element, msgspec)
+        nullable = element if element is msgspec.Raw or not data_type.contains_null else element | None
+        return list[nullable]  # type: ignore[valid-type]
+    if isinstance(data_type, Text):
+        most = msgspec.Meta(max_length=data_type.max_length)
+        return Annotated[str, most] | int | float | bool | list | dict
+    if isinstance(data_type, Decimal):
+        return decimal.Decimal
+    if data_type.name in _BITS:
+        limit = 1 << _BITS[data_type.name] - 1
+        return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)]
+    return {
+        "boolean": bool,
+        "float": float | Literal["NaN", "Infinity", "-Infinity"],
+        "double": float | Literal["NaN", "Infinity", "-Infinity"],
+        "date": datetime.date,
+        "timestamp": datetime.datetime | int,
+        "timestamp_ntz": Annotated[datetime.datetime, msgspec.Meta(tz=False)],
+        "binary": str,
+    }[data_type.name]
+
+
+def _raw_type(data_type: DataType, msgspec: Any) -> Any:
+    """As what the second look reads a value."""
+    return (
+        msgspec.Raw if _notation(data_type) or not isinstance(data_type, Primitive | Text) else _checked_type(data_type, msgspec)
+    )
+
+
+def _notations(columns: Sequence[Column]) -> Iterator[tuple[int, bytes]]:
+    """How values of a column are written, where the second look leaves them as they are."""
+    for at, column in enumerate(columns):
+        if form := _notation(column.type):
+            yield at, f"{form}|null".encode() if column.nullable else form.encode()
+
+
+def _notation(data_type: DataType) -> str | None:
+    if isinstance(data_type, Decimal):
+        before, after = data_type.precision - data_type.scale, data_type.scale
+        digits = rf"0*[0-9]{{0,{before}}}(?:\.[0-9]{{0,{after}}}0*)?|[0-9.]+[eE][-+]?[0-9]+"
+        return rf'"[-+]?(?:{digits})"|-?(?:{digits})'
+    return _NOTATIONS.get(data_type.name) if isinstance(data_type, Primitive) and not isinstance(data_type, LogicalType) else None

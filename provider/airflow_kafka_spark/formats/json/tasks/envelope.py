@@ -1,0 +1,415 @@
+"""Decodes and encodes Connect's envelopes inside a Spark task.
+
+Records of one schema begin with the same bytes, up to where the payload begins: ``{"schema":{...},"payload":``. Where a record
+begins like one before it and ends in ``}``, what is between is its payload if it is one JSON document, which the payload's
+decoder makes sure of; so the schema is read once, not with every record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Kind
+from airflow_kafka_spark.formats.json.envelope_schema import TimestampPrecision, columns_as_written, is_optional, named_fields
+from airflow_kafka_spark.formats.json.logical_types import sql_columns, sql_type
+from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
+from airflow_kafka_spark.formats.json.tasks.encode import JsonEncoder
+from airflow_kafka_spark.formats.json.tasks.row_wise import (
+    MAX_NESTING,
+    after_space,
+    found_at,
+    next_item,
+    read_key,
+    skip_space,
+    skip_value,
+    too_deep,
+)
+from airflow_kafka_spark.formats.tasks.batch_decoder import FEW_RECORDS
+from airflow_kafka_spark.formats.text import BadValue
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, arrow_schema, arrow_type
+
+_SCHEMAS = 64
+"""Of so many schemas at once it is remembered what they mean."""
+
+
+@dataclass
+class _PayloadReader:
+    """What a schema means.
+
+    :param decoder: of its payloads; None when they do not fit the columns.
+    :param wrong: why.
+    :param optional: whether a payload may be null.
+    :param fills: what stands in for nulls of the columns.
+    """
+
+    decoder: JsonDecoder | None
+    wrong: str = ""
+    optional: bool = True
+    fills: tuple[DefaultFill | None, ...] = ()
+
+
+@dataclass
+class _Group:
+    """The records of one schema in a batch: where they are, and their payloads."""
+
+    plan: _PayloadReader
+    places: list[int] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+
+
+class EnvelopeDecoder(Decoder):
+    """See :class:`airflow_kafka_spark.formats.json.envelope.JsonEnvelope`.
+
+    :param columns: what is wanted of the payloads.
+    :param few: see :class:`.JsonDecoder`.
+    :param defaults: whether those of a record's schema stand in for nulls.
+    """
+
+    def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, defaults: bool = False) -> None:
+        self._columns, self._few, self._defaults = tuple(columns), few, defaults
+        self._schema = arrow_schema(self._columns)
+        self._plans: dict[str, _PayloadReader] = {}
+        self._prefixes: dict[bytes, _PayloadReader] = {}
+        self._prefix: bytes | None = None
+
+    def __reduce__(self) -> tuple[type[EnvelopeDecoder], tuple[tuple[Column, ...], int, bool]]:
+        return type(self), (self._columns, self._few, self._defaults)
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """Decode many values at once; see :class:`.JsonEnvelope` for what they mean."""
+        return self._decode(values, row_wise=False)
+
+    def decode_row_wise(self, values: Sequence[bytes | None]) -> Decoded:
+        """The same, each record taken apart and read by itself: what :meth:`decode` has to equal."""
+        return self._decode(values, row_wise=True)
+
+    def _decode(self, values: Sequence[bytes | None], row_wise: bool) -> Decoded:
+        groups: dict[int, _Group] = {}
+        bad: dict[int, str] = {}
+        nulls: list[int] = []
+        for at, value in enumerate(values):
+            if value is None:
+                continue
+            try:
+                plan, payload = self._payload(value, row_wise)
+                if len(payload) < 99 and payload.strip(b" \t\r\n") == b"null":
+                    _check_null(plan)
+                    nulls.append(at)
+                    continue
+                if plan.decoder is None:
+                    raise BadValue(plan.wrong)
+            except BadValue as e:
+                bad[at] = e.reason
+                continue
+            group = groups.get(id(plan)) or groups.setdefault(id(plan), _Group(plan))
+            group.places.append(at)
+            group.payloads.append(payload)
+        batch = self._rows(groups.values(), values, bad, row_wise)
+        deleted = None
+        if nulls:
+            gone = set(nulls)
+            deleted = pa.array([at in gone for at in range(len(values))], pa.bool_())
+        return Decoded(batch, tuple(sorted(bad.items())), deleted)
+
+    def _rows(self, groups: Any, values: Sequence[bytes | None], bad: dict[int, str], row_wise: bool) -> pa.RecordBatch:
+        """All rows in their order; what is wrong with some goes to ``bad``."""
+        batches: list[pa.RecordBatch] = []
+        rows: list[int | None] = [None] * len(values)
+        taken = 0
+        for group in groups:
+            decoder = group.plan.decoder
+            decoded = decoder.decode_row_wise(group.payloads) if row_wise else decoder.decode(group.payloads)
+            for n, reason in decoded.bad:
+                bad[group.places[n]] = _reason(values[group.places[n]], reason)
+            rows_of = self._filled(decoded.batch, group.plan)
+            if len(group.places) == len(values):
+                return rows_of
+            batches.append(rows_of)
+            for n, at in enumerate(group.places, taken):
+                rows[at] = n
+            taken += len(group.places)
+        order = pa.array(rows, pa.int64())
+        columns = []
+        for index, f in enumerate(self._schema):
+            column = pa.concat_arrays([b.column(index) for b in batches]) if batches else pa.array([], f.type)
+            columns.append(column.take(order))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _filled(self, batch: pa.RecordBatch, plan: _PayloadReader) -> pa.RecordBatch:
+        if not any(plan.fills):
+            return batch
+        columns = zip(plan.fills, batch.columns, self._schema, strict=True)
+        return pa.RecordBatch.from_arrays([fill_nulls(found, array, f.type) for found, array, f in columns], schema=self._schema)
+
+    def _payload(self, value: bytes, row_wise: bool) -> tuple[_PayloadReader, bytes]:
+        """What a record's schema means, and its payload."""
+        prefix = self._prefix
+        if not row_wise and prefix is not None and value.endswith(b"}"):
+            if value.startswith(prefix):
+                return self._prefixes[prefix], value[len(prefix) : -1]
+            for prefix, plan in self._prefixes.items():
+                if value.startswith(prefix):
+                    self._prefix = prefix
+                    return plan, value[len(prefix) : -1]
+        schema, payload, before = split_envelope(value)
+        plan = self._plans.get(schema) or self._remember(schema)
+        if before is not None:
+            if len(self._prefixes) >= _SCHEMAS:
+                self._forget_prefixes()
+            self._prefixes[before], self._prefix = plan, before
+        return plan, payload
+
+    def _forget_prefixes(self) -> None:
+        self._prefixes.clear()
+        self._prefix = None
+
+    def _remember(self, schema: str) -> _PayloadReader:
+        if len(self._plans) >= _SCHEMAS:
+            self._plans.clear()
+            self._forget_prefixes()
+        self._plans[schema] = plan = self._plan(schema)
+        return plan
+
+    def _plan(self, text: str) -> _PayloadReader:
+        try:
+            schema = json.loads(text, parse_int=NumberText, parse_float=NumberText)
+        except ValueError as e:
+            return _PayloadReader(None, f"its schema cannot be read: {e}")
+        try:
+            wire_columns = columns_as_written(self._columns, schema)
+            found: tuple[DefaultFill | None, ...] = ()
+            if self._defaults:
+                wire_columns, found = default_fills(wire_columns, schema)
+        except BadValue as e:
+            return _PayloadReader(None, e.reason, is_optional(schema))
+        columns = sql_columns(wire_columns) if any(found) else self._columns
+        return _PayloadReader(JsonDecoder(columns, self._few, wire_columns), optional=is_optional(schema), fills=found)
+
+
+def _check_null(plan: _PayloadReader) -> None:
+    if not plan.optional:
+        raise BadValue("its payload is null, and its schema is not optional")
+
+
+def _reason(value: bytes | None, reason: str) -> str:
+    """Why a record is bad: what is wrong with its envelope comes first."""
+    try:
+        split_envelope(value or b"")
+    except BadValue as e:
+        return e.reason
+    return reason
+
+
+def split_envelope(value: bytes) -> tuple[str, bytes, bytes | None]:
+    """The texts of a record's schema and of its payload; and how it begins, where all between that and a ``}`` is the payload.
+
+    :raises BadValue: it is not one object with these two.
+    """
+    try:
+        text = value.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise BadValue(f"not UTF-8: byte 0x{value[e.start]:02x} at position {e.start}") from None
+    if too_deep(value):
+        raise BadValue(f"objects and arrays nested more than {MAX_NESTING} deep")
+    i = skip_space(text).end()  # type: ignore[union-attr]
+    if not text.startswith("{", i):
+        raise BadValue(f"expected an object with `schema` and `payload`, found {found_at(text, i)}")
+    found: dict[str, tuple[int, int]] = {}
+    try:
+        i = after_space(text, i + 1)
+        while text[i] != "}":
+            name, start = read_key(text, i)
+            if name not in ("schema", "payload") or name in found:
+                what = "twice" if name in found else "beside `schema` and `payload`"
+                raise BadValue(f"found {ascii(name)[:60]} {what}, expected an object with these two")
+            end = skip_value(text, start)
+            found[name] = (start, end)
+            i = next_item(text, end, "}")
+    except IndexError:
+        raise BadValue(f"not JSON: it ends too early, after {len(text)} characters") from None
+    rest = skip_space(text, i + 1).end()  # type: ignore[union-attr]
+    if rest != len(text):
+        raise BadValue(f"expected one JSON object, found {found_at(text, rest)} after it, at character {rest + 1}")
+    if len(found) < 2:
+        missing = "payload" if "schema" in found else "schema"
+        raise BadValue(f"`{missing}` is missing, expected an object with `schema` and `payload`")
+    start, end = found["payload"]
+    in_order = found["schema"] < found["payload"] and text.endswith("}")
+    before = text[:start].encode() if in_order else None
+    return text[slice(*found["schema"])], text[start:end].encode(), before
+
+
+# --- writing --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EnvelopeEncoder(Encoder):
+    """One envelope per row, as :meth:`~airflow_kafka_spark.formats.JsonEnvelope.encode` has it.
+
+    :param before: what stands before the payload.
+    :param columns: the columns in order: each declared column, and what the rows hold of it.
+    :param precision: what timestamps are counted in.
+    """
+
+    before: str
+    columns: tuple[tuple[Column, Kind], ...]
+    precision: TimestampPrecision
+
+    def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
+        """The rows' envelopes."""
+        kinds: list[tuple[str, Kind]] = []
+        arrays: dict[str, pa.Array] = {}
+        for column, kind in self.columns:
+            array = rows[column.name]
+            if array.null_count and not column.nullable:
+                raise ValueError(f"Column `{column.name}` is null, and declared NOT NULL")
+            if kind in ("zoned", "local"):
+                array, kind = self._moments(column.name, array), "integer"
+            elif kind == "date":
+                array, kind = array.cast(pa.int32()), "integer"
+            elif kind == "integer":
+                array = array.cast(arrow_type(column.type))
+            kinds.append((column.name, kind))
+            arrays[column.name] = array
+        payload = JsonEncoder(tuple(kinds)).encode(arrays).cast(pa.string())
+        return pc.binary_join_element_wise(self.before, payload, "}", "").cast(pa.binary())
+
+    def _moments(self, name: str, array: pa.Array) -> pa.Array:
+        plain = array.cast(pa.int64())
+        if self.precision == "micros":
+            return plain
+        # Divided towards the past, as Spark does it; what does not come out even is refused.
+        whole = array.view(pa.timestamp("us")).cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+        if pc.any(pc.not_equal(pc.multiply(whole, 1000), plain)).as_py():
+            raise ValueError(f"Column `{name}` holds microseconds, which Connect's Timestamp has not")
+        return whole
+
+
+# --- json.tasks.envelope_defaults --------------------
+# Defaults of a record's own schema, in place of the nulls of its payload: Connect's ``replace.null.with.default``.
+#
+# Runs in Spark's tasks.
+#
+
+
+class NumberText(str):
+    """A number of a schema, as it was written: no digit of a default is lost."""
+
+
+@dataclass(frozen=True)
+class DefaultFill:
+    """What stands in for nulls of a value, and of its parts.
+
+    :param default: of the value itself, an array of one; None: a null stays one.
+    :param parts: of a struct's fields in order, of an array's elements or a map's values.
+    """
+
+    default: pa.Array | None = None
+    parts: tuple[DefaultFill | None, ...] = ()
+
+    def of(self, array: pa.Array, wanted: pa.DataType) -> pa.Array:
+        """The values without the nulls that have a default.
+
+        :param wanted: their type: what may not be null is null in none of them any more.
+        """
+        if self.parts:
+            array = self._inner(array, wanted)
+        if self.default is not None and array.null_count:
+            array = pc.if_else(array.is_null(), self.default[0], array)
+        return array
+
+    def _inner(self, array: pa.Array, wanted: pa.DataType) -> pa.Array:
+        gone = array.is_null() if array.null_count else None
+        if pa.types.is_struct(wanted):
+            fields = zip(self.parts, array.flatten(), wanted, strict=True)
+            return pa.StructArray.from_arrays(
+                [fill_nulls(part, values, f.type) for part, values, f in fields], fields=list(wanted), mask=gone
+            )
+        (part,) = self.parts
+        if pa.types.is_map(wanted):
+            items = fill_nulls(part, array.items, wanted.item_type)
+            return pa.MapArray.from_arrays(_starts(array), array.keys, items, type=wanted)
+        return pa.ListArray.from_arrays(_starts(array), fill_nulls(part, array.values, wanted.value_type), type=wanted)
+
+
+def fill_nulls(filling: DefaultFill | None, array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """The values, those that are null by their defaults."""
+    return array if filling is None else filling.of(array, wanted)
+
+
+def _starts(array: pa.Array) -> pa.Array:
+    """Where each list begins, and the last one ends; null where there is none, which is how lists are made of parts."""
+    if not array.null_count:
+        return array.offsets
+    gone = pa.concat_arrays([array.is_null(), pa.array([False])])
+    return pc.if_else(gone, pa.scalar(None, pa.int32()), array.offsets)
+
+
+def default_fills(columns: Sequence[Column], schema: Any) -> tuple[tuple[Column, ...], tuple[DefaultFill | None, ...]]:
+    """The columns as a payload may leave them, and what then stands in for their nulls.
+
+    :param columns: with what carries them, by the schema.
+    :param schema: the record's, of a struct, in which numbers are :class:`NumberText`; None says nothing.
+    :raises BadValue: a default is none of what its field holds.
+    """
+    known = named_fields(schema or {})
+    lenient, found = [], []
+    for column in columns:
+        try:
+            data_type, filling = _default_fill(column.type, known.get(column.name, {}))
+        except BadValue as e:
+            raise e.within(f".{column.name}") from None
+        lenient.append(replace(column, type=data_type, nullable=column.nullable or _has_default(filling)))
+        found.append(filling)
+    return tuple(lenient), tuple(found)
+
+
+def _default_fill(data_type: DataType, schema: Mapping[str, Any]) -> tuple[DataType, DefaultFill | None]:
+    parts: tuple[DefaultFill | None, ...] = ()
+    wanted = arrow_type(sql_type(data_type))
+    if isinstance(data_type, Struct):
+        fields, parts = default_fills(data_type.fields, schema)
+        data_type = Struct(fields)
+    elif isinstance(data_type, Array):
+        element, part = _default_fill(data_type.element, schema.get("items") or {})
+        data_type, parts = Array(element, data_type.contains_null or _has_default(part)), (part,)
+    elif isinstance(data_type, Map):
+        value, part = _default_fill(data_type.value, schema.get("values") or {})
+        data_type, parts = Map(data_type.key, value, data_type.value_contains_null or _has_default(part)), (part,)
+    inner = DefaultFill(parts=parts) if any(parts) else None
+    if schema.get("default") is None:
+        return data_type, inner
+    return data_type, DefaultFill(fill_nulls(inner, _decoded(data_type, schema["default"]), wanted), parts if inner else ())
+
+
+def _has_default(filling: DefaultFill | None) -> bool:
+    """Whether the value itself is not null any more."""
+    return filling is not None and filling.default is not None
+
+
+def _decoded(data_type: DataType, default: Any) -> pa.Array:
+    """A default, which is written as a payload would be."""
+    column = Column("default", data_type)
+    try:
+        text = _json({"default": default})
+    except RecursionError:
+        raise BadValue("its schema's default is nested too deep") from None
+    decoded = JsonDecoder(sql_columns([column]), wire_columns=[column]).decode([text.encode()])
+    if decoded.bad:
+        raise BadValue(f"its schema's default does not fit: {decoded.bad[0][1]}")
+    return decoded.batch.column(0)
+
+
+def _json(value: Any) -> str:
+    """What was read, with its numbers as they were written."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{_json(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_json, value)) + "]"
+    return str(value) if isinstance(value, NumberText) else json.dumps(value)

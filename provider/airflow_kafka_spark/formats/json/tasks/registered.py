@@ -1,0 +1,340 @@
+"""JSON in Confluent's wire format, in Spark's tasks: a header, and what :mod:`.json.tasks.decode` reads behind it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_kafka_spark.formats import types
+from airflow_kafka_spark.formats.base import Decoded, Decoder
+from airflow_kafka_spark.formats.json.json_schema import Property
+from airflow_kafka_spark.formats.json.logical_types import LogicalType, sql_columns
+from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
+from airflow_kafka_spark.formats.registry import HEADER_BYTES, INTEGER_BITS, schema_id_of, unknown_schema_id, wire_header
+from airflow_kafka_spark.formats.tasks.row_encoder import (
+    RowEncoder,
+    ValueDoesNotFit,
+    map_items,
+    to_java_big_integer,
+    unscaled_integer,
+)
+from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text
+
+_MAX_MESSAGE = 300
+_NONE: Mapping[int, Sequence[Column]] = {}
+
+
+class RegisteredJsonDecoder(Decoder):
+    """See :class:`airflow_kafka_spark.formats.json.registered.JsonSchema`.
+
+    :param wire_columns: the columns, with what their values are carried by.
+    :param known: the schemas that records may have, by id; None where values are without a header.
+    :param unusable: ids whose schema cannot be used, and why.
+    :param span: where the schemas are from, as it stands in a sentence.
+    :param checks: whether values are checked against the schema they were written with; without a header that of id 0.
+    :param others: ids of records in which the columns' values are carried by something else, and by what.
+    """
+
+    def __init__(
+        self,
+        wire_columns: Sequence[Column],
+        known: Mapping[int, str],
+        unusable: Mapping[int, str],
+        span: str,
+        framed: bool,
+        checks: bool,
+        others: Mapping[int, Sequence[Column]] = _NONE,
+    ) -> None:
+        self._given = (tuple(wire_columns), dict(known), dict(unusable), span, framed, checks, dict(others))
+        self._known, self._unusable, self._span, self._framed, self._checks = known, unusable, span, framed, checks
+        self._json = JsonDecoder(sql_columns(wire_columns), wire_columns=wire_columns)
+        self._others = {wire_header(n): JsonDecoder(sql_columns(columns), wire_columns=columns) for n, columns in others.items()}
+        self._known_headers: set[bytes] = set()
+        self._validators: dict[int, Callable[[bytes], str]] = {}
+
+    def __reduce__(self) -> tuple[type[RegisteredJsonDecoder], tuple[Any, ...]]:
+        return type(self), self._given
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """Decode many values at once."""
+        bad: dict[int, str] = {}
+        texts = self._texts(values, bad) if self._framed else list(values)
+        decoded = self._json.decode(texts) if not self._others else self._by_writer(values, texts)
+        bad.update(decoded.bad)
+        if self._checks:
+            decoded = self._checked(decoded, values, texts, bad)
+        return replace(decoded, bad=tuple(sorted(bad.items())))
+
+    def _by_writer(self, values: Sequence[bytes | None], texts: Sequence[bytes | None]) -> Decoded:
+        """Each record as what carries its values is in its own schema."""
+        groups: dict[JsonDecoder, list[int]] = {}
+        for at, value in enumerate(values):
+            groups.setdefault(self._others.get((value or b"")[:HEADER_BYTES], self._json), []).append(at)
+        batches, bad, places = [], dict[int, str](), list[int]()
+        for decoder, group in groups.items():
+            decoded = decoder.decode([texts[at] for at in group])
+            batches.append(decoded.batch)
+            bad.update((group[at], reason) for at, reason in decoded.bad)
+            places += group
+        if not batches:
+            return self._json.decode([])
+        rows = pa.Table.from_batches(batches).take(np.argsort(places)).combine_chunks()
+        return Decoded(rows.to_batches()[0], tuple(sorted(bad.items())))
+
+    def _texts(self, values: Sequence[bytes | None], bad: dict[int, str]) -> list[bytes | None]:
+        """What is behind the headers; None where that is not known."""
+        heads, found = self._known_headers, list[bytes | None]()
+        for at, value in enumerate(values):
+            if value is not None and value[:HEADER_BYTES] not in heads:
+                try:
+                    self._admit(value)
+                except BadValue as e:
+                    bad[at] = e.reason
+                    value = None
+            found.append(None if value is None else value[HEADER_BYTES:])
+        return found
+
+    def _admit(self, value: bytes) -> None:
+        number = schema_id_of(value)
+        if number not in self._known:
+            raise BadValue(unknown_schema_id(number, self._span, self._unusable))
+        self._known_headers.add(value[:HEADER_BYTES])
+
+    def _checked(
+        self, decoded: Decoded, values: Sequence[bytes | None], texts: Sequence[bytes | None], bad: dict[int, str]
+    ) -> Decoded:
+        wrong = []
+        for at, text in enumerate(texts):
+            if text is None or at in bad:
+                continue
+            number = schema_id_of(values[at] or b"") if self._framed else 0
+            if reason := self._validator(number)(text):
+                bad[at] = reason
+                wrong.append(at)
+        if not wrong:
+            return decoded
+        keep = np.ones(len(values), bool)
+        keep[wrong] = False
+        rows = pa.array(np.arange(len(values)), mask=~keep)
+        taken = [column.take(rows) for column in decoded.batch.columns]
+        return replace(decoded, batch=pa.RecordBatch.from_arrays(taken, schema=decoded.batch.schema))
+
+    def _validator(self, number: int) -> Callable[[bytes], str]:
+        if number not in self._validators:
+            self._validators[number] = _validator(json.loads(self._known[number]))
+        return self._validators[number]
+
+
+def _validator(schema: Mapping[str, Any]) -> Callable[[bytes], str]:
+    from jsonschema.exceptions import best_match
+    from jsonschema.validators import validator_for
+
+    validator = validator_for(schema)(schema)
+
+    def wrong(text: bytes) -> str:
+        try:
+            error = best_match(validator.iter_errors(json.loads(text)))
+        except Exception as e:  # noqa: BLE001 - what a schema's patterns and references do with a value is not ours
+            return f"it cannot be checked by its schema: {type(e).__name__}: {str(e)[:_MAX_MESSAGE]}"
+        if error is None:
+            return ""
+        place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path).lstrip(".")
+        return (f"column `{place}`: " if place else "") + f"the schema refuses it: {error.message[:_MAX_MESSAGE]}"
+
+    return wrong
+
+
+# --- json.tasks.registered_encode --------------------
+# Rows to JSON by a JSON Schema, in Spark's tasks, one by one: the schema says what may be null and what may be missing.
+
+
+_MOST_NANOS = ((1 << 63) - 1) // 1000
+_Write = Callable[[Any], str]
+"""The JSON of a value; raises ValueError."""
+
+
+class JsonSchemaEncoder(RowEncoder):
+    """See :class:`airflow_kafka_spark.formats.json.registered.JsonSchema`.
+
+    :param fields: the properties of the schema.
+    :param columns: the names of the rows' columns, all of them properties.
+    :param header: what stands before each object.
+    """
+
+    def __init__(self, fields: Sequence[Property], columns: Sequence[str], header: bytes) -> None:
+        super().__init__(columns)
+        self._given, self._header = tuple(fields), header
+        known = {f.name: f for f in fields}
+        self._object = _object([known[name] for name in columns], "")
+
+    def __reduce__(self) -> tuple[type[JsonSchemaEncoder], tuple[Any, ...]]:
+        return type(self), (self._given, self._columns, self._header)
+
+    def write(self, row: Mapping[str, Any]) -> bytes:
+        """One row's object, behind the header."""
+        try:
+            return self._header + self._object(row).encode()
+        except UnicodeEncodeError as e:
+            raise ValueDoesNotFit(f"no UTF-8: {e}") from None
+
+
+def _object(fields: Sequence[Column], path: str) -> Callable[[Mapping[str, Any]], str]:
+    parts = [(f.name, json.dumps(f.name, ensure_ascii=False) + ":", _writer(f.type, f"{path}{f.name}"), f) for f in fields]
+
+    def text(row: Mapping[str, Any]) -> str:
+        found = []
+        for name, begin, write, field in parts:
+            value = row.get(name)
+            if value is not None:
+                try:
+                    found.append(begin + write(value))
+                except ValueError as e:
+                    raise ValueDoesNotFit.of(f"{path}{name}", e) from None
+            elif getattr(field, "null", field.nullable):
+                found.append(begin + "null")
+            elif not field.nullable:
+                raise ValueDoesNotFit.of(f"{path}{name}", "it is null, and the schema requires it")
+        return "{" + ",".join(found) + "}"
+
+    return text
+
+
+def _writer(data_type: DataType, path: str) -> _Write:
+    if isinstance(data_type, Struct):
+        return _object(data_type.fields, f"{path}.")
+    if isinstance(data_type, Array):
+        write = _or_null(_writer(data_type.element, f"{path}[]"), data_type.contains_null)
+        return lambda found: "[" + ",".join(map(write, found)) + "]"
+    if isinstance(data_type, Map):
+        of_map = _or_null(_writer(data_type.value, f"{path}[]"), data_type.value_contains_null)
+        return lambda found: "{" + ",".join(f"{_string(key)}:{of_map(value)}" for key, value in map_items(found)) + "}"
+    if isinstance(data_type, LogicalType):
+        return _LOGICAL_WRITERS[data_type.unit](data_type)
+    if isinstance(data_type, types.Decimal):
+        wanted = data_type
+        return lambda value: _number(Decimal(value), wanted)
+    if isinstance(data_type, Text):
+        return _string
+    if data_type.name in INTEGER_BITS:
+        limit = 1 << (INTEGER_BITS[data_type.name] - 1)
+        return lambda value: _integer(value, limit)
+    return _SCALAR_WRITERS[data_type.name]
+
+
+def _or_null(write: _Write, nullable: bool) -> _Write:
+    def text(value: Any) -> str:
+        if value is None and not nullable:
+            raise ValueError("it holds a null, and the schema has none there")
+        return "null" if value is None else write(value)
+
+    return text
+
+
+def _string(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _integer(value: int, limit: int) -> str:
+    if not -limit <= value < limit:
+        raise ValueError(f"found {value}, expected {-limit} to {limit - 1}")
+    return str(value)
+
+
+def _double(value: float) -> str:
+    if not math.isfinite(value):
+        raise ValueError(f"found {value}, which JSON has not")
+    return repr(float(value))
+
+
+def _float(value: float) -> str:
+    _double(value)
+    return str(np.float32(value))
+
+
+def _number(value: Decimal, wanted: types.Decimal) -> str:
+    unscaled_integer(value, wanted)
+    return format(value, "f")
+
+
+def _base64(value: bytes) -> str:
+    return f'"{base64.b64encode(value).decode()}"'
+
+
+def _day(value: int) -> str:
+    if not MIN_DATE <= value <= MAX_DATE:
+        raise ValueError(f"found day {value} after 1970, expected one in the years 1 to 9999")
+    return f'"{np.datetime64(value, "D")}"'
+
+
+def _clock(value: int, zone: str) -> str:
+    if not MIN_MICRO <= value <= MAX_MICRO:
+        raise ValueError(f"found {value} µs after 1970, expected a time in the years 1 to 9999")
+    return f'"{np.datetime64(value, "us")}{zone}"'
+
+
+def _days(_: LogicalType) -> _Write:
+    def text(value: int) -> str:
+        _day(value)
+        return str(value)
+
+    return text
+
+
+def _millis(_: LogicalType) -> _Write:
+    def text(value: int) -> str:
+        _clock(value, "")
+        if value % 1000:
+            raise ValueError("it holds microseconds, which Connect's and Debezium's Timestamp have not")
+        return str(value // 1000)
+
+    return text
+
+
+def _micros(_: LogicalType) -> _Write:
+    def text(value: int) -> str:
+        _clock(value, "")
+        return str(value)
+
+    return text
+
+
+def _nanos(_: LogicalType) -> _Write:
+    def text(value: int) -> str:
+        if abs(value) > _MOST_NANOS:
+            raise ValueError(f"found {value} µs after 1970, expected a time in the years 1678 to 2261: nanoseconds are 64 bits")
+        return str(value * 1000)
+
+    return text
+
+
+def _unscaled(kind: LogicalType) -> _Write:
+    assert isinstance(kind.of, types.Decimal)
+    sent = types.Decimal(kind.of.precision, kind.scale)
+    return lambda value: _base64(to_java_big_integer(unscaled_integer(Decimal(value), sent)))
+
+
+_LOGICAL_WRITERS: Mapping[str, Callable[[LogicalType], _Write]] = {
+    "days": _days,
+    "millis": _millis,
+    "micros": _micros,
+    "nanos": _nanos,
+    "unscaled": _unscaled,
+}
+_SCALAR_WRITERS: Mapping[str, _Write] = {
+    "float": _float,
+    "double": _double,
+    "boolean": lambda value: "true" if value else "false",
+    "binary": _base64,
+    "date": _day,
+    "timestamp": lambda value: _clock(value, "Z"),
+    "timestamp_ntz": lambda value: _clock(value, ""),
+}

@@ -1,0 +1,549 @@
+"""What a JSON record means: the reference that the fast path of :mod:`.json.tasks.decode` has to agree with.
+
+Plain Python, no Arrow. :class:`JsonRowReader` turns the bytes of one record into one Python value per column, in the form that
+``pyarrow.array(values, type)`` takes, or raises :class:`.BadValue` with the reason. The table of meanings is in :class:`.Json`.
+"""
+
+from __future__ import annotations
+
+import decimal
+import re
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from json.decoder import JSONDecodeError, JSONDecoder, scanstring  # type: ignore[attr-defined]
+from typing import Any
+
+from airflow_kafka_spark.formats.json.logical_types import VARIABLE_SCALE_DECIMAL, LogicalType
+from airflow_kafka_spark.formats.text import (
+    MAX_DATE,
+    MAX_MICRO,
+    MAX_SECOND,
+    MIN_DATE,
+    MIN_MICRO,
+    MIN_SECOND,
+    NO_FINITE,
+    BadValue,
+    _exact,
+    day_number,
+    from_base64,
+    match_decimal,
+    micros,
+    nearest,
+    short,
+)
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Struct, Text
+
+MAX_NESTING = 500
+"""Objects and arrays may be nested this deep, also in fields that are not read."""
+
+
+JsonReader = Callable[[str, int], tuple[Any, int]]
+"""Reads the value that begins at an index; returns it with the index after it."""
+
+
+_SPACE = " \t\n\r"
+skip_space = re.compile(r"[ \t\n\r]*").match
+_number = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?").match
+match_integer = re.compile(r"-?(?:0|[1-9][0-9]*)(?![.eE0-9])").match
+_strings = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
+_all_but_brackets = bytes(set(range(256)) - set(b"[]{}"))
+_steps = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_scan_once: JsonReader = JSONDecoder(parse_float=str, parse_int=str, strict=True).scan_once  # type: ignore[attr-defined]
+
+
+def too_deep(value: bytes) -> bool:
+    """True when objects and arrays are nested deeper than :data:`MAX_NESTING`."""
+    if value.count(b"{") + value.count(b"[") <= MAX_NESTING:
+        return False
+    brackets = _strings.sub(b"", value).translate(None, _all_but_brackets)
+    return max(accumulate(map(_steps.__getitem__, brackets)), default=0) > MAX_NESTING
+
+
+def after_space(text: str, i: int) -> int:
+    """The index of what comes next."""
+    return skip_space(text, i).end() if text[i] in _SPACE else i  # type: ignore[union-attr]
+
+
+def not_json(text: str, i: int, expected: str) -> BadValue:
+    """What stands at an index is not what JSON's grammar wants there."""
+    return BadValue(f"not JSON: found {found_at(text, i)} at character {i + 1}, expected {expected}")
+
+
+def read_key(text: str, i: int) -> tuple[str, int]:
+    """A key; the index is that of its value."""
+    if text[i] != '"':
+        raise not_json(text, i, "a name in double quotes")
+    name, i = read_string(text, i)
+    i = after_space(text, i)
+    if text[i] != ":":
+        raise not_json(text, i, "`:`")
+    return name, after_space(text, i + 1)
+
+
+def next_item(text: str, i: int, closing: str) -> int:
+    """Behind a value: the index of the next one, or of the closing bracket."""
+    i = after_space(text, i)
+    if text[i] == ",":
+        i = after_space(text, i + 1)
+        if text[i] == closing:
+            raise not_json(text, i, "another value after `,`")
+    elif text[i] != closing:
+        raise not_json(text, i, f"`,` or `{closing}`")
+    return i
+
+
+def read_string(text: str, i: int) -> tuple[str, int]:
+    """The string whose opening quote is at an index; it may hold lone surrogates."""
+    try:
+        return scanstring(text, i + 1, True)
+    except JSONDecodeError as e:
+        raise BadValue(f"not JSON: {e.msg} (character {e.pos + 1})") from None
+
+
+def skip_value(text: str, i: int) -> int:
+    """The index after a value of any kind, which must be JSON; also NaN, Infinity and -Infinity, as everywhere."""
+    try:
+        return _scan_once(text, i)[1]
+    except JSONDecodeError as e:
+        raise BadValue(f"not JSON: {e.msg} (character {e.pos + 1})") from None
+    except StopIteration as e:
+        raise not_json(text, int(e.value), "a value") from None
+
+
+def found_at(text: str, i: int) -> str:
+    """The token at an index, for a message."""
+    if i >= len(text):
+        return "nothing"
+    try:
+        return short(text[i : _scan_once(text, i)[1]])
+    except (ValueError, StopIteration):
+        return f"{ascii(text[i])}"
+
+
+def unexpected(text: str, i: int, expected: str) -> BadValue:
+    """The value at an index has another type than its column; or there is no value."""
+    end = skip_value(text, i)
+    if end < len(text) and text[end] not in " \t\n\r,]}":
+        return not_json(text, end, f"the end of the value {short(text[i:end])}")
+    return BadValue(f"found {short(text[i:end])}, expected {expected}")
+
+
+def check_unicode(text: str) -> None:
+    """Refuses lone surrogates: JSON can write them, UTF-8 cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as e:
+        raise BadValue(f"found the lone surrogate {ascii(text[e.start])}, which is no character") from None
+
+
+def text_reader(data_type: Text) -> JsonReader:
+    limit = data_type.max_length
+
+    def read(text: str, i: int) -> tuple[Any, int]:
+        if text[i] == '"':
+            found, end = read_string(text, i)
+            if not found.isascii():
+                check_unicode(found)
+        else:
+            end = skip_value(text, i)
+            found = text[i:end]
+        if limit is not None and len(found) > limit:
+            raise BadValue(f"found {short(found)} ({len(found)} characters), expected {data_type}")
+        return found, end
+
+    return read
+
+
+def _integer_reader(name: str, bits: int) -> JsonReader:
+    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+
+    def read(text: str, i: int) -> tuple[Any, int]:
+        match = match_integer(text, i)
+        if match is None:
+            raise unexpected(text, i, name)
+        # Longer ones are out of any range; Python refuses to convert thousands of digits.
+        number = int(match.group()) if len(match.group()) <= 20 else None
+        if number is None or not low <= number <= high:
+            raise BadValue(f"found {short(match.group())}, expected {name}: {low} to {high}")
+        return number, match.end()
+
+    return read
+
+
+def decimal_reader(data_type: Decimal) -> JsonReader:
+    def read(text: str, i: int) -> tuple[Any, int]:
+        if text[i] == '"':
+            found, end = read_string(text, i)
+            fits = match_decimal(found)
+        else:
+            fits = _number(text, i)
+            found, end = (fits.group(), fits.end()) if fits else ("", i)
+        if fits is None:
+            raise unexpected(text, i, f"{data_type}, a number or a numeric string")
+        return _exact(found, data_type), end
+
+    return read
+
+
+def _float_reader(name: str, single: bool) -> JsonReader:
+    def read(text: str, i: int) -> tuple[Any, int]:
+        if text[i] == '"':
+            found, end = read_string(text, i)
+            if found not in NO_FINITE:
+                raise unexpected(text, i, f"{name}, a number or one of the strings NaN, Infinity, -Infinity")
+            return NO_FINITE[found], end
+        match = _number(text, i)
+        if match is None:
+            end = skip_value(text, i)
+            if text[i:end] in NO_FINITE:
+                return NO_FINITE[text[i:end]], end
+            raise unexpected(text, i, name)
+        return nearest(match.group(), name, single), match.end()
+
+    return read
+
+
+def _boolean(text: str, i: int) -> tuple[Any, int]:
+    if text.startswith("true", i):
+        return True, i + 4
+    if text.startswith("false", i):
+        return False, i + 5
+    raise unexpected(text, i, "boolean")
+
+
+def _binary(text: str, i: int) -> tuple[Any, int]:
+    if text[i] != '"':
+        raise unexpected(text, i, "binary, as a base64 string")
+    found, end = read_string(text, i)
+    return from_base64(found), end
+
+
+def _day(text: str, i: int) -> tuple[Any, int]:
+    if text[i] != '"':
+        raise unexpected(text, i, "date")
+    found, end = read_string(text, i)
+    return day_number(found), end
+
+
+def _wall_clock(text: str, i: int) -> tuple[Any, int]:
+    if text[i] != '"':
+        raise unexpected(text, i, "timestamp_ntz")
+    found, end = read_string(text, i)
+    return micros(found, "timestamp_ntz", zoned=False), end
+
+
+PRIMITIVES: dict[str, JsonReader] = {
+    "tinyint": _integer_reader("tinyint", 8),
+    "smallint": _integer_reader("smallint", 16),
+    "int": _integer_reader("int", 32),
+    "bigint": _integer_reader("bigint", 64),
+    "float": _float_reader("float", single=True),
+    "double": _float_reader("double", single=False),
+    "boolean": _boolean,
+    "binary": _binary,
+    "date": _day,
+    "timestamp_ntz": _wall_clock,
+}
+
+
+class JsonRowReader:
+    """Reads records of one schema.
+
+    :param columns: the schema.
+    """
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self.as_numbers: list[bool] = []
+        """Of each ``timestamp`` and each value that is carried, in order, whether the last was a number: so will be the next."""
+        self._names = [c.name for c in columns]
+        self._read = self._object(columns)
+
+    def read(self, value: bytes) -> list[Any]:
+        """One value per column of one record.
+
+        :raises BadValue: the record is not one JSON object, or a value in it does not fit its column.
+        """
+        try:
+            text = value.decode("utf-8")
+        except UnicodeDecodeError as e:
+            raise BadValue(f"not UTF-8: byte 0x{value[e.start]:02x} at position {e.start}") from None
+        start = skip_space(text).end()  # type: ignore[union-attr]
+        if too_deep(value):
+            raise BadValue(f"objects and arrays nested more than {MAX_NESTING} deep")
+        if not text.startswith("{", start):
+            raise BadValue(f"expected a JSON object, found {found_at(text, start)}")
+        try:
+            row, end = self._read(text, start)
+        except IndexError:
+            raise BadValue(f"not JSON: it ends too early, after {len(text)} characters") from None
+        end = skip_space(text, end).end()  # type: ignore[union-attr]
+        if end != len(text):
+            raise BadValue(f"expected one JSON object, found {found_at(text, end)} after it, at character {end + 1}")
+        return [row[name] for name in self._names]
+
+    # --- values of any type ------------------------------------------------------------------------------------------
+
+    def _value(self, data_type: DataType, nullable: bool) -> JsonReader:
+        """Reads a value that may be null."""
+        read = self._typed(data_type)
+
+        def value(text: str, i: int) -> tuple[Any, int]:
+            if not text.startswith("null", i):
+                return read(text, i)
+            if nullable:
+                return None, i + 4
+            raise BadValue(f"found null, expected {data_type} NOT NULL")
+
+        return value
+
+    def _typed(self, data_type: DataType) -> JsonReader:
+        if isinstance(data_type, Struct):
+            return self._object(data_type.fields)
+        if isinstance(data_type, Array):
+            return self._array(data_type)
+        if isinstance(data_type, Map):
+            return self._map(data_type)
+        if isinstance(data_type, Text):
+            return text_reader(data_type)
+        if isinstance(data_type, Decimal):
+            return decimal_reader(data_type)
+        if isinstance(data_type, LogicalType):
+            return self._wire_columns(data_type)
+        if data_type.name == "timestamp":
+            return self._instant()
+        return PRIMITIVES[data_type.name]
+
+    def _wire_columns(self, kind: LogicalType) -> JsonReader:
+        read = logical_reader(kind, self._expected())
+        if kind.unit not in ("unscaled", "variable"):
+            return read
+        read_parts = self._object(VARIABLE_SCALE_DECIMAL)
+
+        def decimal(text: str, i: int) -> tuple[Any, int]:
+            if text[i] != "{":
+                return read(text, i)
+            parts, end = read_parts(text, i)
+            return variable_scale_decimal(parts["value"], parts["scale"], kind), end
+
+        return decimal
+
+    def _object(self, columns: Sequence[Column]) -> JsonReader:
+        readers = {c.name: self._value(c.type, c.nullable) for c in columns}
+        required = {c.name: c.type for c in columns if not c.nullable}
+        blank = dict.fromkeys(readers)
+
+        def read(text: str, i: int) -> tuple[Any, int]:
+            if text[i] != "{":
+                raise unexpected(text, i, "a JSON object")
+            row: dict[str, Any] = {}
+            i = after_space(text, i + 1)
+            while text[i] != "}":
+                name, i = read_key(text, i)
+                reader = readers.get(name)
+                if reader is None:
+                    i = skip_value(text, i)
+                elif name in row:
+                    raise BadValue("found twice in one object, expected once").within(f".{name}")
+                else:
+                    try:
+                        row[name], i = reader(text, i)
+                    except BadValue as e:
+                        raise e.within(f".{name}") from None
+                i = next_item(text, i, "}")
+            for name in required:
+                if name not in row:
+                    raise BadValue(f"missing, expected {required[name]} NOT NULL").within(f".{name}")
+            return blank | row, i + 1
+
+        return read
+
+    def _array(self, data_type: Array) -> JsonReader:
+        read_element = self._value(data_type.element, data_type.contains_null)
+
+        def read(text: str, i: int) -> tuple[Any, int]:
+            if text[i] != "[":
+                raise unexpected(text, i, str(data_type))
+            items: list[Any] = []
+            i = after_space(text, i + 1)
+            while text[i] != "]":
+                try:
+                    item, i = read_element(text, i)
+                except BadValue as e:
+                    raise e.within(f"[{len(items)}]") from None
+                items.append(item)
+                i = next_item(text, i, "]")
+            return items, i + 1
+
+        return read
+
+    def _map(self, data_type: Map) -> JsonReader:
+        read_value = self._value(data_type.value, data_type.value_contains_null)
+
+        def read(text: str, i: int) -> tuple[Any, int]:
+            if text[i] != "{":
+                raise unexpected(text, i, str(data_type))
+            entries: dict[str, Any] = {}
+            i = after_space(text, i + 1)
+            while text[i] != "}":
+                name, i = read_key(text, i)
+                try:
+                    if name in entries:
+                        raise BadValue("found twice in one object, expected once")
+                    check_unicode(name)
+                    entries[name], i = read_value(text, i)
+                except BadValue as e:
+                    raise e.within(f"[{short(ascii(name))}]") from None
+                i = next_item(text, i, "}")
+            return list(entries.items()), i + 1
+
+        return read
+
+    def _expected(self) -> Callable[[bool], None]:
+        """What notes whether a value came as a number."""
+        index = len(self.as_numbers)
+        self.as_numbers.append(False)
+
+        def seen(number: bool) -> None:
+            self.as_numbers[index] = number
+
+        return seen
+
+    def _instant(self) -> JsonReader:
+        seen = self._expected()
+
+        def read(text: str, i: int) -> tuple[Any, int]:
+            if text[i] == '"':
+                seen(False)
+                found, end = read_string(text, i)
+                return micros(found, "timestamp", zoned=True), end
+            match = match_integer(text, i)
+            if match is None:
+                raise unexpected(text, i, "timestamp")
+            seen(True)
+            if len(match.group()) > 20 or not MIN_SECOND <= int(match.group()) <= MAX_SECOND:
+                expected = "timestamp: an integer is seconds since 1970, in the years 0001 to 9999"
+                raise BadValue(f"found {short(match.group())}, expected {expected}")
+            return int(match.group()) * 1_000_000, match.end()
+
+        return read
+
+
+_LARGEST_SCALE = 1000
+
+
+def logical_reader(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReader:
+    """Reads one value.
+
+    :param seen: told whether it came as a number.
+    """
+    if kind.unit in ("unscaled", "variable"):
+        return _unscaled(kind, seen)
+    name = str(kind.of)
+    from_text = _iso_text(name) if kind.unit == "iso" else PRIMITIVES["date"] if name == "date" else _instant_text(name)
+    from_number = _from_number(kind)
+
+    def read(text: str, i: int) -> tuple[Any, int]:
+        if text[i] == '"':
+            seen(False)
+            return from_text(text, i)
+        match = match_integer(text, i)
+        if match is None or kind.unit in ("text", "iso"):
+            raise unexpected(text, i, name)
+        seen(True)
+        return from_number(match.group()), match.end()
+
+    return read
+
+
+def _instant_text(name: str) -> JsonReader:
+    def read(text: str, i: int) -> tuple[Any, int]:
+        found, end = read_string(text, i)
+        return micros(found, name, zoned=name == "timestamp"), end
+
+    return read
+
+
+def _iso_text(name: str) -> JsonReader:
+    """What Debezium makes of dates and wall clocks with ``time.precision.mode=isostring``: as if they were in UTC."""
+
+    def read(text: str, i: int) -> tuple[Any, int]:
+        found, end = read_string(text, i)
+        if name == "date":
+            return day_number(found.removesuffix("Z")), end
+        return micros(found, name, zoned=found.endswith("Z")), end
+
+    return read
+
+
+def _from_number(kind: LogicalType) -> Callable[[str], int]:
+    if kind.unit in ("text", "iso"):
+        return int
+    times, per = (1, 1) if kind.unit == "days" else kind.factor
+    low, high = (MIN_DATE, MAX_DATE) if kind.unit == "days" else (MIN_MICRO, MAX_MICRO)
+    what = {"days": "days", "millis": "milliseconds", "micros": "microseconds", "nanos": "nanoseconds"}[kind.unit]
+
+    def convert(found: str) -> int:
+        number = int(found) * times if len(found) <= 20 else None
+        if number is None or not low <= number // per <= high:
+            raise BadValue(f"found {short(found)}, expected {kind.of}: {what} since 1970, in the years 0001 to 9999")
+        if number % per:
+            raise BadValue(f"found {found}, expected {kind.of}: whole microseconds")
+        return number // per
+
+    return convert
+
+
+def _unscaled(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReader:
+    assert isinstance(kind.of, Decimal)
+    as_number, convert = decimal_reader(kind.of), unscaled_reader(kind)
+
+    def read(text: str, i: int) -> tuple[Any, int]:
+        if text[i] != '"':
+            seen(True)
+            return as_number(text, i)
+        seen(False)
+        found, end = read_string(text, i)
+        return convert(found), end
+
+    return read
+
+
+def unscaled_reader(kind: LogicalType) -> Callable[[str], decimal.Decimal]:
+    """From base64 of a big-endian two's complement, Connect's Decimal, to the column's decimal."""
+    assert isinstance(kind.of, Decimal)
+    wanted, scale = kind.of, kind.scale
+
+    def convert(found: str) -> decimal.Decimal:
+        try:
+            data = from_base64(found)
+        except BadValue:
+            raise BadValue(f'found "{short(found)}", expected {wanted}: base64 of its unscaled value') from None
+        return _scaled(data, scale, wanted, f'"{short(found)}"')
+
+    return convert
+
+
+def variable_scale_decimal(data: bytes, scale: int, kind: LogicalType) -> decimal.Decimal:
+    """The column's decimal of a VariableScaleDecimal.
+
+    :param data: the unscaled value, in big-endian two's complement.
+    :param scale: how many of its digits stand behind the point.
+    :raises BadValue: the column does not take it.
+    """
+    assert isinstance(kind.of, Decimal)
+    if not -_LARGEST_SCALE < scale < _LARGEST_SCALE:
+        raise BadValue(f"found a scale of {scale}, which no column has")
+    return _scaled(data, scale, kind.of, f"an unscaled value of {len(data)} bytes")
+
+
+def _scaled(data: bytes, sent: int, wanted: Decimal, found: str) -> decimal.Decimal:
+    """An unscaled value of one scale as a decimal of another, without rounding."""
+    if len(data) > 64:
+        raise BadValue(f"found {found}, expected {wanted}: it has too many digits")
+    number, shift = int.from_bytes(data, "big", signed=True), wanted.scale - sent
+    if shift < 0 and number % 10**-shift:
+        raise BadValue(f"found {found} with {sent} digits after the point, expected {wanted}")
+    number = number * 10**shift if shift >= 0 else number // 10**-shift
+    if abs(number) >= 10**wanted.precision:
+        raise BadValue(f"found {found}, expected {wanted}: it has too many digits")
+    return decimal.Decimal((number < 0, tuple(map(int, str(abs(number)))), -wanted.scale))

@@ -1,0 +1,1 @@
+"""Protobuf in Confluent's wire format."""

@@ -1,0 +1,237 @@
+"""Protobuf, with a schema of one's own or in Confluent's wire format with a schema registry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from airflow_kafka_spark.errors import Problem, ProtobufNotInstalled, SchemaUnusable
+from airflow_kafka_spark.formats.base import Decoder
+from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches
+from airflow_kafka_spark.formats.types import Column, SparkSchema, Struct, columns_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from google.protobuf.descriptor import Descriptor
+
+    from airflow_kafka_spark.formats.protobuf.layout import FieldLayout
+    from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder
+    from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema
+
+_IS_PROTO = re.compile(r"\{|^\s*(?:syntax|edition)\s*=").search
+"""Tells a .proto from columns as DDL."""
+
+
+@dataclass(frozen=True)
+class Protobuf(RegistryFormat):
+    """One Protobuf message per record; its fields become the columns.
+
+    Either with ``schema`` alone: values are messages, without a header. Or with ``registry``: values are in Confluent's wire
+    format (a magic byte, the id of the writer's schema, the indexes of the message in it, the message), and schemas come from a
+    schema registry. Records of different versions come out alike, as the reader's schema has them: what a record does not have is
+    the field's default, or null where the field may be absent. All versions of the subjects are fetched and compiled before Spark
+    starts, and tasks never ask the registry. A version of which a field would be taken for something else makes its records bad.
+
+    The page `protobuf.md` of the documentation has the types of columns and all that makes a record bad.
+
+    :param schema: the text of a ``.proto`` file; or a descriptor set, bytes that ``protoc --include_imports
+        --descriptor_set_out`` makes, whose last file counts; or, to write, columns as DDL or a pyspark ``StructType``, of which a
+        schema is made. With ``registry`` it is what is written, and what is read has schemas of the registry.
+    :param message: the name of the message, with or without its package; default the first of the file.
+    :param recursive_fields_max_depth: as Spark has it: None refuses messages that hold themselves, 1 leaves such fields out, 2
+        has them once, and so on.
+    :param nanoseconds: what becomes of digits beyond the microsecond: ``fail`` makes the record bad, ``cut`` leaves them out.
+    """
+
+    schema: str | bytes | SparkSchema = ""
+    message: str = ""
+    recursive_fields_max_depth: int | None = None
+    nanoseconds: Literal["fail", "cut"] = "fail"
+
+    kind: ClassVar[str] = "PROTOBUF"
+    name_option: ClassVar[str] = "message"
+
+    def _record_name(self) -> str:
+        return self.message
+
+    @property
+    def _has_schema(self) -> bool:
+        return bool(self.schema)
+
+    @cached_property
+    def _schema_text(self) -> str:
+        if isinstance(self.schema, bytes):
+            return ""
+        if isinstance(self.schema, str) and (not self.schema.strip() or _IS_PROTO(self.schema)):
+            return self.schema
+        return self._schema_from_columns(columns_of(self.schema))
+
+    # --- validate ----------------------------------------------------------------------------------------------------
+
+    def _check_readable(self) -> None:
+        _check_packages()
+        assert self._layout is not None
+
+    def _option_problems(self, where: str) -> list[Problem]:
+        problems = self._registry_problems(where)
+        return [*problems, *self._own_option_problems(where)]
+
+    def _own_option_problems(self, where: str) -> list[Problem]:
+        problems = []
+        if self.registry and isinstance(self.schema, bytes) and self.schema:
+            found = "a registry keeps texts, found a descriptor set"
+            problems.append(Problem(f"{where}.schema", found, "Give the text of the .proto file"))
+        depth = self.recursive_fields_max_depth
+        if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= 10):
+            problems.append(Problem(f"{where}.recursive_fields_max_depth", f"found {depth!r}; expected None, or 1 to 10"))
+        if self.nanoseconds not in ("fail", "cut"):
+            problems.append(Problem(f"{where}.nanoseconds", f"found {self.nanoseconds!r}; expected fail or cut"))
+        return problems
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _files(self) -> bytes:
+        """The descriptor set of the reader's schema."""
+        given = not (self._reader_given or self.registry)
+        return self.schema if given and isinstance(self.schema, bytes) else _compiled(self._reader_document)
+
+    @cached_property
+    def _layout(self) -> FieldLayout:
+        """The reader's message.
+
+        :raises KafkaSparkError: there is none, or it cannot be columns.
+        """
+        return self._layout_of(self._files, "the reader's message")
+
+    def _layout_of(self, files: bytes, what: str) -> FieldLayout:
+        from airflow_kafka_spark.formats.protobuf.layout import MessageLayout
+        from airflow_kafka_spark.formats.protobuf.schema import message_in
+
+        return MessageLayout(what, self.recursive_fields_max_depth).message(message_in(files, self.message, what))
+
+    def arrow_schema(self) -> pa.Schema:
+        """The fields of the reader's message; asked of the registry once.
+
+        :raises KafkaSparkError: there is no such schema, or the registry does not give it.
+        """
+        from airflow_kafka_spark.formats.types import arrow_schema
+
+        assert isinstance(self._layout.type, Struct)
+        return arrow_schema(self._layout.type.fields)
+
+    def decoder(self) -> Decoder:
+        """A decoder that has all schemas with it; the registry is asked for versions that have come since.
+
+        :raises KafkaSparkError: as :meth:`arrow_schema`.
+        """
+        from airflow_kafka_spark.formats.protobuf.tasks.decode import ProtobufDecoder
+
+        cut = self.nanoseconds == "cut"
+        if not self.registry:
+            return ProtobufDecoder(self._files, self._layout, cut_nanoseconds=cut)
+        versions = self._all_versions()
+        writers, unusable = self._writers(versions)
+        return ProtobufDecoder(self._files, self._layout, writers, unusable, self._describe_versions(versions), cut)
+
+    def _writers(self, versions: Sequence[RegisteredSchema]) -> tuple[dict[int, Mapping[tuple[int, ...], str]], dict[int, str]]:
+        """What records may hold, by schema id; and why schemas cannot be used."""
+        from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, message_in
+
+        reader = message_in(self._files, self.message, "the reader's message")
+        documents, unusable = dict[int, SchemaDocument](), dict[int, str]()
+        for registered in versions:
+            try:
+                documents[registered.id] = self._document(registered)
+            except SchemaUnusable as e:
+                unusable[registered.id] = e.found
+        writers = dict[int, Mapping[tuple[int, ...], str]]()
+        for number, files in zip(documents, compile_schemas(list(documents.values())), strict=True):
+            try:
+                if isinstance(files, SchemaUnusable):
+                    raise files
+                writers[number] = _readable(files, reader)
+            except SchemaUnusable as e:
+                unusable[number] = e.found
+        return writers, unusable
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _writing_option_problems(self, where: str) -> list[Problem]:
+        problems = [*super()._writing_option_problems(where), *self._own_option_problems(where)]
+        if not problems:
+            try:
+                _check_packages()
+            except ProtobufNotInstalled as e:
+                return [Problem(where, e.found, e.action)]
+        return problems
+
+    def _schema_from_columns(self, columns: Sequence[Column]) -> str:
+        from airflow_kafka_spark.formats.protobuf.schema import proto_from_columns
+
+        return proto_from_columns(columns, self.message or self.part.capitalize())
+
+    def _message_to_write(self, document: SchemaDocument) -> tuple[bytes, FieldLayout]:
+        given = isinstance(self.schema, bytes) and not self.registry
+        files = self.schema if given and isinstance(self.schema, bytes) else _compiled(document)
+        return files, self._layout_of(files, document.name)
+
+    def _fields_to_write(self, document: SchemaDocument) -> Sequence[Column]:
+        return [node.column for node in self._message_to_write(document)[1].fields]
+
+    def _mismatches(self, document: SchemaDocument, columns: Sequence[Column]) -> list[tuple[str, str]]:
+        found = mismatches(columns, self._fields_to_write(document))
+        return [*found, *self._name_mismatches(document, [c.name for c in columns])]
+
+    def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
+        # A field without a column is written as its default.
+        return name_mismatches(self._fields_to_write(document), columns, required=())
+
+    def _encoder(self, document: SchemaDocument, columns: Sequence[Column], header: bytes) -> RowEncoder:
+        from airflow_kafka_spark.formats.protobuf.schema import messages_of
+        from airflow_kafka_spark.formats.protobuf.tasks.encode import ProtobufEncoder, message_header
+
+        files, layout = self._message_to_write(document)
+        if header:
+            path = next(path for path, message in messages_of(files) if message.full_name == layout.full_name)
+            header = message_header(header, path)
+        return ProtobufEncoder(files, layout, [c.name for c in columns], header)
+
+
+def _check_packages() -> None:
+    from importlib.util import find_spec
+
+    for package, module in (("protobuf", "google.protobuf"), ("grpcio-tools", "grpc_tools")):
+        try:
+            found = find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise ProtobufNotInstalled(package)
+
+
+@lru_cache(maxsize=32)
+def _compiled(document: SchemaDocument) -> bytes:
+    """Kept: a schema is looked at by its fields, by its message and by its indexes, and every time protoc would be started."""
+    from airflow_kafka_spark.formats.protobuf.schema import compile_schemas
+
+    (files,) = compile_schemas([document])
+    if isinstance(files, SchemaUnusable):
+        raise files
+    return files
+
+
+def _readable(files: bytes, reader: Descriptor) -> dict[tuple[int, ...], str]:
+    """By its indexes, why a message of a writer's schema cannot be read; empty where it can."""
+    from airflow_kafka_spark.formats.protobuf.schema import incompatibility, messages_of
+
+    found = {}
+    for path, message in messages_of(files):
+        if message.full_name != reader.full_name:
+            found[path] = f"the record is a `{message.full_name}`, expected `{reader.full_name}`"
+        else:
+            found[path] = incompatibility(message, reader)
+    return found

@@ -1,0 +1,436 @@
+"""Schemas of Protobuf: ``.proto`` texts compiled by protoc, messages by their indexes, and whether old ones can be read as new.
+
+protoc runs in a process of its own, once for many texts, on the driver only; tasks are given descriptors.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import ProtobufNotInstalled, SchemaUnusable
+from airflow_kafka_spark.formats.registry import SchemaDocument
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+
+MAIN = "schema.proto"
+_TIMEOUT = 120
+_LOGGED = re.compile(r"(?m)^(WARNING: All log messages|[WI]\d{4} ).*\n")
+_COMPILE = """
+import json, os, sys
+from grpc_tools import protoc
+for directory, roots, main in json.load(sys.stdin):
+    with open(directory + "/told", "w") as told:
+        os.dup2(told.fileno(), 2)
+        os.chdir(directory)
+        protoc.main(["protoc", *("-I" + r for r in roots), "--include_imports", "--descriptor_set_out=compiled", main])
+"""
+
+
+def compile_schemas(documents: Sequence[SchemaDocument]) -> list[bytes | SchemaUnusable]:
+    """The descriptor sets of texts, with all they import; the last file of each is the text's own.
+
+    :raises ProtobufNotInstalled: protoc is not there.
+    """
+    found: list[bytes | SchemaUnusable | None] = [_serialized(document) for document in documents]
+    left = [at for at, one in enumerate(found) if one is None]
+    for at, one in zip(left, _by_protoc(tuple(documents[at] for at in left)), strict=True):
+        found[at] = one
+    return [one for one in found if one is not None]
+
+
+def _serialized(document: SchemaDocument) -> bytes | None:
+    """Confluent's clients for Python register descriptors in base64; those become a set without protoc."""
+    text = document.text.strip()
+    if not text or any(mark in text for mark in '{};" '):
+        return None
+    from google.protobuf import descriptor_pb2
+
+    files = descriptor_pb2.FileDescriptorSet()
+    try:
+        own = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+        given = dict(document.references)
+        _add_imports(files, own, given)
+    except (binascii.Error, ValueError, KeyError):
+        return None
+    files.file.append(own)
+    return files.SerializeToString()
+
+
+def _add_imports(files: Any, of: Any, given: dict[str, str]) -> None:
+    """Files before those that import them."""
+    from google.protobuf import descriptor_pb2
+
+    for name in of.dependency:
+        if any(f.name == name for f in files.file):
+            continue
+        if name in given:
+            imported = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(given[name], validate=True))
+            imported.name = name
+            _add_imports(files, imported, given)
+            files.file.append(imported)
+        else:
+            (known,) = _by_protoc((SchemaDocument(f'syntax = "proto3"; import "{name}"; message None {{}}'),))
+            if isinstance(known, SchemaUnusable):
+                raise KeyError(name)
+            for one in descriptor_pb2.FileDescriptorSet.FromString(known).file[:-1]:
+                if all(f.name != one.name for f in files.file):
+                    files.file.append(one)
+
+
+@lru_cache(maxsize=64)
+def _by_protoc(documents: tuple[SchemaDocument, ...]) -> tuple[bytes | SchemaUnusable, ...]:
+    if not documents:
+        return ()
+    include = _include()
+    with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-protoc-") as temporary:
+        jobs, wrong = [], dict[int, SchemaUnusable]()
+        for at, document in enumerate(documents):
+            directory = Path(temporary) / str(at)
+            if strange := [name for name, _ in document.references if not _is_plain(name)]:
+                wrong[at] = SchemaUnusable(
+                    document.name, f"it imports `{strange[0]}`, which is no plain path", "Rename that file"
+                )
+                continue
+            for name, text in [*WELL_KNOWN_FILES.items(), *document.references, (MAIN, document.text)]:
+                path = directory / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, "utf-8")
+            jobs.append((str(directory), [".", *include], MAIN))
+        command = [sys.executable, "-c", _COMPILE]
+        ran = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        results: list[bytes | SchemaUnusable] = []
+        for at, document in enumerate(documents):
+            done, told = Path(temporary) / str(at) / "compiled", Path(temporary) / str(at) / "told"
+            if at in wrong:
+                results.append(wrong[at])
+            elif done.is_file():
+                results.append(done.read_bytes())
+            else:
+                detail = told.read_text("utf-8", "replace") if told.is_file() else ran.stderr
+                results.append(SchemaUnusable(document.name, f"protoc says: {' '.join(_LOGGED.sub('', detail).split())[:1000]}"))
+    return tuple(results)
+
+
+def _is_plain(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and name != MAIN and "\0" not in name
+
+
+@lru_cache(maxsize=1)
+def _include() -> tuple[str, ...]:
+    """Where the files are that anybody may import."""
+    spec = find_spec("grpc_tools")
+    if spec is None or not spec.submodule_search_locations:
+        raise ProtobufNotInstalled("grpcio-tools")
+    roots = [str(Path(spec.submodule_search_locations[0]) / "_proto")]
+    try:
+        types = find_spec("google.type")
+    except ModuleNotFoundError:
+        types = None
+    if types is not None and types.submodule_search_locations:
+        roots.append(str(Path(next(iter(types.submodule_search_locations))).parents[1]))
+    return tuple(roots)
+
+
+# --- messages ------------------------------------------------------------------------------------------------------------
+
+
+def message_in(files: bytes, name: str, what: str) -> Descriptor:
+    """A message of the last file of a set.
+
+    :param name: its full name, or without the package; empty is the first.
+    :param what: the schema, as it stands in a sentence.
+    :raises SchemaUnusable: there is none.
+    """
+    found = dict(messages_of(files))
+    for path, message in found.items():
+        if (not name and path == (0,)) or name in (message.full_name, _short(message)):
+            return message
+    listed = ", ".join(m.full_name for m in found.values()) or "none"
+    detail = f"it has no message `{name}`; its messages are {listed}" if name else "it has no message"
+    raise SchemaUnusable(what, detail, "Name one of its messages as `message`")
+
+
+def _short(message: Descriptor) -> str:
+    return str(message.full_name).removeprefix(f"{message.file.package}.")
+
+
+def messages_of(files: bytes) -> Iterator[tuple[tuple[int, ...], Descriptor]]:
+    """All messages of the last file of a set with their indexes, as they stand in Confluent's wire format."""
+    pool, last = pool_of(files)
+    file = pool.FindFileByName(last)
+    proto = _last_file(files)
+    for at, message in enumerate(proto.message_type):
+        yield from _nested(file.message_types_by_name[message.name], message, (at,))
+
+
+def _nested(message: Descriptor, proto: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Descriptor]]:
+    yield path, message
+    for at, inner in enumerate(proto.nested_type):
+        if not inner.options.map_entry:
+            yield from _nested(message.nested_types_by_name[inner.name], inner, (*path, at))
+
+
+def _last_file(files: bytes) -> Any:
+    from google.protobuf import descriptor_pb2
+
+    return descriptor_pb2.FileDescriptorSet.FromString(files).file[-1]
+
+
+@lru_cache(maxsize=256)
+def pool_of(files: bytes) -> tuple[Any, str]:
+    """The descriptors of a set, and the name of its last file.
+
+    :raises SchemaUnusable: they do not go together.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool
+    from google.protobuf.message import DecodeError
+
+    try:
+        given = descriptor_pb2.FileDescriptorSet.FromString(files)
+        pool = descriptor_pool.DescriptorPool()
+        for file in given.file:
+            pool.Add(file)
+        for file in given.file:
+            pool.FindFileByName(file.name)
+        return pool, given.file[-1].name
+    except (DecodeError, TypeError, KeyError, IndexError) as e:
+        raise SchemaUnusable("the descriptor set", f"it is none ({e})", "Make it with protoc --include_imports") from None
+
+
+# --- old messages read as new ones ---------------------------------------------------------------------------------------
+
+_WIDER: dict[str, tuple[str, ...]] = {
+    "INT32": ("INT64",),
+    "UINT32": ("UINT64", "INT64"),
+    "SINT32": ("SINT64",),
+    "STRING": ("BYTES",),
+    "BYTES": ("STRING",),
+    "BOOL": ("INT32", "INT64", "UINT32", "UINT64"),
+    "ENUM": ("INT32", "INT64"),
+}
+
+
+def incompatibility(writer: Descriptor, reader: Descriptor) -> str:
+    """What of a writer's message the reader's would take for something else; empty when nothing."""
+    return _incompatibility(writer, reader, set())
+
+
+def _incompatibility(writer: Descriptor, reader: Descriptor, seen: set[tuple[str, str]]) -> str:
+    if (writer.full_name, reader.full_name) in seen:
+        return ""
+    seen.add((writer.full_name, reader.full_name))
+    theirs = writer.fields_by_number
+    for number, field in reader.fields_by_number.items():
+        old = theirs.get(number)
+        if old is not None and (wrong := _field_incompatibility(old, field, seen)):
+            return wrong
+    for choice in reader.oneofs:
+        old_ones = [theirs[f.number] for f in choice.fields if f.number in theirs]
+        if len(old_ones) > 1 and len({f.containing_oneof.name if f.containing_oneof else f.name for f in old_ones}) > 1:
+            return f"the oneof `{choice.name}` was fields of which several may be set"
+    return ""
+
+
+def _field_incompatibility(old: FieldDescriptor, new: FieldDescriptor, seen: set[tuple[str, str]]) -> str:
+    was, now = type_name(old), type_name(new)
+    if is_repeated(old) and not is_repeated(new):
+        return f"field {new.number} (`{new.name}`) was repeated"
+    if was != now and now not in _WIDER.get(was, ()):
+        return f"field {new.number} (`{new.name}`) was of type {was.lower()}, which is not read as {now.lower()}"
+    if is_map(old) != is_map(new):
+        return f"field {new.number} (`{new.name}`) was {'a' if is_map(old) else 'no'} map"
+    if was == now == "ENUM":
+        return _renumbered(old, new)
+    return _incompatibility(old.message_type, new.message_type, seen) if now in ("MESSAGE", "GROUP") else ""
+
+
+def _renumbered(old: FieldDescriptor, new: FieldDescriptor) -> str:
+    """A symbol under another number, so that one is taken for another. One that is renamed keeps its number."""
+    was, now = ({value.name: value.number for value in field.enum_type.values} for field in (old, new))
+    for name, number in now.items():
+        if was.get(name, number) != number and (number in was.values() or was[name] in now.values()):
+            return f"field {new.number} (`{new.name}`) had the symbol `{name}` as {was[name]}, which is {number} now"
+    return ""
+
+
+_TYPES = (
+    "DOUBLE FLOAT INT64 UINT64 INT32 FIXED64 FIXED32 BOOL STRING GROUP MESSAGE BYTES UINT32 ENUM SFIXED32 SFIXED64 SINT32 SINT64"
+)
+_TYPE_NAMES = dict(enumerate(_TYPES.split(), 1))
+
+
+def type_name(field: FieldDescriptor) -> str:
+    """``INT32``, ``MESSAGE``, ..."""
+    return _TYPE_NAMES[field.type]
+
+
+def is_repeated(field: Any) -> bool:
+    """Whether a field is a list or a map."""
+    # Protobuf 7 has no labels any more, earlier releases have nothing else.
+    return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == 3
+
+
+def is_required(field: Any) -> bool:
+    """Whether a message without this field is none."""
+    return bool(field.is_required) if hasattr(field, "is_required") else field.label == 2
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    """Whether a field is a map."""
+    return type_name(field) == "MESSAGE" and bool(field.message_type.GetOptions().map_entry)
+
+
+# --- protobuf.known --------------------
+# Files that any ``.proto`` may import without a reference, beside those that protoc brings along.
+
+
+_META = """syntax = "proto3";
+package confluent;
+import "google/protobuf/descriptor.proto";
+message Meta {
+  string doc = 1;
+  map<string, string> params = 2;
+  repeated string tags = 3;
+}
+extend google.protobuf.FileOptions { Meta file_meta = 1088; }
+extend google.protobuf.MessageOptions { Meta message_meta = 1088; }
+extend google.protobuf.FieldOptions { Meta field_meta = 1088; }
+extend google.protobuf.EnumOptions { Meta enum_meta = 1088; }
+extend google.protobuf.EnumValueOptions { Meta enum_value_meta = 1088; }
+"""
+_DECIMAL = """syntax = "proto3";
+package confluent.type;
+message Decimal {
+  bytes value = 1;
+  uint32 precision = 2;
+  int32 scale = 3;
+}
+"""
+_DATE = """syntax = "proto3";
+package google.type;
+message Date {
+  int32 year = 1;
+  int32 month = 2;
+  int32 day = 3;
+}
+"""
+WELL_KNOWN_FILES: Mapping[str, str] = {
+    "confluent/meta.proto": _META,
+    "confluent/type/decimal.proto": _DECIMAL,
+    "google/type/date.proto": _DATE,
+}
+
+
+# --- protobuf.made --------------------
+# A ``.proto`` made of columns. Pure.
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WHAT = "the option `schema`"
+_PROTO_TYPES = {
+    **dict.fromkeys(("tinyint", "smallint", "int"), "int32"),
+    "bigint": "int64",
+    "float": "float",
+    "double": "double",
+    "boolean": "bool",
+    "binary": "bytes",
+    "timestamp": "google.protobuf.Timestamp",
+    "date": "google.type.Date",
+}
+_IMPORTS = {
+    "google.protobuf.Timestamp": ("google/protobuf/timestamp.proto",),
+    "google.type.Date": ("google/type/date.proto",),
+    "confluent.type.Decimal": ("confluent/meta.proto", "confluent/type/decimal.proto"),
+}
+
+
+def proto_from_columns(columns: Sequence[Column], message: str) -> str:
+    """A proto3 file with one message whose fields are these columns, numbered from 1 in their order.
+
+    Nullable columns are ``optional``; lists and maps, which Protobuf has no null of, are not.
+
+    :param message: the message's full name.
+    :raises SchemaUnusable: a column has no counterpart.
+    """
+    package, _, name = message.rpartition(".")
+    maker = _Maker()
+    body = maker.message(name, columns, "")
+    imports = sorted({file for used in maker.used for file in _IMPORTS[used]})
+    lines = ['syntax = "proto3";', *([f"package {package};"] if package else []), *(f'import "{file}";' for file in imports)]
+    return "\n".join([*lines, "", *body, ""])
+
+
+class _Maker:
+    """Goes through columns."""
+
+    def __init__(self) -> None:
+        self.used: set[str] = set()
+
+    def message(self, name: str, columns: Sequence[Column], path: str) -> list[str]:
+        inner: list[str] = []
+        fields = []
+        for number, column in enumerate(columns, 1):
+            here = f"{path}.{column.name}" if path else column.name
+            if not _NAME.fullmatch(column.name):
+                raise SchemaUnusable(_WHAT, f"column `{here}` has a name that Protobuf does not take", "Rename it")
+            label, kind, options = self._field(column, here, inner)
+            fields.append(f"  {label}{kind} {column.name} = {number}{options};")
+        return [f"message {name} {{", *(f"  {line}" for line in inner), *fields, "}"]
+
+    def _field(self, column: Column, path: str, inner: list[str]) -> tuple[str, str, str]:
+        data_type = column.type
+        if isinstance(data_type, Array):
+            if isinstance(data_type.element, Array | Map):
+                raise _no_counterpart(path, data_type, "Put the inner one into a struct")
+            return "repeated ", *self._one(data_type.element, column.name, path, inner)
+        if isinstance(data_type, Map):
+            if str(data_type.key) not in ("string", "int", "bigint", "boolean", "smallint", "tinyint"):
+                raise _no_counterpart(path, data_type, "Keys are strings, integers or booleans")
+            if isinstance(data_type.value, Array | Map | Decimal):
+                raise _no_counterpart(path, data_type, "Put the value into a struct")
+            key, _ = self._one(data_type.key, column.name, path, inner)
+            value, options = self._one(data_type.value, column.name, path, inner)
+            return "", f"map<{key}, {value}>", options
+        kind, options = self._one(data_type, column.name, path, inner)
+        return "optional " if column.nullable else "", kind, options
+
+    def _one(self, data_type: DataType, name: str, path: str, inner: list[str]) -> tuple[str, str]:
+        if isinstance(data_type, Text):
+            return "string", ""
+        if isinstance(data_type, Decimal):
+            self.used.add("confluent.type.Decimal")
+            params = {"precision": data_type.precision, "scale": data_type.scale}
+            said = ", ".join(f'{{ key: "{key}", value: "{value}" }}' for key, value in params.items())
+            return "confluent.type.Decimal", f" [(confluent.field_meta) = {{ params: [{said}] }}]"
+        if isinstance(data_type, Struct):
+            message = "".join(part[:1].upper() + part[1:] for part in name.split("_")) or "Inner"
+            # As protoc tells them apart: a nested message has the scope of its field's siblings.
+            inner += self.message(f"{message}Value", data_type.fields, path)
+            return f"{message}Value", ""
+        if not isinstance(data_type, Primitive) or data_type.name not in _PROTO_TYPES:
+            raise _no_counterpart(
+                path, data_type, "Declare it timestamp" if str(data_type) == "timestamp_ntz" else "Declare another type"
+            )
+        kind = _PROTO_TYPES[data_type.name]
+        if kind in _IMPORTS:
+            self.used.add(kind)
+        return kind, ""
+
+
+def _no_counterpart(path: str, data_type: DataType, action: str) -> SchemaUnusable:
+    return SchemaUnusable(_WHAT, f"column `{path}` is of type {data_type}, which Protobuf has not", action)

@@ -1,0 +1,350 @@
+"""Decodes Protobuf inside a Spark task: messages by protobuf's own runtime, then column by column into Arrow.
+
+There is one meaning and one way to it. On doubt a batch is divided, down to the record that does not fit.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from airflow_kafka_spark.formats import types
+from airflow_kafka_spark.formats.protobuf.layout import FieldLayout
+from airflow_kafka_spark.formats.protobuf.schema import pool_of
+from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of, unknown_schema_id
+from airflow_kafka_spark.formats.tasks.batch_decoder import BatchDecoder, DecodedPart
+from airflow_kafka_spark.formats.text import MAX_SECOND, MIN_SECOND, BadValue
+from airflow_kafka_spark.formats.types import Struct, arrow_schema, arrow_type
+
+Path = tuple[int, ...]
+Writers = Mapping[int, Mapping[Path, str]]
+"""By schema id and by message indexes: why such a message cannot be read, empty where it can."""
+
+_EPOCH = datetime.date(1970, 1, 1).toordinal()
+_ONE_PATH = b"\0"
+_NO_VALUES: Mapping[int, str] = {}
+
+
+class ProtobufDecoder(BatchDecoder):
+    """See :class:`airflow_kafka_spark.formats.protobuf.format.Protobuf`.
+
+    :param files: the descriptor set of the reader's message.
+    :param layout: the message's columns.
+    :param writers: the messages that records may have; None where values are without a header.
+    :param unusable: ids whose schema cannot be used, and why.
+    :param known: where the schemas are from, as it stands in a sentence.
+    :param cut_nanoseconds: whether digits beyond the microsecond are left out, or make a record bad.
+    """
+
+    def __init__(
+        self,
+        files: bytes,
+        layout: FieldLayout,
+        writers: Writers | None = None,
+        unusable: Mapping[int, str] = _NO_VALUES,
+        known: str = "",
+        cut_nanoseconds: bool = False,
+    ) -> None:
+        self._files, self._layout, self._known = files, layout, known
+        self._writers = None if writers is None else {number: dict(paths) for number, paths in writers.items()}
+        self._unusable, self._cut = dict(unusable), cut_nanoseconds
+        pool, _ = pool_of(files)
+        self._parse: Callable[[bytes], Any] = GetMessageClass(pool.FindMessageTypeByName(layout.full_name)).FromString
+        assert isinstance(layout.type, Struct)
+        self._columns = _Columns(layout, cut_nanoseconds)
+        self._known_headers: set[bytes] = set()
+        super().__init__(arrow_schema(layout.type.fields), self._read_value, few=0)
+
+    def __reduce__(self) -> tuple[type[ProtobufDecoder], tuple[Any, ...]]:
+        return type(self), (self._files, self._layout, self._writers, self._unusable, self._known, self._cut)
+
+    def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
+        try:
+            return self._batch(records)
+        except (BadValue, pa.ArrowException, OverflowError):
+            return None
+
+    def _batch(self, records: Sequence[bytes]) -> pa.RecordBatch:
+        parse, heads, payload = self._parse, self._known_headers, self._payload
+        try:
+            if self._writers is None:
+                messages = [parse(r) for r in records]
+            else:
+                messages = [parse(r[HEADER_BYTES + 1 :] if r[: HEADER_BYTES + 1] in heads else payload(r)) for r in records]
+        except DecodeError as e:
+            raise BadValue(f"no message of type `{self._layout.full_name}`: {e}") from None
+        return pa.RecordBatch.from_arrays(self._columns.of(messages), schema=self._schema)
+
+    def _payload(self, record: bytes) -> bytes:
+        """What is behind the header.
+
+        :raises BadValue: it is not one that can be read.
+        """
+        number = schema_id_of(record)
+        assert self._writers is not None
+        paths = self._writers.get(number)
+        if paths is None:
+            raise BadValue(unknown_schema_id(number, self._known, self._unusable))
+        path, at = message_indexes(record, HEADER_BYTES)
+        wrong = paths.get(path)
+        if wrong is None:
+            raise BadValue(f"found message indexes {list(path)}, which the schema of id {number} has not")
+        if wrong:
+            raise BadValue(f"found schema id {number}: {wrong}")
+        if record[HEADER_BYTES : HEADER_BYTES + 1] == _ONE_PATH:
+            self._known_headers.add(record[: HEADER_BYTES + 1])
+        return record[at:]
+
+    def read_row_wise(self, records: Sequence[bytes], start: int) -> DecodedPart:
+        """Record by record; positions are counted from ``start``."""
+        pieces: list[pa.RecordBatch] = []
+        bad: list[tuple[int, str]] = []
+        self.row_wise_count += len(records)
+        for at, record in enumerate(records, start):
+            try:
+                pieces.append(self._batch([record]))
+            except BadValue as e:
+                bad.append((at, e.reason))
+            except (pa.ArrowException, OverflowError) as e:
+                bad.append((at, f"no columns: {e}"))
+        return pa.Table.from_batches(pieces, self._schema).combine_chunks().to_batches()[0] if pieces else _empty(
+            self._schema
+        ), bad
+
+    def _read_value(self, value: bytes) -> list[Any]:
+        return [column[0].as_py() for column in self._batch([value]).columns]
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+
+
+def message_indexes(record: bytes, at: int) -> tuple[Path, int]:
+    """Which message of its schema a record holds, and where that begins: Confluent's zigzag varints.
+
+    :raises BadValue: there are none.
+    """
+    if record[at : at + 1] == _ONE_PATH:
+        return (0,), at + 1
+    count, at = _varint(record, at)
+    if not 0 < count <= 100:
+        raise BadValue(f"found {count} message indexes, expected 1 to 100")
+    path = []
+    for _ in range(count):
+        index, at = _varint(record, at)
+        path.append(index)
+    return tuple(path), at
+
+
+def _varint(record: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        if at >= len(record) or shift > 28:
+            raise BadValue(f"found message indexes that do not end, in {len(record)} bytes")
+        byte = record[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), at
+        shift += 7
+
+
+# --- messages to columns -------------------------------------------------------------------------------------------------
+
+_Convert = Callable[[Sequence[Any]], pa.Array]
+"""Values of a field, as protobuf gives them, to an array; raises BadValue."""
+
+
+class _Columns:
+    """The fields of a message."""
+
+    def __init__(self, message: FieldLayout, cut: bool) -> None:
+        self._numbers = message.numbers
+        self._names = {f.name for f in message.fields}
+        self._fields = [(f.name, _field(f, cut)) for f in message.fields]
+
+    def of(self, messages: Sequence[Any]) -> list[pa.Array]:
+        """One array per field."""
+        for message in messages:
+            unknown = UnknownFieldSet(message)
+            if len(unknown):
+                self._check(message, unknown)
+            # By its class: a field may have the name of a method.
+            if not type(message).IsInitialized(message):
+                raise BadValue(f"found no `{type(message).FindInitializationErrors(message)[0]}`, which is required")
+        arrays = []
+        for name, convert in self._fields:
+            try:
+                arrays.append(convert(messages))
+            except BadValue as e:
+                raise e.within(f".{name}") from None
+            except UnicodeDecodeError as e:
+                raise BadValue(f"not UTF-8: byte 0x{e.object[e.start]:02x} at position {e.start}").within(f".{name}") from None
+        return arrays
+
+    def _check(self, message: Any, unknown: UnknownFieldSet) -> None:
+        """Fields that the schema does not know are passed over; those that it knows otherwise are not."""
+        for field in unknown:
+            if field.field_number in self._numbers:
+                known = type(message).DESCRIPTOR.fields_by_number[field.field_number]
+                what = f"the number {field.data}" if field.wire_type == 0 and known.enum_type else "a value of another type"
+                raise BadValue(f"found {what}, which the schema does not have").within(f".{known.name}")
+
+
+def _field(node: FieldLayout, cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
+    get = attrgetter(node.name)
+    if node.many == "map":
+        return _map(node, get, cut)
+    convert = _values(node, cut)
+    if node.many == "list":
+        wanted = arrow_type(node.column.type)
+
+        def lists(messages: Sequence[Any]) -> pa.Array:
+            found = list(map(get, messages))
+            return pa.ListArray.from_arrays(_offsets(found), convert(list(chain.from_iterable(found))), type=wanted)
+
+        return lists
+    if not node.nullable:
+        return lambda messages: convert(list(map(get, messages)))
+    name = node.name
+
+    def optional(messages: Sequence[Any]) -> pa.Array:
+        there = [type(m).HasField(m, name) for m in messages]
+        if all(there):
+            return convert(list(map(get, messages)))
+        found = convert([get(m) for m, has in zip(messages, there, strict=True) if has])
+        present = np.array(there, bool)
+        return found.take(pa.array(np.cumsum(present) - 1, mask=~present))
+
+    return optional
+
+
+def _offsets(found: Sequence[Any]) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))]), pa.int32())
+
+
+def _map(node: FieldLayout, get: Callable[[Any], Any], cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
+    keys, values = (_values(part, cut) for part in node.inner)
+    wanted = arrow_type(node.column.type)
+
+    def maps(messages: Sequence[Any]) -> pa.Array:
+        found = list(map(get, messages))
+        # In one order: a retry gives what the first attempt gave.
+        order = [sorted(one) for one in found]
+        flat = [one[key] for one, names in zip(found, order, strict=True) for key in names]
+        keyed = keys(list(chain.from_iterable(order)))
+        array = pa.MapArray.from_arrays(_offsets(found), keyed, values(flat))
+        return array if array.type.equals(wanted) else array.cast(wanted)
+
+    return maps
+
+
+def _values(node: FieldLayout, cut: bool) -> _Convert:
+    wanted = arrow_type(node.type)
+    if node.how == "message":
+        columns, fields = _Columns(node, cut), list(wanted)
+        return lambda values: pa.StructArray.from_arrays(columns.of(values), fields=fields)
+    if node.how == "wrapper":
+        (inner,) = node.inner
+        convert, get = _values(inner, cut), attrgetter("value")
+        return lambda values: convert(list(map(get, values)))
+    if node.how == "unsigned":
+        return lambda values: pa.array(values, pa.uint64()).cast(wanted)
+    if node.how == "enum":
+        return _enum(dict(node.symbols))
+    if node.how == "decimal":
+        assert isinstance(node.type, types.Decimal)
+        decimal = node.type
+        return lambda values: pa.array([_decimal(v, decimal) for v in values], wanted)
+    if node.how in _CONVERT:
+        change = _CONVERT[node.how]
+        return lambda values: pa.array([change(v, cut) for v in values], pa.int64()).cast(wanted)
+    if node.how == "date":
+        return lambda values: pa.array([_date(v) for v in values], pa.int32()).cast(wanted)
+    if node.how == "json":
+        return lambda values: pa.array([_json(v) for v in values], wanted)
+    if isinstance(node.type, types.Text):
+        return _texts
+    return lambda values: pa.array(values, wanted)
+
+
+def _texts(values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values, pa.string())
+    except pa.ArrowInvalid:
+        # Texts of proto2 are not looked at by protobuf, and are bytes where they are none.
+        odd = next((v for v in values if isinstance(v, bytes)), b"")
+        raise BadValue(f"not UTF-8: {odd[:20]!r}") from None
+
+
+def _enum(symbols: Mapping[int, str]) -> _Convert:
+    def convert(values: Sequence[Any]) -> pa.Array:
+        try:
+            return pa.array([symbols[v] for v in values], pa.string())
+        except KeyError as e:
+            listed = ", ".join(f"{name} ({number})" for number, name in list(symbols.items())[:20])
+            raise BadValue(f"found the number {e.args[0]}, expected one of {listed}") from None
+
+    return convert
+
+
+def _micros(seconds: int, nanos: int, cut: bool) -> int:
+    if nanos % 1000 and not cut:
+        raise BadValue(f'found {nanos} nanoseconds, expected whole microseconds; nanoseconds="cut" leaves the rest out')
+    return seconds * 1_000_000 + nanos // 1000
+
+
+def _timestamp(value: Any, cut: bool) -> int:
+    seconds, nanos = value.seconds, value.nanos
+    if not MIN_SECOND <= seconds <= MAX_SECOND or not 0 <= nanos < 1_000_000_000:
+        raise BadValue(f"found {seconds} s and {nanos} ns after 1970, expected a time in the years 1 to 9999")
+    return _micros(seconds, nanos, cut)
+
+
+def _duration(value: Any, cut: bool) -> int:
+    seconds, nanos = value.seconds, value.nanos
+    if abs(seconds) > 315_576_000_000 or abs(nanos) > 999_999_999 or (seconds and nanos and (seconds < 0) != (nanos < 0)):
+        raise BadValue(f"found {seconds} s and {nanos} ns, expected a length of time within 10 000 years")
+    # Towards zero, where something is cut off.
+    return _micros(seconds, nanos, cut) if nanos >= 0 else -_micros(-seconds, -nanos, cut)
+
+
+_CONVERT: Mapping[str, Callable[[Any, bool], int]] = {"timestamp": _timestamp, "duration": _duration}
+
+
+def _date(value: Any) -> int:
+    try:
+        return datetime.date(value.year, value.month, value.day).toordinal() - _EPOCH
+    except (ValueError, OverflowError):
+        raise BadValue(f"found year {value.year}, month {value.month}, day {value.day}, expected a day of the calendar") from None
+
+
+def _decimal(value: Any, wanted: types.Decimal) -> Decimal:
+    shown = f"a number of {len(value.value)} bytes and scale {value.scale}"
+    if len(value.value) > 64 or abs(value.scale) > 100:
+        raise BadValue(f"found {shown}, expected {wanted}")
+    unscaled, more = int.from_bytes(value.value, "big", signed=True), wanted.scale - value.scale
+    quotient, rest = (unscaled * 10**more, 0) if more >= 0 else divmod(unscaled, 10**-more)
+    if rest or abs(quotient) >= 10**wanted.precision:
+        raise BadValue(f"found {unscaled}e{-value.scale}, expected {wanted}")
+    return Decimal((quotient < 0, tuple(map(int, str(abs(quotient)))), -wanted.scale))
+
+
+def _json(value: Any) -> str:
+    import json
+
+    try:
+        return json.dumps(json_format.MessageToDict(value), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    except (json_format.SerializeToJsonError, ValueError, RecursionError) as e:
+        raise BadValue(f"no JSON: {e}") from None

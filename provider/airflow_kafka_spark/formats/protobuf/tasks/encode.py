@@ -1,0 +1,205 @@
+"""Rows to Protobuf, in Spark's tasks: values of Python into messages, and these into bytes."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import EncodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from airflow_kafka_spark.formats import types
+from airflow_kafka_spark.formats.protobuf.layout import FieldLayout
+from airflow_kafka_spark.formats.protobuf.schema import pool_of
+from airflow_kafka_spark.formats.tasks.row_encoder import (
+    RowEncoder,
+    ValueDoesNotFit,
+    map_items,
+    to_java_big_integer,
+    unscaled_integer,
+)
+
+_EPOCH = datetime.date(1970, 1, 1).toordinal()
+_MIN_DAY, _MAX_DAY = 1 - _EPOCH, datetime.date.max.toordinal() - _EPOCH
+_Set = Callable[[Any], Any]
+"""What the constructor of a message takes for a value of a column; raises what _UNFIT lists."""
+
+_UNFIT = (ValueError, TypeError, ArithmeticError, EncodeError, json_format.ParseError)
+
+
+class ProtobufEncoder(RowEncoder):
+    """See :class:`airflow_kafka_spark.formats.protobuf.format.Protobuf`.
+
+    :param files: the descriptor set.
+    :param layout: the message.
+    :param columns: the names of the rows' columns, all of them fields of the message.
+    :param header: what stands before each message.
+    """
+
+    def __init__(self, files: bytes, layout: FieldLayout, columns: Sequence[str], header: bytes) -> None:
+        super().__init__(columns)
+        self._files, self._layout, self._header = files, layout, header
+        self._pool, _ = pool_of(files)
+        self._class = GetMessageClass(self._pool.FindMessageTypeByName(layout.full_name))
+        known = {node.name: node for node in layout.fields}
+        self._message = self._fields([known[name] for name in columns])
+
+    def __reduce__(self) -> tuple[type[ProtobufEncoder], tuple[Any, ...]]:
+        return type(self), (self._files, self._layout, self._columns, self._header)
+
+    def write(self, row: Mapping[str, Any]) -> bytes:
+        """One row's message, behind the header."""
+        try:
+            message = self._class(**self._message(row))
+            return self._header + bytes(message.SerializeToString(deterministic=True))
+        except _UNFIT as e:
+            raise ValueDoesNotFit(str(e)) from None
+
+    def _fields(self, nodes: Sequence[FieldLayout], path: str = "") -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        setters = [(node.name, self._field(node, f"{path}{node.name}"), node.nullable, f"{path}{node.name}") for node in nodes]
+        names = {node.name for node in nodes}
+        choices = {choice: [n.name for n in nodes if n.choice == choice] for choice in sorted({n.choice for n in nodes} - {""})}
+
+        def fields(row: Mapping[str, Any]) -> dict[str, Any]:
+            found = {}
+            for name, convert, nullable, place in setters:
+                value = row.get(name)
+                if value is None:
+                    if name in row and not nullable:
+                        raise ValueDoesNotFit.of(place, "it is null, and its field has no null")
+                    continue
+                try:
+                    found[name] = convert(value)
+                except _UNFIT as e:
+                    raise ValueDoesNotFit.of(place, e) from None
+            for choice, members in choices.items():
+                there = [name for name in members if name in found]
+                if len(there) > 1:
+                    raise ValueDoesNotFit.of(
+                        path + there[1], f"it is there beside `{there[0]}`, and of the oneof `{choice}` only one can be"
+                    )
+            if not row.keys() <= names:
+                raise ValueDoesNotFit.of(f"{path}{min(row.keys() - names)}", "the message has no such field")
+            return found
+
+        return fields
+
+    def _field(self, node: FieldLayout, path: str) -> _Set:
+        if node.many == "map":
+            keys, values = (self._value(part, path) for part in node.inner)
+            return lambda found: {keys(_there(key)): values(_there(value)) for key, value in map_items(found)}
+        convert = self._value(node, path)
+        if node.many == "list":
+            return lambda found: [convert(_there(value)) for value in found]
+        return convert
+
+    def _value(self, node: FieldLayout, path: str) -> _Set:
+        if not node.full_name:
+            return _scalar(node)
+        made = GetMessageClass(self._pool.FindMessageTypeByName(node.full_name))
+        if node.how == "message":
+            fields = self._fields(node.fields, f"{path}.")
+            return lambda value: made(**fields(value))
+        if node.how == "wrapper":
+            inner = _scalar(node.inner[0])
+            return lambda value: made(value=inner(value))
+        if node.how == "json":
+            return lambda value: json_format.ParseDict(json.loads(value), made())
+        if node.how == "decimal":
+            assert isinstance(node.type, types.Decimal)
+            wanted = node.type
+            return lambda value: made(**_decimal(value, wanted))
+        parts = _PARTS[node.how]
+        return lambda value: made(**parts(value))
+
+
+def _scalar(node: FieldLayout) -> _Set:
+    """What is no message: checked by the message's constructor, which is the first to know what fits."""
+    if node.how == "enum":
+        symbols = {name: number for number, name in node.symbols}
+        return lambda value: _symbol(value, symbols)
+    if node.how == "unsigned":
+        return lambda value: _within(int(value), 0, (1 << 64) - 1)
+    kind = str(node.type)
+    if node.how == "plain" and node.bounds:
+        low, high = node.bounds
+        return lambda value: _within(value, low, high)
+    return _AS.get(kind, _same)
+
+
+_AS: Mapping[str, _Set] = {"float": float, "double": float, "binary": bytes}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _within(value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise ValueError(f"found {value}, expected {low} to {high}")
+    return value
+
+
+def _there(value: Any) -> Any:
+    if value is None:
+        raise ValueError("it holds a null, and lists and maps of Protobuf have none")
+    return value
+
+
+def _symbol(value: str, symbols: Mapping[str, int]) -> int:
+    if value not in symbols:
+        raise ValueError(f"found `{value}`, expected one of {', '.join(list(symbols)[:20])}")
+    return symbols[value]
+
+
+def _timestamp(micros: int) -> dict[str, int]:
+    seconds, rest = divmod(micros, 1_000_000)
+    if not _MIN_DAY * 86_400 <= seconds < (_MAX_DAY + 1) * 86_400:
+        raise ValueError(f"found {micros} µs after 1970, expected a time in the years 1 to 9999")
+    return {"seconds": seconds, "nanos": rest * 1000}
+
+
+def _duration(micros: int) -> dict[str, int]:
+    seconds, rest = divmod(abs(micros), 1_000_000)
+    if seconds > 315_576_000_000:
+        raise ValueError(f"found {micros} µs, expected a length of time within 10 000 years")
+    sign = -1 if micros < 0 else 1
+    return {"seconds": sign * seconds, "nanos": sign * rest * 1000}
+
+
+def _date(day: int) -> dict[str, int]:
+    date = datetime.date.fromordinal(_within(day, _MIN_DAY, _MAX_DAY) + _EPOCH)
+    return {"year": date.year, "month": date.month, "day": date.day}
+
+
+_PARTS: Mapping[str, Callable[[int], dict[str, int]]] = {"timestamp": _timestamp, "duration": _duration, "date": _date}
+
+
+def _decimal(value: decimal.Decimal, wanted: types.Decimal) -> dict[str, Any]:
+    return {
+        "value": to_java_big_integer(unscaled_integer(decimal.Decimal(value), wanted)),
+        "precision": wanted.precision,
+        "scale": wanted.scale,
+    }
+
+
+def message_header(prefix: bytes, path: Sequence[int]) -> bytes:
+    """What stands before a message in Confluent's wire format.
+
+    :param prefix: magic byte and id.
+    :param path: the message's indexes.
+    """
+    return prefix + (b"\0" if tuple(path) == (0,) else b"".join(map(_varint, (len(path), *path))))
+
+
+def _varint(number: int) -> bytes:
+    number <<= 1  # zigzag, of what is never below 0
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])

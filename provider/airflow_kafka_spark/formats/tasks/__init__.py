@@ -1,0 +1,1 @@
+"""Code of formats that runs in Spark's Python workers."""

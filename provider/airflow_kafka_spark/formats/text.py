@@ -1,0 +1,166 @@
+"""The grammar of JSON, and what a value means in a column of a type without parts: the ground of :mod:`.json.tasks.row_wise`.
+
+A reader takes the record's text and the index where a value begins. Running over the end is an IndexError, which the caller
+expects.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+import decimal
+import math
+import re
+import struct
+
+from airflow_kafka_spark.formats.types import Decimal
+
+MIN_DATE = datetime.date.min.toordinal() - datetime.date(1970, 1, 1).toordinal()
+MAX_DATE = datetime.date.max.toordinal() - datetime.date(1970, 1, 1).toordinal()
+MIN_SECOND = MIN_DATE * 86_400
+MAX_SECOND = 253_402_300_799
+MIN_MICRO, MAX_MICRO = MIN_SECOND * 1_000_000, MAX_SECOND * 1_000_000 + 999_999
+"""Dates and timestamps lie in the years 0001 to 9999."""
+
+
+_SHOWN = 60
+_EPOCH = datetime.date(1970, 1, 1).toordinal()
+match_decimal = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?").fullmatch
+_date = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})").fullmatch
+_timestamp = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
+    r"(?:[T ]([01][0-9]|2[0-3])(?::([0-5][0-9])(?::([0-5][0-9])(?:\.([0-9]+))?)?)?"
+    r"(?:(Z)|([-+])([01][0-9]|2[0-3])(?::?([0-5][0-9]))?)?)?"
+).fullmatch
+_malformed = decimal.Context(traps=[decimal.InvalidOperation])
+NO_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class BadValue(Exception):
+    """A record that does not fit; ``path`` leads to the column, outermost first."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.path: list[str] = []
+
+    def within(self, step: str) -> BadValue:
+        """The same, one step further out."""
+        self.path.insert(0, step)
+        return self
+
+    @property
+    def reason(self) -> str:
+        """What to tell the user."""
+        path = "".join(self.path).removeprefix(".")
+        return f"column `{path}`: {self.what}" if path else self.what
+
+
+# --- the grammar of JSON ------------------------------------------------------------------------------------------------
+
+
+def short(text: str) -> str:
+    """What a message shows of a value: its beginning, and nothing that would garble a log."""
+    shown = text[:_SHOWN]
+    if not shown.isprintable():
+        shown = shown.encode("unicode_escape").decode("ascii")
+    return shown if len(text) <= _SHOWN else f"{shown}... ({len(text)} characters)"
+
+
+# --- values of one type -------------------------------------------------------------------------------------------------
+
+
+def to_decimal(found: str, data_type: Decimal) -> decimal.Decimal:
+    """The decimal of a numeric text."""
+    if match_decimal(found) is None:
+        raise BadValue(f'found "{short(found)}", expected {data_type}')
+    return _exact(found, data_type)
+
+
+def _exact(found: str, data_type: Decimal) -> decimal.Decimal:
+    """A number's text as a decimal of this precision and scale, without rounding."""
+    precision, scale = data_type.precision, data_type.scale
+    try:
+        sign, digits, exponent = decimal.Decimal(found, _malformed).as_tuple()
+    except decimal.InvalidOperation:
+        raise BadValue(f"found {short(found)}, expected {data_type}: such an exponent fits no decimal") from None
+    assert isinstance(exponent, int)
+    significant = "".join(map(str, digits)).lstrip("0")
+    trimmed = significant.rstrip("0")
+    exponent += len(significant) - len(trimmed)
+    if not trimmed:
+        return decimal.Decimal((0, (0,), -scale))
+    if exponent < -scale:
+        raise BadValue(f"found {short(found)}, expected {data_type}: at most {scale} digits after the point")
+    if len(trimmed) + exponent > precision - scale:
+        raise BadValue(f"found {short(found)}, expected {data_type}: at most {precision - scale} digits before the point")
+    return decimal.Decimal((sign, tuple(map(int, trimmed + "0" * (exponent + scale))), -scale))
+
+
+def nearest(found: str, name: str, single: bool) -> float:
+    """The floating point number next to a number's text."""
+    number = float(found)
+    try:
+        if single:
+            number = struct.unpack("<f", struct.pack("<f", _odd(number, found)))[0]
+    except OverflowError:
+        number = math.inf
+    if math.isinf(number):
+        raise BadValue(f"found {short(found)}, expected {name}: it is too large for one")
+    return number
+
+
+def _odd(number: float, found: str) -> float:
+    """The double next to a number's text or the one on its other side, whichever ends in a one: rounded again, to fewer bits, it
+    gives what the text itself does, as no such double lies midway between two that have fewer."""
+    if number == 0 or math.isinf(number):
+        return number
+    exact = decimal.Decimal(found)
+    if exact == decimal.Decimal(number) or struct.unpack("<q", struct.pack("<d", number))[0] % 2:
+        return number
+    return math.nextafter(number, math.inf if exact > decimal.Decimal(number) else -math.inf)
+
+
+def from_base64(found: str) -> bytes:
+    """The bytes of a base64 text: standard alphabet, padded, nothing else in it."""
+    try:
+        if len(found) % 4 == 0:
+            return base64.b64decode(found, validate=True)
+    except (binascii.Error, ValueError):
+        pass
+    raise BadValue(f'found "{short(found)}", expected binary: base64 with padding')
+
+
+def day_number(found: str) -> int:
+    """Days since 1970 of an ISO 8601 date."""
+    match = _date(found)
+    try:
+        if match:
+            return datetime.date(*map(int, match.groups())).toordinal() - _EPOCH
+    except ValueError:
+        pass
+    raise BadValue(f'found "{short(found)}", expected date: yyyy-MM-dd')
+
+
+def micros(found: str, name: str, zoned: bool) -> int:
+    """Microseconds since 1970 of an ISO 8601 date and time."""
+    match = _timestamp(found)
+    if match is None:
+        raise BadValue(f'found "{short(found)}", expected {name}: yyyy-MM-ddTHH:mm:ss[.ffffff]{"[Z|+HH:mm]" if zoned else ""}')
+    year, month, day, hour, minute, second, fraction, zulu, sign, zone_hour, zone_minute = match.groups(default="")
+    if not zoned and (zulu or sign):
+        raise BadValue(f'found "{found}", expected {name}: no time zone')
+    if fraction[6:].strip("0"):
+        raise BadValue(f'found "{short(found)}", expected {name}: at most 6 digits of a second')
+    offset = int(zone_hour or 0) * 3600 + int(zone_minute or 0) * 60
+    try:
+        days = datetime.date(int(year), int(month), int(day)).toordinal() - _EPOCH
+    except ValueError:
+        raise BadValue(f'found "{found}", expected {name}: there is no such day') from None
+    seconds = days * 86_400 + int(hour or 0) * 3600 + int(minute or 0) * 60 + int(second or 0)
+    seconds += offset if sign == "-" else -offset
+    result = seconds * 1_000_000 + int(fraction[:6].ljust(6, "0"))
+    if not MIN_MICRO <= result <= MAX_MICRO:
+        raise BadValue(f'found "{found}", expected {name}: the years 0001 to 9999 in UTC')
+    return result

@@ -1,0 +1,81 @@
+"""Kafka's default partitioner (murmur2), for one key or for a whole Arrow array of keys.
+
+Runs on the driver and in Spark's tasks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SEED, _M = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
+_TAILS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
+_LONG = 512
+"""Keys longer than this are hashed in a step of their own, because each of their words is a round over all keys of a step."""
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition of one key, as the Java client's default partitioner places it.
+
+    :param partitions: how many partitions the topic has.
+    """
+    text = np.frombuffer(key, np.uint8) if key else np.zeros(0, np.uint8)
+    hashed = _hash(text, np.zeros(1, np.int64), np.array([len(key)]))
+    return int(hashed[0] & np.uint32(0x7FFFFFFF)) % partitions
+
+
+def partitions_of(keys: pa.BinaryArray, count: int, turn: int) -> np.ndarray:
+    """Return the partition of each key, as the Java client's default partitioner places it: ``toPositive(murmur2(key)) % count``.
+
+    Records without a key all get ``turn % count``: the caller changes ``turn`` from batch to batch, as a sticky partitioner does.
+
+    :param keys: keys; null where a record has none.
+    :param count: how many partitions the topic has.
+    :param turn: where records without a key go.
+    """
+    hashed = murmur2(keys) & np.uint32(0x7FFFFFFF)
+    places = (hashed % np.uint32(count)).astype(np.int32)
+    if keys.null_count:
+        places[np.asarray(keys.is_null())] = turn % count
+    return places
+
+
+def murmur2(keys: pa.BinaryArray) -> np.ndarray:
+    """Return ``org.apache.kafka.common.utils.Utils.murmur2`` of each key, as uint32. The hash of a null is undefined."""
+    keys = keys.cast("binary")
+    n = len(keys)
+    if not n:
+        return np.empty(0, np.uint32)
+    offsets = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + n + 1].astype(np.int64)
+    data = keys.buffers()[2]
+    text = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    lengths = np.diff(offsets)
+    result = np.empty(n, np.uint32)
+    short = lengths <= _LONG
+    for rows in (np.flatnonzero(short), *(np.array([at]) for at in np.flatnonzero(~short))):
+        if len(rows):
+            result[rows] = _hash(text, offsets[rows], lengths[rows])
+    return result
+
+
+def _hash(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    # The four bytes at each place of the text, as one number.
+    padded = np.concatenate([text, np.zeros(4, np.uint8)])
+    words = np.ndarray(len(text) + 1, "<u4", padded.data, strides=(1,))
+    with np.errstate(over="ignore"):
+        h = _SEED ^ lengths.astype(np.uint32)
+        for column in range(int(lengths.max()) // 4):
+            has = lengths >= 4 * (column + 1)
+            k = words[np.where(has, starts + 4 * column, 0)] * _M
+            k ^= k >> np.uint32(24)
+            h = np.where(has, h * _M ^ k * _M, h)
+        over = lengths % 4
+        rest = words[starts + lengths - over] & _TAILS[over]
+        h = np.where(over > 0, (h ^ rest) * _M, h)
+        h ^= h >> np.uint32(13)
+        h = h * _M
+        return h ^ (h >> np.uint32(15))

@@ -1,0 +1,231 @@
+"""Bad records: Connect's ``errors.tolerance`` and dead letter queue (KIP-298) as options of an operator."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Literal
+
+from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, TooManyBadRecords, ValidationError
+from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.attempt import Ledger
+    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.windows.dead_letters import DeadLetters
+
+log = logging.getLogger(__name__)
+
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class ErrorOptions:
+    """How an operator treats bad records.
+
+    :param tolerance: ``none`` (default): a bad record fails the window, and nothing of it is committed; ``all``: the other
+        records are committed.
+    :param topic: with ``all``, the topic that bad records go to (``errors_deadletterqueue_topic_name``); default None.
+    :param replication_factor: of the topic if it is created; default -1, the brokers' default.
+    :param context_headers: True (default): dead letters carry headers with their origin and their error.
+    :param skip: with ``all`` and without a topic: bad records are only counted, and lost; default False.
+    :param most: how many records of a window may be bad (``max_errors``): a number, or a share of its records below 1; None
+        (default): any.
+    """
+
+    tolerance: Literal["none", "all"] = "none"
+    topic: str | None = None
+    replication_factor: int = -1
+    context_headers: bool = True
+    skip: bool = False
+    most: int | float | None = None
+
+    def __post_init__(self) -> None:
+        # A template may render to an empty text.
+        if self.topic == "":
+            object.__setattr__(self, "topic", None)
+
+    @property
+    def tolerates(self) -> bool:
+        return self.tolerance == "all"
+
+    # --- validate ---
+
+    def problems(self) -> list[Problem]:
+        """Return what is wrong with these options, without asking a server."""
+        if self.tolerance not in ("none", "all"):
+            return [Problem("errors_tolerance", f"`{self.tolerance}` is not one of none, all")]
+        if not self.tolerates:
+            given = {"errors_deadletterqueue_topic_name": self.topic, "errors_skip": self.skip or None, "max_errors": self.most}
+            found = "no bad record is tolerated (`errors_tolerance` is `none`)"
+            return [Problem(n, found, 'Set `errors_tolerance="all"`') for n, v in given.items() if v is not None]
+        return [*self._switch_problems(), *self._topic_problems(), *self._limit_problems()]
+
+    def too_many(self, count: int, records: int) -> bool:
+        """Return True if more records of a window are bad than may be. A share is exact: 29 of 100 are not more than 0.29."""
+        if self.most is None:
+            return False
+        return count > (self.most if isinstance(self.most, int) else Decimal(repr(float(self.most))) * records)
+
+    def _switch_problems(self) -> list[Problem]:
+        """Return switches that are not booleans: a text would always count as True."""
+        given = {"errors_deadletterqueue_context_headers_enable": self.context_headers, "errors_skip": self.skip}
+        return [Problem(n, f"`{v!r}` is neither True nor False") for n, v in given.items() if not isinstance(v, bool)]
+
+    def _topic_problems(self) -> list[Problem]:
+        where = "errors_deadletterqueue_topic_name"
+        if self.topic and self.skip:
+            return [Problem("errors_skip", "bad records go to a topic: none is left out", f"Give one of it and `{where}`")]
+        if not self.topic and not self.skip:
+            action = "Name a topic, or say `errors_skip=True`: they are then left out for good, and only counted"
+            return [Problem(where, "bad records would be lost without a word", action)]
+        factor = self.replication_factor
+        if self.topic and (isinstance(factor, bool) or not isinstance(factor, int) or (factor < 1 and factor != -1)):
+            found = f"`{factor!r}` is no number of replicas; expected a whole number from 1, or -1 for the brokers' default"
+            return [Problem("errors_deadletterqueue_topic_replication_factor", found)]
+        return []
+
+    def _limit_problems(self) -> list[Problem]:
+        most = self.most
+        if most is None:
+            return []
+        is_count = isinstance(most, int) and not isinstance(most, bool) and most >= 0
+        if not is_count and not (isinstance(most, float) and 0 < most < 1):
+            found = f"`{most!r}` is neither a whole number of at least 0 nor a share between 0 and 1"
+            return [Problem("max_errors", found, "Give a number (`0`: none, `100`), or a share (`0.01`: one of a hundred)")]
+        return []
+
+    def server_problems(self, hook: KafkaHook, read: Sequence[str]) -> list[Problem]:
+        """Return what is wrong with the dead letter topic, as the brokers see it.
+
+        :param read: the topics that are read, and the ledger.
+        """
+        if not self.tolerates or not self.topic:
+            return []
+        return topic_problems(hook, "errors_deadletterqueue_topic_name", self.topic, read)
+
+    # --- move ---
+
+    def accept(self, window: Window, results: Sequence[SplitResult], *, by_split: bool = False) -> None:
+        """Log the bad records of a window, or fail it if there are too many.
+
+        :param by_split: True if splits without bad records are committed by themselves, and may be committed already.
+        :raises TooManyBadRecords: there are more than ``max_errors``.
+        """
+        count, records = sum(r.rejected for r in results), sum(r.records for r in results)
+        if not count:
+            return
+        samples = first_bad(results, SHOWN)
+        if self.most is not None and self.too_many(count, records):
+            raise TooManyBadRecords(str(window), count, records, self.most, samples, by_split)
+        log.warning(
+            "%s of the %s records of window %s are bad, and %s:\n%s%s",
+            f"{count:,}",
+            f"{records:,}",
+            window,
+            f"go to topic {self.topic}" if self.topic else "are left out",
+            "\n".join(f"  {sample}" for sample in samples),
+            f"\n  ... and {count - len(samples):,} more" if count > len(samples) else "",
+        )
+
+    def dead_letters(self, hook: KafkaHook, pipeline: str, classes: Mapping[str, str]) -> DeadLetterTopic | None:
+        """Return the dead letter topic; None without one.
+
+        :param classes: the class that a record failed at, by stage.
+        """
+        if not self.tolerates or not self.topic:
+            return None
+        from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
+        from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope
+
+        envelope = Envelope(pipeline, classes, self.context_headers)
+        return DeadLetterTopic(hook, self.topic, self.replication_factor, envelope)
+
+    def in_tasks(self, topic: DeadLetterTopic | None, ledger: Ledger) -> Tolerance | None:
+        """Return what the tasks of a window do with bad records; None if those fail the window."""
+        from airflow_kafka_spark.road.tolerance import Tolerance
+
+        if not self.tolerates:
+            return None
+        return Tolerance(topic is not None, topic.sent(ledger) if topic else {})
+
+
+def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str], what: str = "letters") -> list[Problem]:
+    """Return why records cannot be sent to a topic.
+
+    :param where: the argument that names the topic.
+    :param taken: the topics that it must not be: those that are read, and the ledger.
+    :param what: the records, for the message.
+    """
+    if not isinstance(topic, str) or not TOPIC_NAME.fullmatch(topic):
+        action = "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
+        return [Problem(where, f"`{topic}` is no name that a topic may have", action)]
+    if topic in taken:
+        return [Problem(where, f"`{topic}` is read by this very pipeline, or is its ledger", "Name another topic")]
+    try:
+        found = hook.describe_topics([topic], missing="omit")
+        policy = hook.topic_config([topic])[topic].get("cleanup.policy", "") if found else ""
+    except KafkaRefused as error:
+        rights = (
+            f"Give the connection's user WRITE, DESCRIBE and DESCRIBE_CONFIGS on topic `{topic}`, and CREATE where it is missing"
+        )
+        return [Problem(where, error.found, rights if "AUTHORIZATION" in error.code else error.action)]
+    except KafkaSparkError as error:
+        return [Problem("kafka_conn_id", error.found, error.action)]
+    if "compact" in policy:
+        return [Problem(where, f"`{topic}` is compacted: {what} of one key would replace each other", "Name another")]
+    return []
+
+
+def refuse_forgotten(window: Window, known: DeadLetters | None, *, has_dead_letters: bool, has_routes: bool) -> None:
+    """Refuse a window whose earlier attempt has sent records to topics, if this attempt would move them again: it leaves them out
+    only with the same options.
+
+    :param known: the records that were sent.
+    :param has_dead_letters: True if there still is a dead letter topic.
+    :param has_routes: True if a transform still routes to a topic.
+    :raises ValidationError: this attempt would not leave them out.
+    """
+    problems = []
+    if known and known.sent(window.replay) and not has_dead_letters:
+        found = f"an earlier attempt at window {window} has sent bad records to topic `{known.topic}`"
+        action = "Keep a dead letter topic until this window is complete"
+        problems.append(Problem("errors_deadletterqueue_topic_name", found, action))
+    if known and known.routed(window.replay) and not has_routes:
+        found = f"an earlier attempt at window {window} has sent records elsewhere by a Filter with `to`"
+        problems.append(Problem("transforms", found, "Keep such a Filter until this window is complete"))
+    if problems:
+        raise ValidationError(problems)
+
+
+def route_problems(
+    hook: KafkaHook, routes: Mapping[str, str], errors: ErrorOptions, taken: Callable[[str], Sequence[str]]
+) -> list[Problem]:
+    """Return why records cannot be sent to the topics that a ``Filter`` names.
+
+    :param routes: these topics, by the argument that names each.
+    :param taken: returns the topics that a topic must not be.
+    """
+    problems = []
+    for where, topic in routes.items():
+        if topic == errors.topic and errors.tolerates:
+            problems.append(Problem(where, f"`{topic}` is the dead letter topic, too", "Name another topic"))
+        else:
+            problems += topic_problems(hook, where, topic, taken(topic), "records")
+    return problems
+
+
+def target_problems(target: str | None, errors: ErrorOptions, routes: Mapping[str, str], what: str = "records") -> list[Problem]:
+    """Return dead letter and routing topics that are the topic of the good records, too.
+
+    :param target: the topic of the good records.
+    :param routes: the topics that transforms send records to, by the argument that names each.
+    :param what: the word for records in the message.
+    """
+    aside = {"errors_deadletterqueue_topic_name": errors.topic, **routes}
+    found = f"`{target}` is where good {what} go"
+    return [Problem(where, found, "Name another topic") for where, topic in aside.items() if topic and topic == target]

@@ -1,0 +1,304 @@
+"""Options of the operators, in groups by subject. Each group is frozen and knows what is wrong with it.
+
+Operators take these options one by one, as arguments of their constructors, and hold them in groups. Airflow renders templates by
+attribute: :class:`option` makes a field of a group such an attribute.
+"""
+
+from __future__ import annotations
+
+import json
+from ast import literal_eval
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.road.columns import METADATA, NullValues
+from airflow_kafka_spark.sources.kafka.topics import Subscription
+from airflow_kafka_spark.windows.latency import parse_counts
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Latest, Written, parse_start, parse_stop
+from airflow_kafka_spark.windows.plan import DataLossPolicy
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from airflow_kafka_spark.road.job import ReadWith
+
+T = TypeVar("T")
+
+
+class option(Generic[T]):  # noqa: N801 - used like `property`
+    """An attribute of an operator that reads, and replaces, a field of a group of options.
+
+    :param group: the operator's attribute that holds the group.
+    :param field: the group's field; default the attribute's own name.
+    """
+
+    def __init__(self, group: str, field: str | None = None) -> None:
+        self._group = group
+        self._field = field
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._field = self._field or name
+
+    @overload
+    def __get__(self, operator: None, owner: type) -> option[T]: ...
+
+    @overload
+    def __get__(self, operator: object, owner: type) -> T: ...
+
+    def __get__(self, operator: object | None, owner: type) -> Any:
+        return self if operator is None else getattr(getattr(operator, self._group), str(self._field))
+
+    def __set__(self, operator: object, value: T) -> None:
+        setattr(operator, self._group, replace(getattr(operator, self._group), **{str(self._field): value}))
+
+
+@dataclass(frozen=True)
+class LedgerOptions:
+    """Which pipeline an operator moves, and where that is remembered.
+
+    :param pipeline: the pipeline's name; None is ``<dag_id>.<task_id>``.
+    :param kafka_conn_id: connection of type ``kafka``.
+    :param ledger_topic: the compacted topic that holds the ledgers.
+    :param keep_windows: complete windows that the ledger remembers.
+    """
+
+    pipeline: str | None = None
+    kafka_conn_id: str = "kafka_default"
+    ledger_topic: str = "airflow-windows"
+    keep_windows: int = 100
+
+    def problems(self) -> list[Problem]:
+        """Return what is wrong with these options by themselves."""
+        return list(_count_problems({"keep_windows": self.keep_windows}))
+
+
+@dataclass(frozen=True)
+class SparkOptions:
+    """Where Spark runs.
+
+    :param conn_id: connection of type ``spark`` or ``spark_connect``.
+    :param conf: Spark settings that win over the connection's.
+    """
+
+    conn_id: str = "spark_default"
+    conf: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What is read from Kafka, from where to where, and how. Each option is described at
+    :class:`~airflow_kafka_spark.operators.KafkaToSinkOperator`."""
+
+    topics: str | Sequence[str] | None
+    topics_pattern: str | None
+    group_id: str
+    starting_offsets: Written = CommittedOffsets()
+    ending_offsets: Written = "latest"
+    max_records: int | str | None = None
+    data_loss: DataLossPolicy = "fail"
+    read_with: ReadWith = "auto"
+    split_records: int | None = None
+    read_timeout: float = 300.0
+    upstream_counts: Mapping[Any, int] | str | None = None
+
+    @property
+    def subscription(self) -> Subscription:
+        """The topics, or the pattern of their names."""
+        return Subscription.of(self.topics, self.topics_pattern)
+
+    @property
+    def record_limit(self) -> int | None:
+        """``max_records`` as a number; a template renders to text."""
+        given: Any = self.max_records
+        if isinstance(given, str) and given.strip().isdecimal():
+            return int(given)
+        return None if given == "" else given
+
+    @property
+    def skips_lost(self) -> bool:
+        """True if records that were deleted before they were read are passed over."""
+        return self.data_loss == "skip"
+
+    @property
+    def counts(self) -> dict[int, int] | None:
+        """``upstream_counts`` by milliseconds since the epoch; a template renders to the text of a mapping, Python's or JSON's.
+
+        :raises ValueError: it cannot be understood.
+        """
+        given = self.upstream_counts
+        if isinstance(given, str):
+            try:
+                given = literal_eval(given) if given.strip().startswith("{'") else json.loads(given or "null")
+            except SyntaxError:
+                raise ValueError(f"`{given}` is no mapping") from None
+        if given is None:
+            return None
+        if not isinstance(given, Mapping):
+            raise ValueError(f"`{given}` is no mapping")
+        return parse_counts(given)
+
+    def problems(self) -> list[Problem]:
+        """Return what is wrong with these options by themselves, without asking a server."""
+        return [*self.subscription.validate(), *self._option_problems(), *self._range_problems(), *self._count_problems()]
+
+    def _option_problems(self) -> Iterator[Problem]:
+        yield from _choice_problems("data_loss", self.data_loss, ("fail", "skip"))
+        yield from _choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
+        if not isinstance(self.group_id, str) or not self.group_id.strip():
+            yield Problem("group_id", f"`{self.group_id}` is not the name of a consumer group")
+        yield from _count_problems({"max_records": self.record_limit, "split_records": self.split_records})
+
+    def _range_problems(self) -> Iterator[Problem]:
+        try:
+            parse_start(self.starting_offsets)
+        except ValueError as error:
+            yield Problem("starting_offsets", str(error))
+        try:
+            stop = parse_stop(self.ending_offsets)
+        except ValueError as error:
+            yield Problem("ending_offsets", str(error))
+            return
+        if isinstance(stop, CommittedOffsets) and stop.group_id == self.group_id:
+            found = f"`{stop.group_id}` is this pipeline's own group: no window would ever get past it"
+            yield Problem("ending_offsets", found, "Name another group")
+
+    def _count_problems(self) -> Iterator[Problem]:
+        try:
+            _ = self.counts
+        except ValueError as error:
+            yield Problem("upstream_counts", str(error), 'Give {"2026-01-01T00:00:00Z": 500, ...}, or JSON of it')
+
+    @property
+    def has_end(self) -> bool:
+        """True if ``ending_offsets`` names an end before the last stable offsets."""
+        try:
+            return parse_stop(self.ending_offsets) != Latest()
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True)
+class FollowOptions:
+    """Whether a window ends where another pipeline has published to.
+
+    :param follows: the other pipeline; None follows none.
+    :param on_mismatch: ``fail`` or ``warn`` where the counts of records differ.
+    """
+
+    follows: str | None = None
+    on_mismatch: Literal["fail", "warn"] = "fail"
+
+    def problems(self, read: ReadOptions) -> list[Problem]:
+        """Return what is wrong with these options, and with others beside them."""
+        problems = list(_choice_problems("on_mismatch", self.on_mismatch, ("fail", "warn")))
+        if self.follows and read.max_records is not None:
+            problems.append(Problem("max_records", "a window that follows another pipeline is as large as what that published"))
+        if self.follows and read.has_end:
+            found = "a window that follows another pipeline ends where that has published to"
+            problems.append(Problem("ending_offsets", found, "Leave it out, or `follows`"))
+        return problems
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """What a window is: the records that are new, or those of the DAG run's data interval; and what clearing its task means.
+
+    :param window: ``progress`` or ``interval``.
+    :param grace: seconds, or a timedelta, after the end of an interval at which it is decided without a later record.
+    :param on_missing_interval: ``fail``, or ``progress``: a run without a data interval moves what is new.
+    :param on_rerun: ``skip`` or ``replay``; None is the default of each kind of window.
+    """
+
+    window: Literal["progress", "interval"] = "progress"
+    grace: float | timedelta = 60.0
+    on_missing_interval: Literal["fail", "progress"] = "fail"
+    on_rerun: Literal["skip", "replay"] | None = None
+
+    @property
+    def by_interval(self) -> bool:
+        return self.window == "interval"
+
+    @property
+    def grace_seconds(self) -> float:
+        return self.grace if isinstance(self.grace, (int, float)) else self.grace.total_seconds()
+
+    def problems(self, read: ReadOptions, follow: FollowOptions) -> list[Problem]:
+        """Return what is wrong with these options, and with others beside them."""
+        problems: list[Problem] = [
+            *_choice_problems("window", self.window, ("progress", "interval")),
+            *_choice_problems("on_rerun", self.on_rerun, (None, "skip", "replay")),
+            *_choice_problems("on_missing_interval", self.on_missing_interval, ("fail", "progress")),
+        ]
+        if not self.grace_seconds >= 0:
+            problems.append(Problem("grace", f"it is {self.grace!r}; expected seconds or a timedelta, not negative"))
+        if self.by_interval:
+            given = (("max_records", read.max_records), ("follows", follow.follows))
+            found, action = "an interval is as large as it is", 'Leave it out, or use `window="progress"`'
+            problems += [Problem(where, found, action) for where, value in given if value]
+            if read.has_end:
+                problems.append(Problem("ending_offsets", "a window of a data interval ends with that", "Leave it out"))
+        return problems
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """How records become rows.
+
+    :param value: how values are decoded.
+    :param key: how keys are decoded; None leaves them.
+    :param metadata_columns: what else of a record becomes a column: names, or name -> column.
+    :param behavior_on_null_values: what a record without a value means; None is the operator's default.
+    """
+
+    value: Format
+    key: Format | None = None
+    metadata_columns: Sequence[str] | Mapping[str, str] = ()
+    behavior_on_null_values: NullValues | None = None
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """``metadata_columns`` as pairs of name and column."""
+        columns = self.metadata_columns
+        return tuple(columns.items()) if isinstance(columns, Mapping) else tuple((name, name) for name in columns)
+
+    def type_problems(self) -> list[Problem]:
+        """Return formats that are none."""
+        problems: list[Problem] = (
+            [Problem("value", f"`{self.value!r}` is no Format")] if not isinstance(self.value, Format) else []
+        )
+        if not isinstance(self.key, (Format, type(None))):
+            problems.append(Problem("key", f"`{self.key!r}` is no Format"))
+        return problems
+
+    def column_problems(self, value: Format, key: Format | None) -> list[Problem]:
+        """Return what is wrong with ``metadata_columns``.
+
+        :param value: the format of the values of the topics that are read.
+        :param key: that of their keys.
+        """
+        problems = [
+            Problem("metadata_columns", f"`{name}` is not one of {', '.join(METADATA)}")
+            for name, _ in self.metadata
+            if name not in METADATA
+        ]
+        taken = set(value.arrow_schema().names) | set(key.arrow_schema().names if key else ())
+        for name, column in self.metadata:
+            if column in taken:
+                action = f'Name it otherwise: {{"{name}": "kafka_{name}"}}'
+                problems.append(Problem("metadata_columns", f"column `{column}` is there already", action))
+            taken.add(column)
+        return problems
+
+
+def _choice_problems(where: str, value: object, known: Sequence[str | None]) -> Iterator[Problem]:
+    if value not in known:
+        yield Problem(where, f"`{value}` is not one of {', '.join(map(str, known))}")
+
+
+def _count_problems(numbers: Mapping[str, object]) -> Iterator[Problem]:
+    for where, value in numbers.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            yield Problem(where, f"`{value}` is not a whole number of at least 1")

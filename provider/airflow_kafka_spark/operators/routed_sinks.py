@@ -1,0 +1,388 @@
+"""Sinks that a ``Filter(to=<sink>)`` routes records to. Each takes its part of the operator's window in the same attempt.
+
+A routed sink has a Spark job of its own over the same frozen offsets: transforms before the filter, and its negation.
+The offsets of all records that the job hands to its sink are noted, and all later jobs leave them out; the operator's own job is
+the last one. So a record is in one place even if its condition gives another result when it is computed again.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRejected, ValidationError
+from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
+from airflow_kafka_spark.transforms.base import Transform
+from airflow_kafka_spark.transforms.chaining import as_transform
+from airflow_kafka_spark.transforms.routing import Filter
+from airflow_kafka_spark.windows.continuity import without_recreated
+from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
+from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Gap, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.offset_set import OffsetSet, digest_of
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.road.columns import NullValues
+    from airflow_kafka_spark.windows.report import Report
+
+SHOWN = 5
+
+Offsets = Mapping[TopicPartition, Set[int]]
+CompactedTopics = Callable[[Set[str]], Set[str]]
+
+
+@dataclass(frozen=True)
+class RoutedSink:
+    """A ``Filter(to=<sink>)`` of an operator's transforms.
+
+    :param index: the filter's index among the transforms.
+    :param filter: the filter.
+    :param sink: takes the records that the filter takes out.
+    :param name: names the sink's part of a window in the ledger and in the sink.
+    """
+
+    index: int
+    filter: Filter
+    sink: Sink
+    name: str
+
+    @property
+    def where(self) -> str:
+        """The argument that messages name."""
+        return f"transforms[{self.index}] {self.filter.name}.to"
+
+    @property
+    def null_values(self) -> NullValues:
+        """How a record without a value is written to the sink: as a delete, or as a row of nulls."""
+        return "delete" if self.sink.takes_tombstones else "write"
+
+    def pipeline(self, pipeline: str) -> str:
+        """Return the name under which the sink records the windows of a pipeline."""
+        return f"{pipeline}.to.{self.name}"
+
+    def window(self, window: Window) -> Window:
+        """Return the sink's window. Offsets that were moved while no filter routed to the sink are gaps in it."""
+        name = self.pipeline(window.pipeline)
+        last, starts = self.sink.last_applied(name), {r.topic_partition: r.start for r in window.ranges}
+        # Offsets of a topic that was recreated since do not compare with those of the new one.
+        before = without_recreated(last, window).ranges if last and last.number < window.number else ()
+        ends = {r.topic_partition: r.end for r in before}
+        holes = [Gap(*tp, end, starts[tp]) for tp, end in ends.items() if starts.get(tp, 0) > end]
+        return replace(window, pipeline=name, gaps=(*window.gaps, *holes))
+
+    def chain(self, before: Sequence[Transform]) -> tuple[Transform, ...]:
+        """Return the transforms that make the sink's rows of records.
+
+        :param before: the transforms before the filter.
+        """
+        # A record that goes to a topic is not for this sink; the operator's own job sends it there.
+        kept = [replace(t, to=None, reason="") if isinstance(t, Filter) and t.routes_to else t for t in before]
+        if self.filter.predicate is None:
+            return tuple(kept)
+        return (*kept, replace(self.filter, to=None, reason="", negate=not self.filter.negate))
+
+    def problems(self, shape: Shape) -> list[Problem]:
+        """Return what keeps the sink from taking windows."""
+        return self.prefixed(self.sink.validate(shape))
+
+    def prefixed(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Return problems of the sink with the filter's argument and the sink's place in front."""
+        found = [
+            replace(p, where=self.where + (p.where.removeprefix("sink") if p.where.startswith("sink") else "")) for p in problems
+        ]
+        return [replace(p, what=f"{self.sink.asset_uri}: {p.what}") for p in found]
+
+
+def routed_sinks_of(transforms: object) -> tuple[RoutedSink, ...]:
+    """Return the routed sinks of an operator's ``transforms``; none if they are not a sequence."""
+    if isinstance(transforms, str) or not isinstance(transforms, Sequence):
+        return ()
+    found: list[RoutedSink] = []
+    for index, transform in enumerate(map(as_transform, transforms)):
+        if isinstance(transform, Filter) and isinstance(sink := transform.captured_by, Sink):
+            name = urllib.parse.unquote(sink.asset_uri.rstrip("/").rpartition("/")[2])
+            same = sum(c.name == name or c.name.startswith(f"{name}.") for c in found)
+            found.append(RoutedSink(index, transform, sink, f"{name}.{same + 1}" if same else name))
+    return tuple(found)
+
+
+def without_routed_sinks(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    """Return transforms with the same columns that send nothing to other sinks. They are used to find columns and problems."""
+    return tuple(replace(t, to=None) if isinstance(t, Filter) and t.captured_by else t for t in transforms)
+
+
+def without_routing_filters(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    """Return transforms without the filters that route to sinks: their records are left out before."""
+    return tuple(t for t in transforms if not (isinstance(t, Filter) and t.captured_by))
+
+
+def routed_sink_problems(sinks: Sequence[RoutedSink], own: Sink, *, unordered: bool) -> list[Problem]:
+    """Return what is wrong with routed sinks, without asking a server.
+
+    :param own: the operator's sink.
+    :param unordered: True if windows are taken in any order.
+    """
+    problems, taken = [], {own.asset_uri: "the operator's own sink"}
+    if sinks and own.guarantee is not Guarantee.EXACTLY_ONCE:
+        found = f"{own.asset_uri} shows a window in pieces ({own.guarantee.value}), before another sink has its part of it"
+        problems.append(Problem("sink", found, 'Use `atomic="window"`, or leave `to` out'))
+    for routed in sinks:
+        sink, place = routed.sink, routed.sink.asset_uri
+        if place in taken:
+            action = "Name another one; or write one filter with both conditions"
+            problems.append(Problem(routed.where, f"{place} is {taken[place]}, too", action))
+        taken[place] = f"that of {routed.where.removesuffix('.to')}"
+        if sink.guarantee is not Guarantee.EXACTLY_ONCE:
+            found = f"{place} shows a window in pieces ({sink.guarantee.value}), before it is decided what goes there"
+            problems.append(Problem(routed.where, found, 'Use `atomic="window"`'))
+        if unordered:
+            problems += routed.prefixed(sink.unordered_problems())
+    return problems
+
+
+@dataclass
+class RoutedPart:
+    """The part of a window that a routed sink takes.
+
+    :param pipeline: the operator's pipeline.
+    :param applied: the sink's own record of the window, if it has taken it already.
+    :param known: what an earlier attempt has decided about this part, if it came so far.
+    :param taken: the offsets of the records for this sink, including those that it refuses.
+    :param results: the accounts of the splits of its job.
+    :param decided: what the sink takes, once that is decided.
+    """
+
+    routed: RoutedSink
+    pipeline: str
+    window: Window
+    splits: tuple[Split, ...]
+    shape: Shape
+    writer: WindowWriter
+    applied: Applied | None
+    known: Captured | None
+    taken: dict[TopicPartition, OffsetSet] = field(default_factory=dict)
+    results: list[SplitResult] = field(default_factory=list)
+    decided: Captured | None = None
+
+    @property
+    def uri(self) -> str:
+        return self.routed.sink.uri
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.taken.values()))
+
+    def keep(self, results: list[SplitResult]) -> None:
+        """Keep the results of the job, and the offsets that it has handed over.
+
+        :raises CountMismatch: a row was handed over whose offset was not noted.
+        """
+        from airflow_kafka_spark.sinks.tasks.capture import REFUSED, TAKEN
+
+        places = {split.index: split.range.topic_partition for split in self.splits}
+        for result in results:
+            here = self.taken.setdefault(places[result.index], OffsetSet())
+            written = OffsetSet.from_text(result.token[TAKEN])
+            if len(written) != result.handed_over:
+                raise CountMismatch(str(self.window), result.handed_over, len(written))
+            here.add(written)
+            here.add(OffsetSet.from_text(result.token[REFUSED]))
+        self.results = results
+
+    def refused(self, hook: KafkaHook | None, compacted: CompactedTopics, *, tolerated: bool) -> SplitResult:
+        """Return the account of the records that the sink refuses. Afterwards it is decided what the sink takes.
+
+        :param hook: as for :func:`~airflow_kafka_spark.road.refused.with_refused`.
+        :param compacted: returns those of some topics that are compacted.
+        :raises SinkRejected: the sink refuses records, and bad records are not tolerated.
+        """
+        from airflow_kafka_spark.road.refused import with_refused
+
+        found = self.writer.refused_records(self.results) if self.applied is None else ()
+        refuse_rejected(found, self.uri, str(self.window), tolerated=tolerated)
+        self.results = with_refused(self.results, found, self.splits, hook)
+        letters, where = _refused_letters(self.results)
+        left = {tp: OffsetSet() for tp in self.taken}
+        for tp, offsets in self.taken.items():
+            left[tp].add(offsets)
+            # The ledger remembers each dead letter: the next attempt does not read its record.
+            left[tp].discard(where.get(tp, ()))
+        records, digest = sum(r.handed_over for r in self.results), digest_of(left)
+        if self.applied is not None:
+            records = self._compared(records, digest, compacted)
+        self.decided = Captured(self.window.replay, self.routed.name, self.uri, records, digest)
+        samples = tuple(bad for result in self.results for bad in result.samples if bad.stage == TASK_PUT)
+        return SplitResult(0, rejected=self.count - records, samples=samples, letters=letters)
+
+    def _compared(self, records: int, digest: str, compacted: CompactedTopics) -> int:
+        """Return how many records the sink has taken in an earlier attempt.
+
+        :raises ValidationError: they are not the records that are for it now.
+        """
+        known, applied = self.known, self.applied
+        assert applied is not None
+        there = known.records if known else applied.written + applied.deleted
+        # If the ledger was lost, only the numbers can be compared.
+        is_other = digest != known.digest if known else records != there
+        if is_other:
+            found = (
+                f"an earlier attempt at window {self.window} has brought {there:,} records to {self.uri}, and by the transforms "
+            )
+            found += f"as they are now {records:,} are for it, not the same ones"
+            action = "Set the transforms and formats back until this window is complete"
+            if records < there and (topics := compacted({r.topic for r in self.window.ranges})):
+                names = ", ".join(sorted(topics))
+                action += f". If they are what they were, compaction of {names} has removed records since, and which ones of the "
+                action += f"others are there is not known. {self._giving_up}"
+            raise ValidationError([Problem(self.routed.where, found, action)])
+        return there
+
+    @property
+    def _giving_up(self) -> str:
+        """The action for a window that no attempt can finish."""
+        if self.window.interval:
+            return "No other interval waits for this one"
+        command = f"python -m airflow_kafka_spark skip {self.pipeline} --not-running --why ..."
+        return f"To leave there what is there, and give up the rest of the window: `{command}`"
+
+    def commit(self) -> None:
+        """Make this part visible in its sink, in one step.
+
+        :raises WindowConflict: the sink's last window is not the one that this one follows.
+        """
+        if self.applied is None:
+            self.applied = self.writer.commit(self.results)
+
+
+@dataclass
+class RoutedSinks:
+    """The parts of one window that routed sinks take, in one attempt.
+
+    Guarantee: each record that a job of this attempt has handed to a sink is in :attr:`left_out` of all later jobs.
+
+    :param opened: closes the sinks' writers.
+    :param known: what earlier attempts have decided.
+    :param left_out: offsets of records that are somewhere else already.
+    :param compacted: returns those of some topics that are compacted.
+    """
+
+    opened: ExitStack
+    known: DeadLetters | None
+    left_out: Offsets
+    compacted: CompactedTopics
+    parts: list[RoutedPart] = field(default_factory=list)
+    _before: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._before = sum(map(len, self.left_out.values()))
+
+    def begin(self, routed: RoutedSink, window: Window, splits: tuple[Split, ...], shape: Shape) -> None:
+        """Begin a sink's part of a window, which fences earlier attempts at it."""
+        known = {found.name: found for found in self.known.captures(window.replay)} if self.known else {}
+        pipeline, window = window.pipeline, routed.window(window)
+        writer = self.opened.enter_context(routed.sink.begin(window, splits, shape))
+        # Only now, since no earlier attempt can commit any more.
+        applied = routed.sink.applied(window)
+        self.parts.append(RoutedPart(routed, pipeline, window, splits, shape, writer, applied, known.get(routed.name)))
+
+    def run(self, move: Callable[[RoutedPart, SplitWriter, Offsets], list[SplitResult]]) -> None:
+        """Run the jobs of all parts, one after the other.
+
+        :param move: runs the job of a part, and checks its results.
+        """
+        from airflow_kafka_spark.sinks.tasks.capture import CapturingWriter
+
+        for part in self.parts:
+            writer = CapturingWriter(part.writer.split_writer() if part.applied is None else None)
+            part.keep(move(part, writer, self.left_out))
+            self._leave_out(part.taken)
+
+    def _leave_out(self, taken: Mapping[TopicPartition, OffsetSet]) -> None:
+        found: dict[TopicPartition, Set[int]] = dict(self.left_out)
+        for tp, offsets in taken.items():
+            both = OffsetSet()
+            both.add(found.get(tp, ()))
+            both.add(offsets)
+            found[tp] = both
+        self.left_out = found
+
+    @property
+    def count(self) -> int:
+        """The number of records for routed sinks."""
+        return sum(part.count for part in self.parts)
+
+    @property
+    def decided(self) -> tuple[Captured, ...]:
+        """What the sinks take. It is decided by :meth:`refused`."""
+        return tuple(part.decided for part in self.parts if part.decided is not None)
+
+    def check(self, window: Window, results: Sequence[SplitResult]) -> None:
+        """Make sure that the operator's own job has left out exactly the records that went elsewhere.
+
+        :param results: the accounts of its splits.
+        :raises CountMismatch: it has left out others.
+        """
+        if not self.parts:
+            return
+        from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, from_bytes
+
+        new = from_bytes((result.routes for result in results), ROUTED).num_rows
+        left_out = sum(result.routed for result in results) - new
+        # Of what earlier attempts have sent to topics, some may have been deleted since.
+        if not self.count <= left_out <= self.count + self._before:
+            raise CountMismatch(str(window), self.count, left_out)
+
+    def refused(self, hook: KafkaHook | None, *, tolerated: bool) -> list[SplitResult]:
+        """Return the records that the sinks refuse: one account for each sink."""
+        return [part.refused(hook, self.compacted, tolerated=tolerated) for part in self.parts]
+
+    def commit(self) -> None:
+        """Make all parts visible, each in one step."""
+        for part in self.parts:
+            part.commit()
+
+
+def refuse_rejected(found: Sequence[BadRecord], sink: str, window: str, *, tolerated: bool) -> None:
+    """Fail the window if its sink refuses records and bad records are not tolerated.
+
+    :raises SinkRejected: it does.
+    """
+    if found and not tolerated:
+        raise SinkRejected(sink, window, f"it does not take {len(found):,} of the rows", samples=found[:SHOWN])
+
+
+def refuse_removed_sinks(sinks: Sequence[RoutedSink], known: DeadLetters | None, window: Window) -> None:
+    """Refuse a window whose earlier attempt may have brought records to a sink that no filter names any more.
+
+    :raises ValidationError: there is such a sink.
+    """
+    names = {routed.name for routed in sinks}
+    gone = [found for found in known.captures(window.replay) if found.name not in names] if known else []
+    if gone:
+        listed = ", ".join(found.sink for found in gone)
+        what = f"an earlier attempt at window {window} was about to bring records to {listed} by a Filter with `to`, or has"
+        raise ValidationError([Problem("transforms", what, "Keep such a Filter until this window is complete")])
+
+
+def with_routed(report: Report, count: int, **facts: Any) -> Report:
+    """Return a report with the records that went elsewhere, for a window that the operator's sink had taken before."""
+    return replace(report, records_read=report.records_read + count, records_routed=report.records_routed + count, **facts)
+
+
+def _refused_letters(results: Sequence[SplitResult]) -> tuple[bytes, dict[TopicPartition, list[int]]]:
+    """Return the dead letters of records that a sink has refused, and their offsets. The operator's own job counts the others."""
+    if not any(result.letters for result in results):
+        return b"", {}
+    import pyarrow.compute as pc
+
+    from airflow_kafka_spark.sinks.tasks.dead_letters import from_bytes, to_bytes
+
+    letters = from_bytes(result.letters for result in results)
+    letters = letters.filter(pc.equal(letters["stage"], TASK_PUT))
+    where: dict[TopicPartition, list[int]] = {}
+    for topic, partition, offset in zip(*(letters[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True):
+        where.setdefault(TopicPartition(topic, partition), []).append(offset)
+    return (to_bytes(letters) if letters.num_rows else b""), where

@@ -1,0 +1,1 @@
+"""What Airflow's UI, its metrics and OpenLineage show of a window."""

@@ -1,0 +1,131 @@
+"""A task that shows its work: links in Airflow's UI, progress while it runs, and lineage."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseOperator, BaseOperatorLink
+
+from airflow_kafka_spark.operators.options import LedgerOptions
+from airflow_kafka_spark.operators.visibility import links
+from airflow_kafka_spark.operators.visibility.lineage import Dataflow, lineage
+from airflow_kafka_spark.operators.visibility.progress import Progress, store_of, window_name
+from airflow_kafka_spark.road.watch import followed_by
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from airflow.providers.openlineage.extractors import OperatorLineage
+    from pyspark.sql import SparkSession
+
+    from airflow_kafka_spark.operators.binding import Run
+    from airflow_kafka_spark.windows.model import Window
+
+log = logging.getLogger(__name__)
+
+
+class VisibleOperator(BaseOperator):
+    """An operator whose task shows links, progress and lineage.
+
+    Guarantee: none of it fails a window.
+    """
+
+    operator_extra_links: Collection[BaseOperatorLink] = links.ALL
+
+    ledger_options: LedgerOptions
+
+    # Set while a task runs; None in a DAG file.
+    links: links.Links | None = None
+    progress: Progress = Progress()
+    window_now: Window | None = None
+    reported: Mapping[str, Any] | None = None
+    run_now: Run | None = None
+
+    def show(self, context: Mapping[str, Any], run: Run) -> None:
+        """Show the links that are known when the task begins, and say where its progress goes."""
+        self.run_now = run
+        self.links = shown = links.Links(context.get("ti"))
+        self.progress = Progress(store_of(context), self._show_session)
+        _try(lambda: shown.show(links.WindowLink, self._page()))
+        _try(lambda: shown.show(links.TopicLink, self._topic_page(self.dataflow().topic)))
+        _try(lambda: shown.show(links.TableLink, links.table_page(self.dataflow().other_end)))
+        if letters := self.dataflow().dead_letter_topic:
+            _try(lambda: shown.show(links.DeadLettersLink, self._topic_page(letters) or self._page()))
+
+    @contextmanager
+    def seen(self, window: Window) -> Iterator[None]:
+        """Show the link of a planned window, and its progress while it is brought to its end in here."""
+        self.window_now = window
+        shown = self.links
+        if shown is not None:
+            _try(lambda: shown.show(links.WindowLink, self._page(window_name(window))))
+        self.progress.begin(window)
+        with followed_by(self.progress):
+            yield
+
+    def _show_session(self, session: SparkSession) -> None:
+        shown = self.links
+        if shown is not None:
+            _try(lambda: shown.show(links.SparkLink, links.spark_page(session)))
+
+    def _page(self, window: str | None = None) -> str:
+        assert self.run_now is not None
+        options = self.ledger_options
+        return links.pipeline_page(options.kafka_conn_id, options.ledger_topic, self.pipeline_name(self.run_now), window)
+
+    def _topic_page(self, topic: str | None) -> str | None:
+        return links.topic_page(self.ledger_options.kafka_conn_id, topic) if topic else None
+
+    @abstractmethod
+    def dataflow(self) -> Dataflow:
+        """Return what the task reads and writes."""
+
+    @abstractmethod
+    def pipeline_name(self, run: Run) -> str:
+        """The name under which the ledger knows the pipeline."""
+
+    # --- lineage ---
+
+    @abstractmethod
+    def bootstrap_servers(self) -> str:
+        """Return the brokers' addresses."""
+
+    def written_schema(self) -> pa.Schema | None:
+        """Return the columns that the sink was given in this task; None where nobody has asked for them yet."""
+        return None
+
+    def openlineage(
+        self, *, window: Window | None = None, report: Mapping[str, Any] | None = None, with_schema: bool = False
+    ) -> OperatorLineage:
+        """Return inputs, outputs and facets of this task.
+
+        :param window: its window, as far as one is planned.
+        :param report: the window's report, once it is complete.
+        :param with_schema: name the columns of the sink's table, too.
+        """
+        schema = self.written_schema() if with_schema else None
+        return lineage(self.dataflow(), self.bootstrap_servers(), window=window, report=report, schema=schema)
+
+    def get_openlineage_facets_on_start(self) -> OperatorLineage:
+        """Return the lineage before the window is planned: inputs and outputs."""
+        return self.openlineage()
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
+        """Return the lineage of a complete window, with its offsets and counts."""
+        return self.openlineage(window=self.window_now, report=self.reported, with_schema=True)
+
+    def get_openlineage_facets_on_failure(self, task_instance: Any) -> OperatorLineage:
+        """Return the lineage of a window that failed, with the offsets that were planned, if it came so far."""
+        return self.openlineage(window=self.window_now)
+
+
+def _try(show: Callable[[], object]) -> None:
+    """Show a link, unless it cannot be built. A connection that is missing or invalid yields no link; the task itself reports
+    that error."""
+    try:
+        show()
+    except Exception as error:
+        log.debug("No link: %s", error)

@@ -1,0 +1,130 @@
+"""The progress of a task's window, published in Airflow's task state store while the task runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow_kafka_spark.windows.interval import Interval
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_kafka_spark.windows.model import Window
+
+log = logging.getLogger(__name__)
+
+KEY = "kafka_spark.progress"
+"""The key in the task state store."""
+
+PAUSE_SECONDS = 30.0
+"""After a failure the store is not used for this time."""
+
+Step = Literal["plan", "move", "commit", "close"]
+
+
+class Progress:
+    """Publishes the progress of a window in the task state store of Airflow 3.3 and later: at each step, and about every two
+    seconds while its Spark job runs. An older Airflow has no store, and nothing is published.
+
+    Guarantee: a store that fails never fails the window; it is not used for half a minute.
+
+    It is a :class:`~airflow_kafka_spark.road.watch.Follower` of the window's job. Its methods are called by a thread of the job,
+    while the task's own thread waits for Spark. A task's channel to its supervisor has a lock.
+
+    :param store: ``context["task_state_store"]``; None without one.
+    :param on_session: called with the session of the job before that starts.
+    """
+
+    def __init__(self, store: Any = None, on_session: Callable[[SparkSession], None] | None = None) -> None:
+        self._store = store
+        self._on_session = on_session
+        self._window: Window | None = None
+        self._step: Step = "plan"
+        self._splits = self._done = 0
+        self._started_at = 0.0
+        self._again = 0.0
+
+    def begin(self, window: Window) -> None:
+        """Begin a window that is planned, or taken up again."""
+        self._window, self._step, self._started_at = window, "plan", time.time()
+        self._splits, self._done = _splits(window), 0
+        self._publish()
+
+    def step(self, step: Step) -> None:
+        """Begin the window's next step."""
+        self._step = step
+        if step == "close":
+            self._done = self._splits
+        self._publish()
+
+    # --- called by the job ---
+
+    def begun(self, session: SparkSession) -> None:
+        if self._on_session is not None:
+            self._on_session(session)
+
+    def told(self, finished: int, tasks: int) -> None:
+        # An attempt before this one may have published some of the splits: then the job has the others only.
+        self._splits = max(self._splits, tasks)
+        self._done = min(self._splits - tasks + finished, self._splits)
+        self._publish()
+
+    def done(self) -> None:
+        self._done = self._splits
+        self.step("commit")
+
+    # --- the store ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the progress as JSON.
+
+        ``records_total`` is the largest number of records that the window may have; 0 if a source has not counted its rows.
+        ``records_done`` is the share of them in splits that are finished.
+        """
+        window = self._window
+        assert window is not None
+        total = (window.source.rows or 0) if window.source else window.span
+        all_done = self._step in ("commit", "close")
+        return {
+            "window": window.number,
+            "name": window_name(window),
+            "splits": self._splits,
+            "splits_done": self._done,
+            "records_total": total,
+            "records_done": total if all_done else total * self._done // self._splits if self._splits else 0,
+            "started_at": round(self._started_at, 3),
+            "updated_at": round(time.time(), 3),
+            "step": self._step,
+        }
+
+    def _publish(self) -> None:
+        if self._store is None or self._window is None or time.monotonic() < self._again:
+            return
+        try:
+            self._store.set(KEY, self.to_dict())
+        except Exception as error:
+            self._again = time.monotonic() + PAUSE_SECONDS
+            log.warning("The progress of window %s was not published, which does it no harm: %s", self._window, error)
+
+
+def window_name(window: Window) -> str:
+    """Return the name of a window on the pages: its number, or its data interval."""
+    return Interval.of_ms(*window.interval).name if window.interval else str(window.number)
+
+
+def store_of(context: Mapping[str, Any]) -> Any:
+    """Return the task state store; None if Airflow has none (before 3.3)."""
+    try:
+        return context.get("task_state_store")
+    except Exception:
+        return None
+
+
+def _splits(window: Window) -> int:
+    """Return the number of splits, as far as the window has it; else 0: the job will report it, since it depends on the sink."""
+    if window.source is not None:
+        return len(window.source.splits)
+    return sum(1 for r in window.ranges if r.span) if window.target is not None else 0

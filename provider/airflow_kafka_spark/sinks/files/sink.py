@@ -1,0 +1,240 @@
+"""Windows as directories of Parquet, JSON, CSV or ORC files, each published by one rename."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import Fenced, Problem, SinkUnavailable
+from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
+from airflow_kafka_spark.sinks.files.evolve import together
+from airflow_kafka_spark.sinks.files.layout import PUBLISH, RECORD, TASKS, exchange, flush, make_below, why_not_exchanged
+from airflow_kafka_spark.sinks.files.options import FilesOptions
+from airflow_kafka_spark.sinks.files.staging import AttemptLock, Staging
+from airflow_kafka_spark.sinks.files.table import WindowRecord
+from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.continuity import refuse_gap
+from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FilesSink(FilesOptions, Sink):
+    """Writes each window as a directory of files below ``path``; whoever lists ``path`` sees complete windows only.
+
+    Guarantee: exactly-once. A window's directory is written elsewhere, on the same file system, and becomes visible by one
+    ``rename(2)``, which is atomic and fails when the window is already there (POSIX); a replay exchanges the window's directory
+    for another one, in one step too (``RENAME_EXCHANGE``, Linux; not on NFS). Readers are Spark, DuckDB, pandas and
+    Arrow, reading ``path`` as an ordinary partitioned table; the window is a partition column of it. Needs a file system
+    that the Airflow worker and all of Spark's executors share: a local disk for ``local[*]``, else NFS or another mount.
+
+    :param path: the table's directory: an absolute path or a ``file://`` URI. Made when it does not exist. Templated.
+    :param format: ``parquet`` (default), ``json`` (one object per line), ``csv`` or ``orc``.
+    :param partition_by: columns that become directories ``column=value`` within the window, as Spark writes them; they are
+        left out of the files. Booleans, integers, decimals, dates and strings can be.
+    :param compression: parquet: ``none``, ``snappy`` (default), ``gzip``, ``zstd``, ``lz4``; orc: ``none``, ``zlib``,
+        ``snappy``, ``lz4``, ``zstd`` (default); json and csv: ``none`` (default), ``gzip``.
+    :param options: ``max_open_files`` per task when partitioned (default 64), ``max_rows_per_group`` (default 500 000) and
+        ``max_bytes_per_group`` (default 64 MiB) of a row group; csv: ``delimiter`` (default ``,``), ``header`` (default True);
+        orc: ``timestamps``, ``utc`` (default) or ``instant``, see docs/sinks.md; everything else goes to pyarrow's
+        ``ParquetWriter`` or ``ORCWriter`` as it is, for instance ``compression_level``.
+    :param window_column: the partition column that holds the window's name.
+    :param auto_evolve: columns that earlier windows of the pipeline do not have are taken; without it they are refused before
+        Spark starts. A column never changes its type.
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("path",)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Exactly-once: see the class."""
+        return Guarantee.EXACTLY_ONCE
+
+    @property
+    def asset_uri(self) -> str:
+        """The same."""
+        return self.uri
+
+    def destination(self) -> Endpoint:
+        """The directory, and the column that names each window's own within it."""
+        return Endpoint({"path": self.uri}, {"window_column": self.window_column})
+
+    def validate(self, shape: Shape) -> list[Problem]:
+        """Options, types, place and rights, all at once. Writes nothing: a right to write is looked up, not tried."""
+        from airflow_kafka_spark.sinks.files.validation import problems
+
+        return problems(self, shape)
+
+    def last_applied(self, pipeline: str) -> Applied | None:
+        """The newest window by number among the directories of ``path``, which are listed.
+
+        :raises WindowConflict: that directory has no record, or another pipeline's.
+        """
+        newest = self.table.newest_record(pipeline)
+        return newest.applied if newest else None
+
+    def applied(self, window: Window) -> Applied | None:
+        """What the window's directory says.
+
+        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
+        :raises WindowConflict: a window of this number is there, but of other offsets.
+        """
+        record = self.table.record(window)
+        return record.applied if record and record.applied.replay >= window.replay else None
+
+    def replay_problems(self) -> list[Problem]:
+        """A window's directory is exchanged for another one in one step: a file system that cannot do that is refused. It is
+        tried out beside the table, and nothing is left there."""
+        try:
+            reason = why_not_exchanged(self.directory)
+        except ValueError:
+            return []  # validate() refuses the path
+        if reason is None:
+            return []
+        found = f"{self.directory} is on a file system on which a window cannot be replaced in one step: {reason}"
+        action = 'Leave `on_rerun` at "skip", or move the table to a local file system of Linux (ext4, xfs, btrfs, tmpfs)'
+        return [Problem("on_rerun", found, action)]
+
+    def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> FilesWindowWriter:
+        """Takes the directories of earlier attempts away, by a rename first: one that still lives then finds nothing of its
+        own, can neither write nor publish, and fails with :class:`~airflow_kafka_spark.errors.Fenced`."""
+        staging = Staging.beside(self.directory)
+        try:
+            staging.sweep(window)
+            staging.sweep_abandoned()
+            attempt = staging.create(window)
+        except OSError as error:
+            raise SinkUnavailable(self.uri, f"beginning window {window}", str(error)) from error
+        if self.format == "orc" and self.options.get("timestamps", "utc") == "utc":
+            log.info("ORC timestamps are written as UTC: Spark reads them right where its JVMs' time zone is UTC")
+        return FilesWindowWriter(self, window, tuple(splits), shape, staging, attempt)
+
+
+class FilesWindowWriter(WindowWriter):
+    """One attempt: a directory that tasks write into, and the rename at its end. Made by :meth:`FilesSink.begin`."""
+
+    def __init__(
+        self, sink: FilesSink, window: Window, splits: Sequence[Split], shape: Shape, staging: Staging, attempt: Path
+    ) -> None:
+        self.sink = sink
+        self.window = window
+        self.splits = splits
+        self.shape = shape
+        self.staging = staging
+        self.attempt = attempt
+        self._lock: AttemptLock | None = None
+        # A file system without locks has nothing swept away that is another pipeline's.
+        with suppress(OSError):
+            self._lock = AttemptLock(attempt)
+
+    def split_writer(self) -> SplitWriter:
+        from airflow_kafka_spark.sinks.files.tasks.write import FilesSplitWriter, FilesTarget
+
+        sink, window = self.sink, self.window
+        target = FilesTarget(
+            sink=sink.uri,
+            attempt=str(self.attempt),
+            pipeline=window.pipeline,
+            window=str(window),
+            schema=self.shape.schema,
+            partition_by=tuple(sink.partition_by),
+            spec=sink.spec,
+        )
+        return FilesSplitWriter(target)
+
+    def commit(self, results: Sequence[SplitResult]) -> Applied:
+        """See :meth:`WindowWriter.commit`. Only the files that ``results`` name are published: what other attempts at a split
+        have written, or are still writing, stays behind.
+
+        :raises Fenced: a newer attempt took over and has not published yet.
+        """
+        faults.reached("sink.staged")
+        if (done := self.sink.applied(self.window)) is not None:
+            return done
+        self._refuse_conflict()
+        try:
+            record = self._gather(results)
+            faults.reached("sink.in_transaction")
+            self._publish()
+        except OSError as error:
+            return self._after(error)
+        faults.reached("sink.committed")
+        return record.applied
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.staging.discard(self.attempt)
+        if self._lock is not None:
+            self._lock.release()
+
+    def _refuse_conflict(self) -> None:
+        newest = self.sink.table.newest_record(self.window.pipeline)
+        if newest is not None and not self.window.replay:
+            refuse_gap(newest.applied, self.window, str(self.sink.directory))
+
+    def _gather(self, results: Sequence[SplitResult]) -> WindowRecord:
+        """Move the files of all splits and the record into one directory, and make it durable."""
+        publish = self.attempt / PUBLISH
+        os.mkdir(publish)
+        directories = {publish}
+        files: list[Mapping[str, Any]] = []
+        for token in (result.token for result in results):
+            for file in token.get("files", ()):
+                *parents, name = file["path"].split("/")
+                directory = make_below(publish, parents)
+                directories.update(publish.joinpath(*parents[:depth]) for depth in range(1, len(parents) + 1))
+                os.rename(self.attempt / TASKS / token["token"] / file["path"], directory / name)
+                files.append(file)
+        record = self._record(sum(int(result.token.get("rows", 0)) for result in results), files)
+        (publish / RECORD).write_text(record.dump(), encoding="utf-8")
+        for path in (publish / RECORD, *directories):
+            flush(path)
+        return record
+
+    def _record(self, rows: int, files: Sequence[Mapping[str, Any]]) -> WindowRecord:
+        window = self.window
+        facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
+        applied = Applied(
+            window.pipeline,
+            window.number,
+            window.ranges,
+            rows,
+            replay=window.replay,
+            cluster_id=window.cluster_id,
+            topic_ids=window.topic_ids,
+        )
+        latest = self.sink.table.latest_record(window.pipeline)
+        columns = together(latest.columns if latest else {}, self.shape.schema)
+        return WindowRecord(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), facts, columns)
+
+    def _publish(self) -> None:
+        self.sink.directory.mkdir(parents=True, exist_ok=True)
+        place = self.sink.table.window_path(self.window)
+        if self.window.replay and place.exists():
+            # What was there goes where the attempt was, and away with it.
+            exchange(self.attempt / PUBLISH, place)
+        else:
+            os.rename(self.attempt / PUBLISH, place)
+        self.sink.table.flush()
+
+    def _after(self, error: OSError) -> Applied:
+        """What a failed step means: another attempt was faster, has taken over, or the file system refused."""
+        if (done := self.sink.applied(self.window)) is not None:
+            return done
+        if isinstance(error, FileNotFoundError) and not self.attempt.exists():
+            raise Fenced(self.window.pipeline, f"publishing window {self.window.number}") from error
+        raise SinkUnavailable(self.sink.uri, f"publishing window {self.window}", str(error)) from error

@@ -1,0 +1,207 @@
+"""What keeps a files sink from taking windows of a shape: found before anything runs, all of it at once."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.sinks.base import Shape
+from airflow_kafka_spark.sinks.files.evolve import problems as evolution
+from airflow_kafka_spark.sinks.files.layout import escape
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.files.options import FilesOptions
+    from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
+
+FORMATS = ("parquet", "json", "csv", "orc")
+_LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
+
+
+def problems(sink: FilesOptions, shape: Shape) -> list[Problem]:
+    return [*_place(sink, shape), *_columns(sink, shape.schema), *_files(sink, shape.schema)]
+
+
+# --- place --------------------------------------------------------------------------------------------------------------
+
+
+def _place(sink: FilesOptions, shape: Shape) -> Iterator[Problem]:
+    try:
+        directory = sink.directory
+    except ValueError as error:
+        yield Problem(
+            "sink.path",
+            f"{error}. Expected an absolute path or a file:// URI on a local disk, NFS or another mount, where renaming a "
+            "directory is one atomic step: exactly-once needs it",
+            "For object stores and HDFS write to a table format (Delta, Iceberg), whose commits are atomic there",
+        )
+        return
+    found = list(_rights(directory))
+    yield from found
+    if not found:
+        yield from _neighbours(sink, shape, directory)
+
+
+def _rights(directory: Path) -> Iterator[Problem]:
+    for path in (directory, *directory.parents):
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            yield Problem("sink.path", f"{path} cannot be looked at: {error}", "Give the worker's user the right to")
+            return
+        if not path.is_dir():
+            yield Problem("sink.path", f"{path} is not a directory", "Name a directory, or remove the file")
+            return
+        # Attempts write beside the table, so the parent must be writable even where the table exists.
+        for place in (path, path.parent) if path == directory else (path,):
+            if not os.access(place, os.W_OK | os.X_OK):
+                yield Problem("sink.path", f"{place} cannot be written by user {os.geteuid()}", "Give this user the right to")
+        break
+    if directory.is_dir() and os.stat(directory).st_dev != os.stat(directory.parent).st_dev:
+        yield Problem(
+            "sink.path",
+            f"{directory} is the root of a file system of its own, so nothing can be renamed into it from beside it",
+            f"Name a directory within it, for instance {directory}/{directory.name}",
+        )
+
+
+def _neighbours(sink: FilesOptions, shape: Shape, directory: Path) -> Iterator[Problem]:
+    """What is there already must be a table with the same partition columns and of the same format: readers need one."""
+    try:
+        latest = sink.table.latest_record(shape.pipeline)
+        names = os.listdir(directory) if directory.exists() else []
+    except (KafkaSparkError, OSError) as error:
+        yield Problem("sink.path", f"{directory} cannot be read: {error}")
+        return
+    columns = {name.split("=", 1)[0] for name in names if "=" in name and name[0] not in "_."}
+    if others := sorted(columns - {escape(sink.window_column)}):
+        yield Problem(
+            "sink.path",
+            f"{directory} is already partitioned by `{'`, `'.join(others)}`, and readers need one first partition column",
+            f'Name another directory, or set `window_column="{others[0]}"` if these are windows of this sink',
+        )
+    if latest and (latest.format, latest.partition_by) != (sink.format, tuple(sink.partition_by)):
+        there = f"{latest.format} files of this pipeline, partitioned by {list(latest.partition_by)}"
+        yield Problem("sink.path", f"{directory} holds {there}; readers need one kind", "Name another directory")
+    elif latest:
+        yield from evolution(sink, latest.columns, shape.schema)
+
+
+# --- columns ------------------------------------------------------------------------------------------------------------
+
+
+def _columns(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
+    names = Counter(schema.names)
+    if doubled := [n for n, count in names.items() if count > 1]:
+        yield Problem("schema", f"there is more than one column `{'`, `'.join(doubled)}`", "Rename all but one of them")
+    yield from _window_column(sink, schema.names)
+    for name, count in Counter(sink.partition_by).items():
+        if count > 1:
+            yield Problem("sink.partition_by", f"`{name}` is named {count} times", "Name it once")
+        if name not in names:
+            known = ", ".join(f"`{n}`" for n in schema.names)
+            yield Problem("sink.partition_by", f"there is no column `{name}`; there are {known}", "Name one of these")
+        elif names[name] == 1:
+            yield from _partition_column(name, schema.field(name).type)
+    if names and set(names) <= set(sink.partition_by):
+        yield Problem("sink.partition_by", "it names all columns, so that none is left for the files", "Leave out at least one")
+
+
+def _window_column(sink: FilesOptions, names: list[str]) -> Iterator[Problem]:
+    column: Any = sink.window_column
+    if not isinstance(column, str) or not column or column[0] in "_.":
+        skipped = "readers skip directories that begin with _ or ."
+        yield Problem("sink.window_column", f"{column!r} cannot be the name of a partition column: {skipped}")
+    elif same := [n for n in names if n.casefold() == column.casefold()]:
+        # Compared as Spark compares names.
+        yield Problem(
+            "sink.window_column",
+            f"the records have a column `{same[0]}`, and the directories of windows would be a second one",
+            'Give the directories another name, for instance `window_column="loaded_in"`',
+        )
+
+
+def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
+    import pyarrow as pa
+
+    fine: tuple[Callable[[pa.DataType], bool], ...] = (
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_decimal,
+        pa.types.is_date,
+        pa.types.is_string,
+        pa.types.is_large_string,
+    )
+    if not any(holds(kind) for holds in fine):
+        advice = "a date made of it" if pa.types.is_timestamp(kind) else "another column"
+        yield Problem(
+            "sink.partition_by",
+            f"column `{name}` is {kind}; expected a boolean, integer, decimal, date or string, whose text is the same everywhere",
+            f"Partition by {advice}",
+        )
+    if name[:1] in ("_", "."):
+        skipped = "readers skip directories that begin with _ or ."
+        yield Problem("sink.partition_by", f"column `{name}` cannot name a directory: {skipped}", "Rename it")
+
+
+# --- files --------------------------------------------------------------------------------------------------------------
+
+
+def _files(sink: FilesOptions, schema: pa.Schema) -> Iterator[Problem]:
+    if sink.format not in FORMATS:
+        yield Problem("sink.format", f"`{sink.format}` is not known; expected one of {', '.join(FORMATS)}")
+        return
+    spec = sink.spec
+    codecs = spec.writer.codecs
+    if sink.compression not in codecs:
+        known = ", ".join(c for c in codecs if c)
+        yield Problem("sink.compression", f"`{sink.compression}` is not known for {sink.format}; expected one of {known}")
+        spec = replace(spec, compression=None)
+    wrong = list(_options(sink, spec))
+    yield from wrong
+    yield from _types(replace(spec, options={}) if wrong else spec, schema, set(sink.partition_by))
+
+
+def _options(sink: FilesOptions, spec: FileSpec) -> Iterator[Problem]:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.files.tasks.formats import probe
+
+    for name in _LIMITS:
+        value = sink.options.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            yield Problem("sink.options", f"`{name}` is {value!r}; expected a whole number from 1")
+    timestamps = sink.options.get("timestamps", "utc")
+    if "timestamps" in sink.options and (sink.format != "orc" or timestamps not in ("utc", "instant")):
+        yield Problem("sink.options", f"`timestamps` is {timestamps!r}; expected `utc` or `instant`, with format orc")
+    if reserved := sorted(spec.writer.reserved & set(sink.options)):
+        yield Problem("sink.options", f"`{'`, `'.join(reserved)}` cannot be set: the sink sets it itself", "Leave it out")
+    elif error := probe(spec, pa.schema([("a", pa.int64())])):
+        yield Problem("sink.options", f"the {sink.format} writer does not take {dict(spec.format_options)}: {error}")
+
+
+def _types(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Problem]:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.files.tasks.formats import probe
+
+    for column in schema:
+        if column.name in in_path:
+            continue
+        if "timestamp[ns" in str(column.type):
+            what = f"column `{column.name}` is {column.type}; expected microseconds, which is what Spark reads"
+            yield Problem("sink.format", what, "Cast it to timestamp[us]")
+        elif probe(spec, pa.schema([column])):
+            yield Problem(
+                "sink.format",
+                f"{spec.format} cannot hold column `{column.name}` of type {column.type}",
+                "Leave the column out, convert it, or use another format (parquet holds them all)",
+            )

@@ -1,0 +1,313 @@
+"""Kafka as a sink: rows become records of a topic, each split in one transaction with a marker in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.formats.base import Format, Kind, StructEncoder, spark_column
+from airflow_kafka_spark.formats.types import columns_of
+from airflow_kafka_spark.sinks.base import Guarantee
+from airflow_kafka_spark.windows.binding import Endpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
+
+_TOPICS, _NUMBERS, _TIMES = ("text",), ("integer",), ("integer", "zoned", "local")
+
+OWN_SETTINGS = frozenset(
+    {"transactional.id", "transaction.timeout.ms", "message.timeout.ms", "enable.idempotence", "partitioner"}
+)
+"""Producer settings that exactly-once stands on."""
+
+
+@dataclass(frozen=True)
+class KafkaSink:
+    """Where and how rows become records.
+
+    Guarantee: exactly-once, split by split. A ``read_committed`` reader sees each row of a window once, whatever is killed,
+    retried or paused: the records of a split and the marker that says so are one Kafka transaction (KIP-98), and a split is
+    looked for before it is written. While a window is published such a reader may see some of its splits; the ledger's COMPLETE
+    record says that all of them are there.
+
+    :param topic: the topic, on the cluster of the operator's ledger; or give ``topic_column``. Templated.
+    :param value: how rows become values; default :class:`~airflow_kafka_spark.formats.Json`. Between topics: how new values are
+        written; None (default) is Json for new columns, and leaves values as they are where there are none.
+    :param topic_column: a column that names each row's topic; these topics have to exist.
+    :param value_columns: the columns of the value, in order; None (default) is all that the source has.
+    :param key: the column of the key, or several; None (default) for records without a key. Between topics: the column of the
+        new key; None leaves keys as they are.
+    :param key_format: how they become keys; default :class:`~airflow_kafka_spark.formats.String` for one column,
+        :class:`~airflow_kafka_spark.formats.Json` for several.
+    :param headers: header name -> column (text or binary; a null leaves the header out).
+    :param partition: a column (integer) that says each record's partition; where it is null, and without it, keys are placed as
+        the Java client places them (murmur2), and records without a key go round in turn.
+    :param timestamp: a column (timestamp, or bigint milliseconds since the epoch) of the record's time; default: when it is
+        written.
+    :param auto_create: create the topic when it is missing; default False.
+    :param partitions: of a topic that is created; default -1, the brokers' default.
+    :param replication_factor: of a topic that is created; default -1, the brokers' default.
+    :param topic_config: settings of a topic that is created; default none. Templated.
+    :param producer_config: producer settings, in librdkafka's names (Connect's ``producer.override.*``); default none. Templated.
+    :param transaction_timeout: seconds that a split may take before the broker aborts it, at most the brokers'
+        ``transaction.max.timeout.ms``; default 300.
+    :param allow_new_partitions: go on with a window after its topic was given more partitions: keys then move. Default False.
+    :param conn_id: connection of type ``kafka``; None (default) is the operator's ``kafka_conn_id``. It cannot be another one:
+        records and ledger change in one transaction. Templated.
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("topic", "topic_config", "producer_config", "conn_id")
+
+    topic: str | None = None
+    value: Format | None = None
+    topic_column: str | None = None
+    value_columns: Sequence[str] | None = None
+    key: str | Sequence[str] | None = None
+    key_format: Format | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    partition: str | None = None
+    timestamp: str | None = None
+    auto_create: bool = False
+    partitions: int = -1
+    replication_factor: int = -1
+    topic_config: Mapping[str, str] = field(default_factory=dict)
+    producer_config: Mapping[str, Any] = field(default_factory=dict)
+    transaction_timeout: float = 300.0
+    allow_new_partitions: bool = False
+    conn_id: str | None = None
+
+    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE_PER_SPLIT
+
+    @property
+    def uri(self) -> str:
+        """``kafka://conn_id/topic``."""
+        return f"kafka://{self.conn_id or 'kafka_default'}/{self.topic or '*'}"
+
+    def destination(self) -> Endpoint:
+        """The topic. Its cluster is the ledger's."""
+        return Endpoint({"topic": self.topic} if self.topic else {"topic_column": str(self.topic_column)})
+
+    # --- validate ---
+
+    def problems(self, columns: Sequence[str] | None, *, transformed: bool = False) -> list[Problem]:
+        """What is wrong with the options, asking nobody.
+
+        :param columns: the source's, None where only Spark can tell.
+        :param transformed: transforms lie between these columns and what is written: only Spark can tell that.
+        """
+        problems = [*self._topic_problems(), *self._producer_problems()]
+        used: dict[str, Sequence[str | None]] = {
+            "key": self.key_columns,
+            "value_columns": self.value_columns or (),
+            "headers": tuple(self.headers.values()),
+            "topic_column": (self.topic_column,),
+            "partition": (self.partition,),
+            "timestamp": (self.timestamp,),
+        }
+        for where, names in used.items():
+            missing = [n for n in names if n is not None and columns is not None and n not in columns]
+            for name in missing:
+                problems.append(
+                    Problem(f"sink.{where}", f"the source has no column `{name}`", f"It has {', '.join(columns or ())}")
+                )
+        if transformed:
+            return problems
+        if columns is not None or self.value_columns:
+            problems += self.value_writer.encoding_problems("sink.value", tuple(self.value_columns or columns or ()))
+        if self.key_columns:
+            problems += self.key_writer.encoding_problems("sink.key", self.key_columns)
+        return problems
+
+    def _topic_problems(self) -> list[Problem]:
+        problems = []
+        if bool(self.topic) == bool(self.topic_column):
+            given = "both are given" if self.topic else "none is given"
+            problems.append(Problem("sink.topic", f"either `topic` or `topic_column`: {given}", "Give one of them"))
+        if self.topic_column and self.auto_create:
+            problems.append(
+                Problem("sink.auto_create", "it creates `topic`, not the topics of a column", "Create those beforehand")
+            )
+        return problems
+
+    def _producer_problems(self) -> list[Problem]:
+        taken = sorted(OWN_SETTINGS & set(self.producer_config))
+        problems = [Problem("sink.producer_config", f"`{name}` is this operator's own affair", "Leave it out") for name in taken]
+        acks = str(self.producer_config.get("acks", "all"))
+        if acks not in ("all", "-1"):
+            problems.append(
+                Problem("sink.producer_config", f"`acks={acks}` loses records", "Leave it out: a transaction needs `all`")
+            )
+        timeout = self.transaction_timeout
+        if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout < 1:
+            problems.append(Problem("sink.transaction_timeout", f"`{timeout}` is not a number of seconds, at least 1"))
+        return problems
+
+    def server_problems(self, hook: KafkaHook) -> list[Problem]:
+        """What the brokers say: the topic, and how long a transaction may take. Changes nothing."""
+        problems = []
+        try:
+            if self.topic and not self.auto_create and not hook.describe_topics([self.topic], missing="omit"):
+                action = "Create it, or set `auto_create=True`"
+                problems.append(Problem("sink.topic", f"topic `{self.topic}` does not exist", action))
+            longest = hook.broker_config().get("transaction.max.timeout.ms")
+        except KafkaSparkError as error:
+            return [Problem("kafka_conn_id", error.found, error.action)]
+        if longest and self.transaction_timeout * 1000 > int(longest):
+            seconds = int(longest) / 1000
+            found = f"{self.transaction_timeout:g} s is more than the brokers allow, {seconds:g} s (transaction.max.timeout.ms)"
+            problems.append(Problem("sink.transaction_timeout", found, f"At most {seconds:g}, with splits that take less"))
+        return problems
+
+    # --- what the parts are made of ---
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The source's columns that are of any use; None: all of them."""
+        if self.value_columns is None:
+            return None
+        single = [name for name in (self.topic_column, self.partition, self.timestamp) if name is not None]
+        return tuple(dict.fromkeys([*self.value_columns, *self.key_columns, *self.headers.values(), *single]))
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns of the key; empty for records without a key."""
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
+
+    @property
+    def value_format(self) -> Format:
+        """How values are written, once the default is known."""
+        from airflow_kafka_spark.formats import Json
+
+        return self.value or Json()
+
+    @property
+    def value_writer(self) -> Format:
+        return self.value_format.to_write(self.topic, "value")
+
+    @property
+    def key_writer(self) -> Format:
+        from airflow_kafka_spark.formats import Json, String
+
+        return (self.key_format or (String() if len(self.key_columns) == 1 else Json())).to_write(self.topic, "key")
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a row may hold what its format has no place for."""
+        return self.value_writer.encodes_in_tasks or (bool(self.key_columns) and self.key_writer.encodes_in_tasks)
+
+    def ensure_topic(self, hook: KafkaHook) -> None:
+        """Create the topic if that is wanted and needed."""
+        if self.topic and self.auto_create:
+            hook.create_topic(self.topic, self.partitions, self.replication_factor, self.topic_config)
+
+    def producer(self, hook: KafkaHook) -> dict[str, Any]:
+        """The configuration of the tasks' producers."""
+        config = dict(self.producer_config)
+        if self.topic:
+            # The broker's own limit, so that it is known which row is too large.
+            config.setdefault("message.max.bytes", hook.largest_record(self.topic))
+        return hook.producer_config(**config)
+
+    def records(self, frame: DataFrame) -> DataFrame:
+        """The source's rows as records: ``key`` and ``value`` in binary, and what else was asked for."""
+        from pyspark.sql import functions as F
+
+        names = [*(self.value_columns or frame.columns)]
+        columns = [
+            (self.key_writer.encode(self.key_columns) if self.key_columns else F.lit(None).cast("binary")).alias("key"),
+            self.value_writer.encode(names).alias("value"),
+        ]
+        if self.topic_column:
+            columns.append(self.topic_of_row().alias("topic"))
+        if self.partition:
+            columns.append(self.partition_of_row().alias("partition"))
+        if self.timestamp:
+            columns.append(self.milliseconds_of_row(frame).alias("timestamp"))
+        if self.headers:
+            columns.append(self.headers_of_row().alias("headers"))
+        return frame.select(*columns)
+
+    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> RecordEncoder | str:
+        """The same for a task that reads by itself; or why it has to be left to Spark, as a clause.
+
+        :param columns: names and kinds of the source's columns.
+        """
+        from airflow_kafka_spark.formats import String
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
+
+        kinds = dict(columns)
+        written = [(name, kinds[name]) for name in self.value_columns or kinds]
+        value = self.value_writer.encoder(written)
+        key = self.key_writer.encoder([(name, kinds[name]) for name in self.key_columns]) if self.key_columns else None
+        headers = {header: String().encoder([(column, kinds[column])]) for header, column in self.headers.items()}
+        if value is None:
+            return "its values are written by Spark only"
+        if self.key_columns and key is None:
+            return f"column `{self.key_columns[0]}` is written as a key by Spark only"
+        for column, fitting in ((self.topic_column, _TOPICS), (self.partition, _NUMBERS), (self.timestamp, _TIMES)):
+            if column is not None and kinds[column] not in fitting:
+                return f"column `{column}` is of another kind ({kinds[column]})"
+        known = {header: encoder for header, encoder in headers.items() if encoder is not None}
+        if missing := set(headers) - set(known):
+            return f"column `{self.headers[min(missing)]}` is written as a header by Spark only"
+        return RecordEncoder(key, value, self.topic_column, self.partition, self.timestamp, known)
+
+    # --- where and when a row is sent, as Spark expressions ---
+
+    def topic_of_row(self) -> Column:
+        """Of type string."""
+        from pyspark.sql import functions as F
+
+        return spark_column(self.topic_column).cast("string") if self.topic_column else F.lit(self.topic)
+
+    def partition_of_row(self) -> Column:
+        """Of type int; null where its key says where it goes."""
+        from pyspark.sql import functions as F
+
+        return (spark_column(self.partition) if self.partition else F.lit(None)).cast("int")
+
+    def milliseconds_of_row(self, frame: DataFrame) -> Column:
+        """Of type bigint, since the epoch; null where it is the time of writing."""
+        from pyspark.sql import functions as F
+
+        if not self.timestamp:
+            return F.lit(None).cast("bigint")
+        column = spark_column(self.timestamp)
+        kind = frame.schema[self.timestamp].dataType.typeName()
+        if kind.startswith("timestamp"):
+            return F.unix_millis(column.cast("timestamp"))
+        return column.cast("bigint")
+
+    def headers_of_row(self) -> Column:
+        """An array of name and bytes."""
+        from pyspark.sql import functions as F
+
+        pairs = [
+            F.when(
+                spark_column(column).isNotNull(),
+                F.struct(F.lit(name).alias("key"), spark_column(column).cast("string").cast("binary").alias("value")),
+            )
+            for name, column in self.headers.items()
+        ]
+        return F.filter(F.array(*pairs), lambda pair: pair.isNotNull())
+
+
+def struct_encoders(records: DataFrame, value: Format | None, key: Format | None) -> dict[str, StructEncoder]:
+    """What encodes the keys and values that are still rows, in the task that publishes them.
+
+    :param records: see :meth:`KafkaSink.records`.
+    :param value: how values are written.
+    :param key: how keys are.
+    :raises KafkaSparkError: the columns cannot be written.
+    """
+    made = {}
+    for part, format in (("value", value), ("key", key)):
+        rows = records.schema[part].dataType
+        if format is not None and format.encodes_in_tasks and rows.typeName() == "struct":
+            made[part] = format.struct_encoder(columns_of(cast(Any, rows)))
+    return made

@@ -1,0 +1,361 @@
+"""Publishing one split in one Kafka transaction.
+
+The order of the three steps is what makes it exactly-once:
+
+1. **fence**: ``init_transactions()`` on the split's own transactional id. A task that published this split before has finished,
+   or is refused from here on.
+2. **look** for the split's marker in the ledger. If it is there, so are the records.
+3. **write**: one transaction of all records, of the dead letters, of the consumed offsets where they were read from Kafka, and,
+   last, the marker.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import (
+    CountMismatch,
+    Fenced,
+    KafkaSparkError,
+    KafkaUnavailable,
+    SparkJobFailed,
+    TransactionTimedOut,
+)
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
+from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
+from airflow_kafka_spark.ledger.topic import PROMPT, LedgerPlace, read_to
+from airflow_kafka_spark.sinks.kafka.tasks.claimed_window import look
+from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming, Rejected, SourceRows
+from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, refused
+from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, from_bytes
+from airflow_kafka_spark.windows.codec import encode_error, marker_to_json, result_to_json
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_key, marker_record, window_key
+from airflow_kafka_spark.windows.model import Landed, Marker, SplitResult, TopicPartition
+
+PRODUCER: Mapping[str, Any] = {
+    "compression.type": "lz4",
+    "linger.ms": 5,
+    "batch.size": 1 << 20,
+    "batch.num.messages": 10_000,
+    "queue.buffering.max.messages": 500_000,
+    "queue.buffering.max.kbytes": 131_072,
+    "allow.auto.create.topics": False,
+    # As the Java client places keys, so that other producers' records of a key lie in the same partition.
+    "partitioner": "murmur2_random",
+}
+"""Defaults of the producer, measured in benchmarks/. The settings of the connection take precedence."""
+
+FENCE_SECONDS = 60.0
+YIELD_SECONDS = 30.0
+"""How long a task that was fenced waits for the marker of the other task: usually its own copy, started by speculation."""
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """Offsets of a consumer group that are committed in the transactions of splits.
+
+    :param group_id: the group.
+    :param offsets: split index -> its input partition, the next offset to read, and the metadata of the commit.
+    """
+
+    group_id: str
+    offsets: Mapping[int, tuple[TopicPartition, int, str]]
+
+
+@dataclass(frozen=True)
+class BadRecordPolicy:
+    """How bad records that are tolerated are handled. Their dead letters are sent in the transaction of their split.
+
+    :param topic: the dead letter topic; None: bad records are only counted. A letter is the record as it was read, or JSON where
+        a row never became a record.
+    :param partitions: how many partitions that topic has.
+    :param envelope: adds the headers of the letters.
+    :param counted: split index -> its bad records, where they were counted beforehand: a split with more is not published.
+    """
+
+    topic: str | None = None
+    partitions: int = 1
+    envelope: Envelope | None = None
+    counted: Mapping[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """Publishes splits of one window.
+
+    :param config: the producer's configuration. Travels to the executors inside the pickled task only.
+    :param reading: the configuration of a consumer, to read the ledger with.
+    :param ledger: the claimed window in the ledger, where the markers go.
+    :param prefix: the beginning of the splits' transactional ids; the split's index follows.
+    :param topic: the topic of records that do not name their own.
+    :param partitions: the number of partitions of each known topic, which decides where keys go.
+    :param transaction_timeout: seconds after which the broker aborts a transaction.
+    :param consumed: the offsets to commit, where splits were read from Kafka.
+    :param bad_record_policy: how bad records are handled; None: a split that holds one is not published.
+    :param conn_id: the connection, for messages.
+    :param routes: topics that only transforms route records to. Their records are counted apart.
+    """
+
+    config: Mapping[str, Any] = field(repr=False)
+    reading: Mapping[str, Any] = field(repr=False)
+    ledger: LedgerPlace
+    prefix: str
+    topic: str | None
+    partitions: Mapping[str, int]
+    transaction_timeout: float
+    consumed: Consumed | None = None
+    bad_record_policy: BadRecordPolicy | None = None
+    conn_id: str = ""
+    routes: frozenset[str] = frozenset()
+
+    def publish(self, split: int, incoming: Incoming) -> Marker:
+        """Publish a split, or find that it is published, and return its marker.
+
+        :raises Rejected: the split holds bad records; nothing is published.
+        :raises Fenced: a newer attempt owns the window, or another task works on this split.
+        :raises TransactionTimedOut: it took longer than ``transaction_timeout``.
+        :raises KafkaRefused: the brokers do not accept a record; nothing is published.
+        :raises KafkaUnavailable: the brokers do not answer; the split is not published, or its marker says that it is.
+        """
+        events, began = ClientEvents(), time.monotonic()
+        try:
+            producer = self._fence(split, events)
+            if (marker := self.look(split)) is None:
+                faults.reached("publish.begin")
+                began = time.monotonic()
+                return self._write(producer, split, incoming)
+        except (KafkaException, SystemError) as error:
+            # A fatal error that is raised while callbacks run comes out of the client as a SystemError.
+            marker = self._resolve(error, events, split, time.monotonic() - began)
+        incoming.drain()
+        return marker
+
+    def _fence(self, split: int, events: ClientEvents) -> Producer:
+        milliseconds = round(self.transaction_timeout * 1000)
+        timeouts = {"transaction.timeout.ms": milliseconds, "message.timeout.ms": milliseconds}
+        config = {**PRODUCER, **self.config, **timeouts}
+        return fencing_producer(config, f"{self.prefix}{split}", self.ledger.topic, FENCE_SECONDS, events)
+
+    def look(self, split: int) -> Marker | None:
+        """Return the split's marker, or None if the split is not published.
+
+        :raises Fenced: a newer attempt has claimed the window, or the window is complete: this task belongs to an older attempt.
+        """
+        memory = self._memory(split)
+        mine = memory.owned(self.ledger.number, self.ledger.token)
+        if mine is None or mine.state.value != "PLANNED":
+            raise Fenced(self.ledger.pipeline, self._doing(split))
+        return memory.markers.get((self.ledger.number, split))
+
+    def _memory(self, split: int) -> Memory:
+        tp = TopicPartition(self.ledger.topic, self.ledger.partition)
+        config = {**self.reading, **PROMPT}
+        consumer = Consumer({**config, "isolation.level": "read_uncommitted"}, logger=ClientEvents())
+        try:
+            _, high = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), timeout=FENCE_SECONDS)
+        except KafkaException as error:
+            raise self._unavailable(error, f"looking into {tp}") from None
+        finally:
+            consumer.close()
+        # Only these keys, not the markers of other splits: a task that died with its marker sent would hold up all the others.
+        mine = (
+            window_key(self.ledger.pipeline, self.ledger.number),
+            marker_key(self.ledger.pipeline, self.ledger.number, split),
+        )
+
+        def read(start: int) -> Iterator[LedgerRecord]:
+            return read_to(config, tp, start, high, mine, on_open_transaction=self._end)
+
+        return look(self.ledger, split, read, high)
+
+    def _end(self, holder: OpenTransaction) -> str:
+        return abort_transaction({**PRODUCER, **self.config}, self.ledger.topic, holder)
+
+    def _write(self, producer: Producer, split: int, incoming: Incoming) -> Marker:
+        producer.begin_transaction()
+        sender = self._sender(producer, self.topic, self.partitions, split)
+        try:
+            for batch in incoming:
+                sender.send(batch)
+                faults.reached("publish.mid")
+            dead = self._send_dead_letters(producer, incoming.result) if incoming.result is not None else ()
+            landed = sender.flush()
+            faults.reached("publish.flushed")
+            self._consume(producer, split)
+            published = tuple(part for part in landed if part.topic not in self.routes)
+            routed = tuple(part for part in landed if part.topic in self.routes)
+            marker = Marker(self.ledger.number, split, published, sender.bytes, incoming.result, dead, routed)
+            self._mark(producer, marker)
+            faults.reached("publish.marked")
+            producer.commit_transaction(self.transaction_timeout)
+        except (KafkaSparkError, Rejected):
+            abort(producer)
+            raise
+        faults.reached("publish.committed")
+        return marker
+
+    def _send_dead_letters(self, producer: Producer, result: SplitResult) -> tuple[Landed, ...]:
+        """Send the dead letters of a split in its transaction, so that they are visible exactly when its records are.
+
+        :raises Rejected: bad records are not tolerated.
+        :raises SparkJobFailed: the split holds more of them than were counted.
+        """
+        policy = self.bad_record_policy
+        if not result.rejected:
+            return ()
+        if policy is None:
+            raise Rejected(result)
+        counted = result.rejected if policy.counted is None else policy.counted.get(result.index, 0)
+        if result.rejected > counted:
+            found = f"split {result.index} holds {result.rejected} bad records, but held {counted} when they were counted"
+            raise SparkJobFailed(f"{self.ledger.pipeline}#{self.ledger.number}", found)
+        if policy.topic is None or policy.envelope is None:
+            return ()
+        letters = from_bytes([result.letters])
+        if letters.num_rows != result.rejected:
+            raise CountMismatch(f"{self.ledger.pipeline}#{self.ledger.number}", result.rejected, letters.num_rows)
+        sender = self._sender(
+            producer,
+            policy.topic,
+            {policy.topic: policy.partitions},
+            result.index,
+            "dead letter",
+        )
+        sender.send(policy.envelope.records(letters))
+        return sender.flush()
+
+    def _sender(
+        self, producer: Producer, topic: str | None, partitions: Mapping[str, int], split: int, called: str = "row"
+    ) -> Sender:
+        return Sender(producer, topic, dict(partitions), split, self.transaction_timeout, called, self.conn_id)
+
+    def _consume(self, producer: Producer, split: int) -> None:
+        if self.consumed is None or split not in self.consumed.offsets:
+            return
+        offsets = [self.consumed.offsets[split]]
+        send_offsets(producer, self.reading, self.consumed.group_id, offsets, self.transaction_timeout)
+
+    def _mark(self, producer: Producer, marker: Marker) -> None:
+        # The marker goes last: until its transaction ends, no reader gets past it in the ledger's partition.
+        record = marker_record(self.ledger.pipeline, marker)
+        producer.produce(self.ledger.topic, record.value, record.key, self.ledger.partition)
+        if producer.flush(self.transaction_timeout):
+            raise KafkaUnavailable(
+                str(self.config.get("bootstrap.servers")), f"publishing split {marker.split}", "its marker was not acknowledged"
+            )
+
+    def _resolve(self, error: Exception, events: ClientEvents, split: int, seconds: float) -> Marker:
+        """Find out from the ledger, never from the exception, what became of the split.
+
+        The outcome is unknown, or another task has taken over.
+
+        :return: its marker, if it is published.
+        """
+        fenced = is_fenced(error, events)
+        if (fenced or is_fatal(error)) and seconds > self.transaction_timeout:
+            # The brokers use one error for a producer that took too long and for one that was replaced.
+            marker = self.look(split)
+            failure: KafkaSparkError = TransactionTimedOut(
+                self.ledger.pipeline, self._doing(split), seconds, self.transaction_timeout
+            )
+        elif fenced:
+            marker = self._wait_for_other(split)
+            failure = Fenced(self.ledger.pipeline, self._doing(split))
+        elif is_fatal(error):
+            # Most likely a fence that the client reports under another name. Fencing in return would end the task that took over.
+            marker = self._wait_for_other(split)
+            failure = self._unavailable(error, self._doing(split))
+        else:
+            failure = self._failure(error, self._doing(split))
+            # Fencing this task's own id ends the transaction in doubt: it is published by then, or never will be.
+            try:
+                self._fence(split, ClientEvents())
+            except KafkaException:
+                raise failure from None
+            marker = self.look(split)
+        if marker is None:
+            raise failure from None
+        return marker
+
+    def _wait_for_other(self, split: int) -> Marker | None:
+        deadline = time.monotonic() + YIELD_SECONDS
+        while (marker := self.look(split)) is None and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return marker
+
+    def _doing(self, split: int) -> str:
+        return f"publishing split {split} of window {self.ledger.number}"
+
+    def _failure(self, error: Exception, doing: str) -> KafkaSparkError:
+        """Return the error to raise: :class:`KafkaRefused` if the brokers refused a record, which only the transaction reports if
+        no callback watched its batch."""
+        said = error.args[0] if isinstance(error, KafkaException) else None
+        return (said and refused(said, self.conn_id, "rows")) or self._unavailable(error, doing)
+
+    def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:
+        return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe(error))
+
+
+@dataclass(frozen=True)
+class PublishTask:
+    """The function that Spark maps over the partitions of a source (``mapInArrow``). Partition ``i`` is split ``splits[i]``.
+
+    :param publisher: publishes the splits; None: their rows are only counted.
+    :param splits: the indexes of the splits that are left to publish.
+    :param encoder: encodes keys and values that arrive as structs.
+    """
+
+    publisher: Publisher | None
+    splits: tuple[int, ...]
+    encoder: KeyValueEncoder
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        split = self.splits[partition_id()]
+        policy = self.publisher.bad_record_policy if self.publisher is not None else None
+        keep = policy is not None and policy.topic is not None
+        yield publish_split(self.publisher, split, self.rows(batches, split, keep, policy is not None))
+
+    def rows(self, batches: Iterator[pa.RecordBatch], split: int, keep: bool, tolerant: bool) -> SourceRows:
+        """Return the rows of a split as records to publish. Overridden where there are transforms."""
+        return SourceRows(batches, from_spark=True, split=split, encoder=self.encoder, keep=keep, tolerant=tolerant)
+
+
+def publish_split(publisher: Publisher | None, split: int, incoming: Incoming) -> pa.RecordBatch:
+    """Publish a split, or only count its rows, and return the result for the driver.
+
+    :param publisher: None: the rows are only counted.
+    :return: one row of JSON with the split's marker, its count, its bad records, or the error that ended it.
+    """
+    try:
+        if publisher is None:
+            for _ in incoming:
+                pass
+            assert incoming.result is not None
+            result = json.dumps({"counted": result_to_json(incoming.result)})
+        else:
+            result = json.dumps({"marker": marker_to_json(publisher.publish(split, incoming))})
+    except Rejected as rejected:
+        result = json.dumps({"rejected": result_to_json(rejected.result)})
+    except KafkaSparkError as error:
+        result = encode_error(error)
+    return pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
+
+
+def partition_id() -> int:
+    """Return the number of the partition that this Spark task works on."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()

@@ -1,0 +1,257 @@
+"""From Arrow batches into a producer's open transaction. Runs in Spark's tasks.
+
+A batch has the columns ``key`` and ``value`` (binary) and, where asked for, ``topic``, ``partition``, ``timestamp``
+(milliseconds) and ``headers``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import length_hint
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
+from airflow_kafka_spark.hooks.partitioner import partitions_of
+from airflow_kafka_spark.sinks.kafka.tasks.headers import pairs_of
+from airflow_kafka_spark.windows.model import Landed, TopicPartition
+
+BATCH = 20_000
+_SENT = ("key", "value", "timestamp", "headers")
+_ROOM_SECONDS = 0.05
+
+
+@dataclass
+class _Place:
+    """What is known of one partition."""
+
+    partition: int
+    records: int = 0
+    first: int = -1
+    last: int = -1
+
+
+@dataclass
+class Sender:
+    """Sends batches, and counts where their records land.
+
+    Every record is given its partition here, placed as the Java client places keys: so each is counted without a callback for it,
+    and the first and last of a partition tell the offsets, since a producer keeps a partition's order.
+
+    :param producer: with a transaction begun.
+    :param topic: for records that name none.
+    :param partitions: partitions per topic; others are looked up.
+    :param turn: where records without a key begin.
+    :param patience: seconds without room in the producer's queue after which the brokers are given up.
+    :param called: what a row is, in messages.
+    :param conn_id: the connection, for messages.
+    """
+
+    producer: Producer
+    topic: str | None
+    partitions: dict[str, int]
+    turn: int = 0
+    patience: float = 300.0
+    called: str = "row"
+    conn_id: str = ""
+    bytes: int = 0
+    rows: int = 0
+    _places: dict[TopicPartition, _Place] = field(default_factory=dict)
+    _errors: list[tuple[str, KafkaError]] = field(default_factory=list)
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Queue a batch. Waits while the producer's queue is full.
+
+        :raises RowRejected: a row cannot be a record: too large, a partition or a topic that is not there.
+        :raises KafkaRefused: the brokers do not take one that was sent.
+        :raises KafkaUnavailable: the brokers take nothing.
+        """
+        for start in range(0, batch.num_rows, BATCH):
+            self._send(batch.slice(start, BATCH))
+
+    def flush(self) -> tuple[Landed, ...]:
+        """Wait until the brokers have everything.
+
+        :return: where it lies.
+        """
+        left = self.producer.flush(self.patience)
+        self._raise()
+        if left:
+            raise KafkaUnavailable("", "sending records", f"{left} of {self.rows} were not acknowledged in {self.patience:.0f} s")
+        return tuple(Landed(*tp, place.first, place.last, place.records) for tp, place in sorted(self._places.items()))
+
+    def _send(self, batch: pa.RecordBatch) -> None:
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        keys, values = columns["key"], columns["value"]
+        self.bytes += (pc.sum(pc.binary_length(keys)).as_py() or 0) + (pc.sum(pc.binary_length(values)).as_py() or 0)
+        if (names := columns.get("topic")) is None:
+            assert self.topic is not None
+            self._send_to(self.topic, columns, range(batch.num_rows))
+        else:
+            topics = names.to_pylist()
+            for topic in dict.fromkeys(topics):
+                rows = [at for at, name in enumerate(topics) if name == topic]
+                self._send_to(topic, {name: column.take(pa.array(rows)) for name, column in columns.items()}, rows)
+        self.rows += batch.num_rows
+
+    def _send_to(self, topic: str | None, columns: Mapping[str, Any], rows: Sequence[int]) -> None:
+        if not topic:
+            raise RowRejected(self._row(rows[0]), "its topic is null or empty", "Give every row the name of a topic")
+        count = self._count(topic)
+        places = partitions_of(columns["key"], count, self.turn)
+        self.turn += 1
+        if "partition" in columns:
+            places = self._own_partitions(topic, columns["partition"], places, count, rows)
+        # Partition by partition: the client's queues, and the memory of what is sent together, then lie together.
+        order = np.argsort(places, kind="stable")
+        in_order = {name: columns[name].take(pa.array(order)) for name in _SENT if name in columns}
+        lists = {name: pairs_of(column) if name == "headers" else column.to_pylist() for name, column in in_order.items()}
+        notes: list[Callable[..., None] | None] = [None] * len(order)
+        end = 0
+        for partition, records in enumerate(np.bincount(places).tolist()):
+            if records:
+                place = self._place(topic, partition)
+                if not place.records:
+                    notes[end] = self._noting(topic, place)
+                end += records
+                notes[end - 1] = self._noting(topic, place)
+                place.records += records
+        self._produce(topic, lists, places[order].tolist(), notes, lambda at: rows[order[at]])
+        self.producer.poll(0)
+        self._raise()
+
+    def _produce(
+        self,
+        topic: str,
+        lists: Mapping[str, list],
+        places: list[int],
+        notes: list[Callable[..., None] | None],
+        row_of: Callable[[int], int],
+    ) -> None:
+        columns: list[list] = [lists["value"], lists["key"], places, notes]
+        produce: Callable[..., None] = self.producer.produce
+        if "headers" in lists or "timestamp" in lists:
+            produce = self._produce_dated
+            nothing: list = [None] * len(places)
+            columns += [lists.get("timestamp", nothing), lists.get("headers", nothing)]
+        deadline, first = time.monotonic() + self.patience, 0
+        while columns[0]:
+            left = [iter(column) for column in columns]
+            try:
+                # One call a record, and no line of Python around it: cheaper than produce_batch(), which wants a dictionary each.
+                deque(map(produce, repeat(topic), *left), maxlen=0)
+                return
+            except (BufferError, KafkaException) as error:
+                at = len(columns[0]) - length_hint(left[0]) - 1
+                if isinstance(error, KafkaException):
+                    raise self._refused(error.args[0], row_of(first + at)) from None
+                self._make_room(deadline)
+                # On with the record that found no room.
+                columns, first = [column[at:] for column in columns], first + at
+
+    def _produce_dated(
+        self, topic: str, value: Any, key: Any, partition: int, note: Callable[..., None] | None, stamp: int, headers: list | None
+    ) -> None:
+        self.producer.produce(topic, value, key, partition, note, timestamp=stamp or 0, headers=headers or None)
+
+    def _place(self, topic: str, partition: int) -> _Place:
+        return self._places.setdefault(TopicPartition(topic, partition), _Place(partition))
+
+    def _make_room(self, deadline: float) -> None:
+        self.producer.poll(_ROOM_SECONDS)
+        self._raise()
+        if time.monotonic() > deadline:
+            raise KafkaUnavailable("", "sending records", f"the queue has been full for {self.patience:.0f} s")
+
+    # --- where records go ---
+
+    def _count(self, topic: str) -> int:
+        if topic not in self.partitions:
+            found = self.producer.list_topics(topic, timeout=30).topics.get(topic)
+            if found is None or found.error is not None or not found.partitions:
+                raise TopicMissing("", [topic])
+            self.partitions[topic] = len(found.partitions)
+        return self.partitions[topic]
+
+    def _own_partitions(self, topic: str, column: Any, places: Any, count: int, rows: Sequence[int]) -> Any:
+        """What the rows ask for; null leaves it to the key."""
+        wrong = pc.indices_nonzero(pc.fill_null(pc.or_(pc.less(column, 0), pc.greater_equal(column, count)), False))
+        if len(wrong):
+            at = wrong[0].as_py()
+            found = f"it asks for partition {column[at].as_py()}, and topic `{topic}` has partitions 0 to {count - 1}"
+            raise RowRejected(self._row(rows[at]), found, "Correct the partition column")
+        asked = np.asarray(pc.fill_null(column, -1)).astype(np.int32)
+        return np.where(asked < 0, places, asked)
+
+    def _noting(self, topic: str, place: _Place) -> Callable[..., None]:
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
+            if error is not None:
+                self._errors.append((topic, error))
+                return
+            offset = message.offset()
+            place.first = offset if place.first < 0 else min(place.first, offset)
+            place.last = max(place.last, offset)
+
+        return on_delivery
+
+    # --- errors ---
+
+    def _row(self, at: int) -> str:
+        return f"{self.called} {self.rows + at + 1}"
+
+    def _refused(self, error: KafkaError, row: int) -> Exception:
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            action = "Raise `max.message.bytes` of the topic, or leave out what makes the row large"
+            return RowRejected(self._row(row), "it is larger than a record of the topic may be (`max.message.bytes`)", action)
+        if error.code() in (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
+            return RowRejected(self._row(row), error.str(), "Correct the row's topic or partition")
+        return KafkaException(error)
+
+    def _raise(self) -> None:
+        if self._errors:
+            topic, error = self._errors[0]
+            raise refused(error, self.conn_id, f"{self.called}s", topic) or KafkaException(error)
+
+
+# --- refused --------------------------------------------------------------------------------
+
+
+_VALIDATES = (
+    "See what {topic} validates, and let it take such records: timestamps as old, or as new, as theirs "
+    "(`message.timestamp.before.max.ms`, `.after.max.ms`; or `message.timestamp.type=LogAppendTime`), keys where it is compacted"
+)
+
+HELP = {
+    "MSG_SIZE_TOO_LARGE": "Raise `max.message.bytes` of {topic}",
+    "INVALID_TIMESTAMP": _VALIDATES,
+    "INVALID_RECORD": _VALIDATES,
+    # The others of a batch with such a record.
+    "_INVALID_DIFFERENT_RECORD": _VALIDATES,
+    "POLICY_VIOLATION": _VALIDATES,
+    "TOPIC_AUTHORIZATION_FAILED": "Grant the connection's user WRITE and DESCRIBE on {topic}",
+}
+"""By Kafka's name of the error, what helps."""
+
+AFTERWARDS = "The task may then be retried: it goes on with the same window"
+
+
+def refused(error: Any, conn_id: str, called: str, topic: str | None = None) -> KafkaRefused | None:
+    """An error as what it is; None where it is not about records, and a retry may help.
+
+    :param error: the client's ``KafkaError``.
+    :param called: what is sent, in the plural.
+    :param topic: where to; None where that is not known.
+    """
+    if error.name() not in HELP:
+        return None
+    where = f"topic `{topic}`" if topic else "the topic"
+    action = f"{HELP[error.name()].format(topic=where)}. {AFTERWARDS}"
+    return KafkaRefused(conn_id, f"sending {called} to {where}", error.name(), error.str(), action)

@@ -1,0 +1,399 @@
+"""Preparing an attempt at a window on the driver: end earlier attempts, remove what they left behind, look up the target."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+from uuid import uuid4
+
+from airflow_kafka_spark.errors import SinkRejected, WindowConflict
+from airflow_kafka_spark.hooks.postgres import APPLICATION, Name, parse_name, resolve, rows, run
+from airflow_kafka_spark.sinks.postgres import evolve as evolution
+from airflow_kafka_spark.sinks.postgres import sql
+from airflow_kafka_spark.sinks.postgres.catalog import Table, read_table
+from airflow_kafka_spark.sinks.postgres.server import SinkServer, lock_key, pipeline_key
+from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
+from airflow_kafka_spark.sinks.postgres.types import StageColumn, copies_directly, merge_column, stage_column
+from airflow_kafka_spark.sinks.postgres.windows_table import exists, recorded, refuse_conflict
+from airflow_kafka_spark.windows.model import Split, Window
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from airflow_kafka_spark.sinks.base import Shape
+    from airflow_kafka_spark.sinks.postgres.options import PostgresOptions
+    from airflow_kafka_spark.sinks.postgres.tasks.write import Load
+
+log = logging.getLogger(__name__)
+
+OFFSET, TOMBSTONE = "__airflow_offset", "__airflow_tombstone"
+KEEP_SPLITS = "Set back what decides the size of splits until this window is complete"
+STAGES = "airflow_stage_"
+"""The beginning of the names of all stages."""
+ABANDONED_DAYS = 7.0
+"""Minimum age of an attempt whose tables an attempt of another pipeline removes."""
+_POLL = 0.02
+_DROPPED_AT_ONCE = 50
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class WindowAttempt:
+    """One attempt at a window: its tables, and how rows get into the target.
+
+    :param server: the server, with the password.
+    :param target: the table.
+    :param windows: the sink's record of windows.
+    :param markers: the table of splits that are committed one by one.
+    :param stage_schema: the schema of the stages.
+    :param key: identifies the pipeline in names of tables and sessions.
+    :param token: identifies this attempt.
+    :param columns: the columns of the rows.
+    :param merge: the statements that move rows into the target.
+    :param direct: True if COPY may write into the target itself.
+    :param tolerates: True if rows that the target refuses are left out and reported.
+    :param keep_windows: how many rows of the pipeline the sink's record keeps.
+    """
+
+    server: SinkServer
+    window: Window
+    splits: tuple[Split, ...]
+    target: Name
+    windows: Name
+    markers: Name
+    stage_schema: str
+    key: str
+    token: str
+    columns: tuple[StageColumn, ...]
+    merge: Merge
+    direct: bool
+    tolerates: bool = False
+    keep_windows: int = 1000
+
+    @property
+    def application_name(self) -> str:
+        return application_name(self.key)
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of this attempt's tables. With what follows they have at most 63 bytes."""
+        return f"{stage_prefix(self.key)}{self.window.number:x}_{self.token}"
+
+    @property
+    def registry(self) -> Name:
+        """The attempt's list of stages."""
+        return Name(self.stage_schema, f"{self.prefix}_r")
+
+    @property
+    def owner(self) -> int:
+        """The token as a number, for the owner's row of the splits table."""
+        return int(self.token, 16)
+
+    @property
+    def lock(self) -> int:
+        """The advisory lock that is held while a window of this pipeline is applied."""
+        return lock_key("window", str(self.windows), self.window.pipeline)
+
+    def staged(self) -> WindowAttempt:
+        """Return this attempt with stages that have a column of offsets, for splits that were deferred and are now staged."""
+        return replace(self, merge=replace(self.merge, offset=OFFSET))
+
+    def load(self) -> Load:
+        """Return the part of the attempt that tasks need."""
+        from airflow_kafka_spark.sinks.postgres.tasks.write import Load
+
+        return Load(
+            server=self.server,
+            application_name=self.application_name,
+            pipeline=self.window.pipeline,
+            number=self.window.number,
+            window=str(self.window),
+            target=str(self.target),
+            columns=self.columns,
+            key=self.merge.key,
+            offset=self.merge.offset,
+            tombstone=self.merge.tombstone,
+        )
+
+    def stage(self, split: int, table: str) -> StagedSplit:
+        """Return a registered stage, with the position of its partition among the window's partitions."""
+        r = next(s.range for s in self.splits if s.index == split)
+        partitions = sorted({s.range.topic_partition for s in self.splits})
+        return StagedSplit(str(Name(self.stage_schema, table)), r.topic, r.partition, partitions.index(r.topic_partition))
+
+
+def application_name(key: str) -> str:
+    return f"{APPLICATION} {key}"
+
+
+def stage_prefix(key: str) -> str:
+    return f"{STAGES}{key}_"
+
+
+def prepare(sink: PostgresOptions, window: Window, splits: Sequence[Split], shape: Shape) -> WindowAttempt:
+    """End earlier attempts, remove what they left, create the tables that are missing, and look up the target.
+
+    :raises WindowConflict: the window cannot follow the sink's last one.
+    :raises SinkRejected: the target does not take these rows.
+    :raises SinkUnavailable: the server cannot be reached, or an earlier attempt cannot be ended.
+    """
+    server = sink.server()
+    with server.session("beginning window", str(window)) as connection:
+        schema, table = parse_name(sink.table)
+        name = resolve(connection, schema, table)
+        windows, markers = Name(name.schema, sink.windows_table), Name(name.schema, sink.splits_table)
+        key = pipeline_key(windows, window.pipeline)
+        stage_schema = sink.stage_schema or name.schema
+        _clear(connection, key, stage_schema, server.lock_timeout)
+        clear_abandoned(connection, stage_schema)
+        _create_missing(connection, sink, name, windows, markers, shape)
+        if sink.auto_evolve:
+            # Before anything is staged, and never undone: the next attempt finds the columns of one that was killed.
+            evolution.evolve(connection, sink, name, shape)
+        token = uuid4().hex[:8]
+        if recorded(connection, windows, window) is None:
+            refuse_conflict(connection, windows, window)
+            # First take over, then compare: from here on no task of an earlier attempt can add a marker to those compared.
+            _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
+            if not window.replay:
+                _refuse_open_markers(connection, windows, markers, window, splits)
+                _compare_markers(connection, sink, markers, window, splits, tolerates=shape.tolerates)
+        target = read_table(connection, name)
+        if target is None:
+            raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")
+        columns, merge, direct = _plan(sink, target, shape, window)
+        attempt = WindowAttempt(
+            server, window, tuple(splits), name, windows, markers, stage_schema, key, token, columns, merge, direct,
+            tolerates=shape.tolerates, keep_windows=sink.keep_windows,
+        )  # fmt: skip
+        if sink.atomic == "window":
+            create_stage_registry(connection, attempt.registry)
+        return attempt
+
+
+# --- earlier attempts ----------------------------------------------------------------------------------------------------
+
+
+def _clear(connection: psycopg.Connection, key: str, schema: str, patience: float) -> None:
+    """End the sessions of earlier attempts, whatever they are doing, and drop their tables.
+
+    A paused attempt that wakes up finds its session closed; a task of it that opens a new one finds its registry gone.
+    """
+
+    def drop_some() -> bool:
+        left = [Name(schema, row[0]) for row in rows(connection, sql.tables_like(schema, stage_prefix(key)))]
+        if left:
+            run(connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))
+        return len(left) > _DROPPED_AT_ONCE
+
+    deadline = time.monotonic() + patience
+    _end_sessions(connection, key, deadline)
+    while _with_short_locks(connection, key, patience, deadline, drop_some):
+        _end_sessions(connection, key, deadline)
+
+
+def _with_short_locks(
+    connection: psycopg.Connection, key: str, patience: float, deadline: float, step: Callable[[], _Result]
+) -> _Result:
+    """Run a step in a transaction of its own. While another session holds a lock that it needs, end the sessions of earlier
+    attempts and run it again.
+
+    :raises psycopg.errors.LockNotAvailable: the lock is still held after the deadline.
+    """
+    from psycopg import errors
+
+    while True:
+        try:
+            with connection.transaction():
+                # A short timeout: a session of an earlier attempt may have begun since, and holds its locks until it is ended.
+                run(connection, sql.set_lock_timeout(min(patience, 1.0)))
+                return step()
+        except errors.LockNotAvailable:
+            if time.monotonic() > deadline:
+                raise
+            _end_sessions(connection, key, deadline)
+
+
+def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
+    """Drop up to 50 tables of abandoned attempts, whose pipelines no longer run and so do not remove them.
+
+    Guarantee: nothing that a live attempt needs is dropped. Only attempts count that began more than :data:`ABANDONED_DAYS` days
+    ago and whose pipeline has no session on the server: an attempt has one for as long as it lives. Never waits for a lock, and
+    never fails an attempt.
+    """
+    from psycopg import Error
+
+    with suppress(Error), connection.transaction():
+        run(connection, sql.set_lock_timeout(0.1))
+        query = sql.abandoned_tables(schema, STAGES, APPLICATION, ABANDONED_DAYS, _DROPPED_AT_ONCE)
+        left = [Name(schema, row[0]) for row in rows(connection, query)]
+        if left:
+            log.info("Dropping %d tables of attempts that were abandoned in schema %s", len(left), schema)
+            run(connection, sql.drop_tables(left))
+
+
+def create_stage_registry(connection: psycopg.Connection, registry: Name) -> None:
+    """Create an attempt's list of stages, and note when the attempt began."""
+    with connection.transaction():
+        run(connection, sql.create_registry(registry))
+        run(connection, sql.stamp_registry(registry, rows(connection, sql.server_time())[0][0]))
+
+
+def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> None:
+    from psycopg import errors
+
+    asked: set[int] = set()
+    not_ours: set[int] = set()
+    while others := {pid for (pid,) in rows(connection, sql.sessions_named(application_name(key)))} - not_ours:
+        for pid in others - asked:
+            asked.add(pid)
+            try:
+                run(connection, sql.terminate(pid))
+            except errors.InsufficientPrivilege:
+                # A session of another role. If it holds a lock that is needed here, the lock timeout reports it.
+                not_ours.add(pid)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_POLL)
+
+
+def _take_over(
+    connection: psycopg.Connection,
+    sink: PostgresOptions,
+    markers: Name,
+    window: Window,
+    key: str,
+    owner: int,
+    patience: float,
+) -> None:
+    """Make this attempt the only one whose tasks may commit splits of the pipeline one by one. With ``atomic="window"`` no task
+    may.
+
+    A task locks the owner's row from its check until it commits. So a split that it commits is there before this returns.
+    """
+    if not exists(connection, markers):
+        return
+    pipeline = window.pipeline
+    statement = sql.set_owner(markers, pipeline, owner) if sink.atomic == "split" else sql.remove_owner(markers, pipeline)
+    _with_short_locks(connection, key, patience, time.monotonic() + patience, lambda: run(connection, statement))
+
+
+def drop_attempt_tables(connection: psycopg.Connection, attempt: WindowAttempt) -> None:
+    """Drop all tables of an attempt."""
+    while left := rows(connection, sql.tables_like(attempt.stage_schema, f"{attempt.prefix}_")):
+        run(connection, sql.drop_tables(Name(attempt.stage_schema, row[0]) for row in left[:_DROPPED_AT_ONCE]))
+
+
+# --- the tables that have to be there ------------------------------------------------------------------------------------
+
+
+def _create_missing(
+    connection: psycopg.Connection, sink: PostgresOptions, name: Name, windows: Name, markers: Name, shape: Shape
+) -> None:
+    statements = {windows: sql.create_windows(windows)}
+    if sink.atomic == "split":
+        statements[markers] = sql.create_splits(markers)
+    if sink.auto_create:
+        statements[name] = creation(sink, name, shape)
+    for table, statement in statements.items():
+        # CREATE ... IF NOT EXISTS needs the right to create even if the table is there, and two at once can still collide.
+        if exists(connection, table):
+            continue
+        with connection.transaction():
+            run(connection, sql.lock(lock_key("create", str(table))))
+            run(connection, statement)
+    there = read_table(connection, windows)
+    if there is not None and "replay" not in there.columns:
+        run(connection, sql.add_replay(windows))
+
+
+def creation(sink: PostgresOptions, name: Name, shape: Shape) -> str:
+    """Return the statement that ``auto_create`` runs."""
+    columns = [stage_column(f.name, f.type) for f in shape.schema]
+    return sql.create_target(name, evolution.wanted_columns(sink, columns), sink.key)
+
+
+# --- from the rows' columns to the target's ------------------------------------------------------------------------------
+
+
+def _plan(sink: PostgresOptions, target: Table, shape: Shape, window: Window) -> tuple[tuple[StageColumn, ...], Merge, bool]:
+    columns = tuple(stage_column(f.name, f.type) for f in shape.schema)
+    evolution.refuse_misfits(target, columns, str(window))
+    given = {c.name for c in columns}
+    filled = tuple(name for name in sql.OFFSET_COLUMNS if name in target.columns and name not in given)
+    upserts, finds = sink.mode == "upsert", shape.tolerates and sink.atomic == "window"
+    merge = Merge(
+        target=target.name,
+        columns=tuple(merge_column(c, target.columns[c.name]) for c in columns),
+        key=tuple(sink.key) if upserts else (),
+        offset=OFFSET if upserts or sql.OFFSET_COLUMNS[2] in filled or finds else None,
+        tombstone=TOMBSTONE if upserts and sink.delete_enabled and shape.has_tombstones else None,
+        filled=filled,
+        guarded=upserts and all(name in target.columns for name in sql.OFFSET_COLUMNS),
+        again=window.replay > 0,
+        window=(sink.window_column, str(window)) if sink.window_column else None,
+    )
+    direct = (
+        not upserts
+        and not sink.window_column
+        and sink.atomic == "split"
+        and target.kind == "r"
+        and not target.filters
+        and all(copies_directly(c, target.columns[c.name]) for c in columns)
+        and all(target.columns[n].type == sql.OFFSET_TYPES[sql.OFFSET_COLUMNS.index(n)] for n in filled)
+    )
+    return columns, merge, direct
+
+
+def _refuse_open_markers(
+    connection: psycopg.Connection, windows: Name, markers: Name, window: Window, splits: Sequence[Split]
+) -> None:
+    """Refuse a window if splits of another incomplete window with some of its offsets are in the table already, as happens with a
+    second ledger that numbers windows differently.
+
+    :raises WindowConflict: there are such splits, and the pipeline was not moved back on purpose.
+    """
+    if window.moved or not exists(connection, markers):
+        return
+    for number, *place in rows(connection, sql.select_open_splits(markers, windows, window.pipeline, window.number)):
+        there = sql.SplitRow(*place)
+        for r in (split.range for split in splits):
+            if there[:2] == r.topic_partition and there.start < r.end and r.start < there.end:
+                found = f"{there.text} is in the table already, a split of window #{number}, which is not complete"
+                raise WindowConflict(str(window), found, "offsets that no other window has taken")
+
+
+def _compare_markers(
+    connection: psycopg.Connection,
+    sink: PostgresOptions,
+    markers: Name,
+    window: Window,
+    splits: Sequence[Split],
+    *,
+    tolerates: bool,
+) -> None:
+    """Compare this attempt with the splits of the window that earlier attempts have committed, if any: they have to be cut alike.
+
+    Splits that an earlier attempt has deferred are not written. Their markers are deleted if this attempt handles them otherwise.
+
+    :raises SinkRejected: this attempt has other splits, or does not commit them one by one.
+    """
+    if not exists(connection, markers):
+        return
+    found = [sql.SplitRow(*row) for row in rows(connection, sql.select_splits(markers, window.pipeline, window.number))]
+    known = [marker for marker in found if not marker.is_deferred]
+    there = f"{len(known)} of its splits are in the table already, each committed on its own by an earlier attempt"
+    if known and sink.atomic != "split":
+        raise SinkRejected(sink.table, str(window), there, 'Keep `atomic="split"` until this window is complete')
+    cut = {(s.range.topic, s.range.partition, s.range.start, s.range.end) for s in splits} if sink.atomic == "split" else set()
+    if not tolerates or any(marker.is_deferred and marker[:4] not in cut for marker in found):
+        run(connection, sql.delete_deferred_splits(markers, window.pipeline, window.number))
+    topics = {s.range.topic for s in splits}
+    other = [m for m in known if m.topic in topics and m[:4] not in cut]
+    if other:
+        raise SinkRejected(sink.table, str(window), f"{there}; {other[0].text} is none of this attempt's splits", KEEP_SPLITS)

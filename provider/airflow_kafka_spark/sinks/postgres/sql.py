@@ -1,0 +1,550 @@
+"""The statements of the PostgreSQL sink, as pure functions of names and values. Every name in them is quoted.
+
+The same statements run through psycopg on the driver and through ADBC in the tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from airflow_kafka_spark.hooks.postgres import Name, literal, quote
+
+OFFSET_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
+"""Columns for a row's topic, partition and offset, with the names of the JDBC sink's ``pk.mode=kafka``."""
+OFFSET_TYPES = ("text", "integer", "bigint")
+
+
+def jsonb(value: Any) -> str:
+    return f"{literal(json.dumps(value))}::jsonb"
+
+
+# --- sessions -----------------------------------------------------------------------------------------------------------
+
+
+def session_settings(lock_timeout: float, *, durable: bool = True) -> str:
+    """Set a session's parameters, so that it behaves alike whatever server, database and role set, and detects a lost client.
+
+    :param lock_timeout: seconds to wait for another session's lock.
+    :param durable: False if a commit may be lost in a crash of the server, because that is detected and repaired.
+    """
+    settings = {
+        "client_encoding": "UTF8",
+        "client_min_messages": "warning",
+        "TimeZone": "UTC",
+        "extra_float_digits": "1",
+        "default_transaction_isolation": "read committed",
+        # A policy that hides rows would make counts and deletes silently wrong. With this it is an error.
+        "row_security": "off",
+        "lock_timeout": str(round(lock_timeout * 1000)),
+        # The statements are simple but long: compiling them costs more than it saves.
+        "jit": "off",
+        "statement_timeout": "0",
+        "transaction_timeout": "0",
+        "idle_in_transaction_session_timeout": "0",
+        "idle_session_timeout": "0",
+        "tcp_keepalives_idle": "30",
+        "tcp_keepalives_interval": "10",
+        "tcp_keepalives_count": "3",
+    }
+    values = ", ".join(f"({literal(name)}, {literal(value)})" for name, value in settings.items())
+    # An acknowledged commit has to be durable. Stronger settings, such as waiting for standbys, stay.
+    commit = "CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END" if durable else "'off'"
+    return (
+        "SELECT set_config(s.name, CASE s.name WHEN 'synchronous_commit' THEN "
+        f"{commit} ELSE v.value END, false) FROM pg_catalog.pg_settings s "
+        f"JOIN (VALUES {values}, ('synchronous_commit', '')) v(name, value) ON v.name = s.name"
+    )
+
+
+def set_lock_timeout(seconds: float) -> str:
+    """Set the lock timeout for the rest of the transaction."""
+    return f"SET LOCAL lock_timeout = {round(seconds * 1000)}"
+
+
+def sessions_named(application_name: str) -> str:
+    """Select the process ids of other sessions of that name in this database."""
+    return (
+        "SELECT pid FROM pg_catalog.pg_stat_activity WHERE datname = current_database() "
+        f"AND application_name = {literal(application_name)} AND pid <> pg_backend_pid()"
+    )
+
+
+def terminate(pid: int) -> str:
+    return f"SELECT pg_terminate_backend({int(pid)})"
+
+
+def lock(key: int) -> str:
+    """Take an advisory lock and hold it until the transaction ends. Waits for it."""
+    return f"SELECT pg_advisory_xact_lock({int(key)})"
+
+
+def try_lock(key: int) -> str:
+    """Take an advisory lock if it is free; return whether it was."""
+    return f"SELECT pg_try_advisory_xact_lock({int(key)})"
+
+
+def terminate_lock_holder(key: int) -> str:
+    """End the session that holds an advisory lock."""
+    high, low = (int(key) >> 32) & 0xFFFFFFFF, int(key) & 0xFFFFFFFF
+    return (
+        "SELECT pg_terminate_backend(pid) FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+        f"AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()) "
+        f"AND classid::bigint = {high} AND objid::bigint = {low}"
+    )
+
+
+# --- the sink's own tables ----------------------------------------------------------------------------------------------
+
+
+def create_windows(windows: Name) -> str:
+    return (
+        f"CREATE TABLE IF NOT EXISTS {windows} (pipeline text NOT NULL, number bigint NOT NULL, ranges jsonb NOT NULL, "
+        "written bigint NOT NULL DEFAULT 0, deleted bigint NOT NULL DEFAULT 0, target text NOT NULL, run text NOT NULL, "
+        "cluster_id text NOT NULL, topic_ids jsonb NOT NULL, applied_at timestamptz NOT NULL DEFAULT now(), "
+        "replay integer NOT NULL DEFAULT 0, "
+        "PRIMARY KEY (pipeline, number))"
+    )
+
+
+def add_replay(windows: Name) -> str:
+    """Add the column ``replay`` to a table that was created before replays existed."""
+    return f"ALTER TABLE {windows} ADD COLUMN IF NOT EXISTS replay integer NOT NULL DEFAULT 0"
+
+
+def claim_window(windows: Name, facts: Mapping[str, Any], target: str) -> str:
+    """Insert the window's row, or for a replay update the row of the run before. Waits for a transaction that is about to do so.
+
+    Returns True if the row is new, False if it was updated, and no row if another attempt has applied the window.
+    """
+    return (
+        f"INSERT INTO {windows} AS w (pipeline, number, ranges, target, run, cluster_id, topic_ids, replay) VALUES ("
+        f"{literal(facts['pipeline'])}, {literal(facts['number'])}, {jsonb(facts['ranges'])}, {literal(target)}, "
+        f"{literal(facts['run'])}, {literal(facts['cluster_id'])}, {jsonb(facts['topic_ids'])}, {literal(facts['replay'])}) "
+        "ON CONFLICT (pipeline, number) DO UPDATE SET target = excluded.target, run = excluded.run, replay = excluded.replay "
+        "WHERE w.replay < excluded.replay RETURNING (xmax = 0)"
+    )
+
+
+def count_window(windows: Name, pipeline: str, number: int, written: int, deleted: int) -> str:
+    """Set the counts of the window's row, and its time, which is that of the commit rather than of the claim."""
+    return (
+        f"UPDATE {windows} SET written = {literal(written)}, deleted = {literal(deleted)}, applied_at = clock_timestamp() "
+        f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
+    )
+
+
+DROPPED_WINDOWS = 1000
+"""Maximum number of old rows that one transaction removes from the windows table."""
+
+
+def delete_old_windows(windows: Name, pipeline: str, number: int, keep: int) -> str:
+    """Delete the oldest rows of a pipeline, those before its last ``keep`` windows."""
+    mine = f"pipeline = {literal(pipeline)}"
+    old = f"SELECT number FROM {windows} WHERE {mine} AND number <= {literal(number - keep)}"
+    return f"DELETE FROM {windows} WHERE {mine} AND number IN ({old} ORDER BY number LIMIT {DROPPED_WINDOWS})"
+
+
+def select_window(windows: Name, pipeline: str, number: int) -> str:
+    return f"{_select_windows(windows)} WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
+
+
+def select_last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
+    """Select the pipeline's row with the highest number, other than ``but``."""
+    others = "" if but is None else f"AND number <> {literal(but)} "
+    return f"{_select_windows(windows)} WHERE pipeline = {literal(pipeline)} {others}ORDER BY number DESC LIMIT 1"
+
+
+def _select_windows(windows: Name) -> str:
+    # Through JSON: a table that was created before replays existed has no such column, and is only read here.
+    replay = "(to_jsonb(w)->>'replay')::integer"
+    return f"SELECT number, ranges, written, deleted, topic_ids, {replay}, cluster_id FROM {windows} AS w"
+
+
+def delete_window(target: Name, column: str, window: str) -> str:
+    """Delete the rows of one window."""
+    return f"DELETE FROM {target} WHERE {quote(column)} = {literal(window)}"
+
+
+def has_unmarked_rows(target: Name, column: str) -> str:
+    """Select whether there are rows without a window's name."""
+    return f"SELECT EXISTS (SELECT 1 FROM {target} WHERE {quote(column)} IS NULL)"
+
+
+def create_splits(splits: Name) -> str:
+    return (
+        f"CREATE TABLE IF NOT EXISTS {splits} (pipeline text NOT NULL, number bigint NOT NULL, topic text NOT NULL, "
+        "partition integer NOT NULL, start_offset bigint NOT NULL, end_offset bigint NOT NULL, rows bigint NOT NULL DEFAULT 0, "
+        "written bigint NOT NULL DEFAULT 0, deleted bigint NOT NULL DEFAULT 0, PRIMARY KEY (pipeline, number, topic, partition, "
+        "start_offset))"
+    )
+
+
+OWNER = "number = 0"
+"""The owner's row of the splits table; the other rows are of windows, which are numbered from 1. Its ``end_offset`` names the
+attempt whose tasks may commit splits of the pipeline's windows."""
+
+DEFERRED = -1
+"""Stands in place of the number of rows of a split that is left to the driver. No task may commit it any more."""
+
+
+class SplitRow(NamedTuple):
+    """A split's row in the splits table (its marker). It is there if, and only if, the split's rows are in the target, or the
+    split is deferred."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    rows: int = 0
+    written: int = 0
+    deleted: int = 0
+
+    @property
+    def is_deferred(self) -> bool:
+        return self.rows == DEFERRED
+
+    @property
+    def text(self) -> str:
+        return f"{self.topic}-{self.partition}[{self.start},{self.end})"
+
+
+def claim_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> str:
+    """Insert the split's marker."""
+    values = ", ".join(literal(value) for value in (pipeline, number, *marker[:4]))
+    return f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values})"
+
+
+def count_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> str:
+    return (
+        f"UPDATE {splits} SET rows = {marker.rows}, written = {marker.written}, deleted = {marker.deleted} WHERE "
+        f"pipeline = {literal(pipeline)} AND number = {literal(number)} AND topic = {literal(marker.topic)} "
+        f"AND partition = {literal(marker.partition)} AND start_offset = {literal(marker.start)}"
+    )
+
+
+def select_splits(splits: Name, pipeline: str, number: int) -> str:
+    return (
+        f"SELECT topic, partition, start_offset, end_offset, rows, written, deleted FROM {splits} "
+        f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
+    )
+
+
+def select_open_splits(splits: Name, windows: Name, pipeline: str, number: int) -> str:
+    """Select number and place of the splits of the pipeline's other windows that are not complete, being newer than the last one
+    applied."""
+    last = f"SELECT max(number) FROM {windows} WHERE pipeline = {literal(pipeline)}"
+    return (
+        f"SELECT number, topic, partition, start_offset, end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} "
+        f"AND number <> {literal(number)} AND number > COALESCE(({last}), 0) AND rows <> {DEFERRED}"
+    )
+
+
+def set_owner(splits: Name, pipeline: str, owner: int) -> str:
+    """Make an attempt the owner, whose tasks alone may commit splits of a pipeline. Waits for tasks of the owner before it that
+    are about to commit."""
+    values = ", ".join(literal(value) for value in (pipeline, 0, "", 0, 0, owner))
+    return (
+        f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values}) "
+        "ON CONFLICT (pipeline, number, topic, partition, start_offset) DO UPDATE SET end_offset = excluded.end_offset"
+    )
+
+
+def remove_owner(splits: Name, pipeline: str, owner: int | None = None) -> str:
+    """Remove the owner, so that no task may commit splits of a pipeline. Waits for tasks that are about to commit.
+
+    :param owner: remove it only if it is this attempt.
+    """
+    mine = "" if owner is None else f" AND end_offset = {literal(owner)}"
+    return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND {OWNER}{mine}"
+
+
+def lock_owner(splits: Name, pipeline: str) -> str:
+    """Select the attempt whose tasks may commit splits. It stays the owner until the transaction that runs this has ended."""
+    return f"SELECT end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} AND {OWNER} FOR SHARE"
+
+
+def delete_old_splits(splits: Name, pipeline: str, number: int) -> str:
+    """Delete the rows of earlier windows, of deferred splits, and of the owner."""
+    old = f"number < {literal(number)} OR rows = {DEFERRED}"
+    return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND ({old})"
+
+
+def delete_deferred_splits(splits: Name, pipeline: str, number: int) -> str:
+    """Delete the rows of deferred splits, so that tasks may commit them again."""
+    window = f"pipeline = {literal(pipeline)} AND number = {literal(number)}"
+    return f"DELETE FROM {splits} WHERE {window} AND rows = {DEFERRED}"
+
+
+def applied_since(windows: Name, pipeline: str, number: int) -> str:
+    """Select a row if the window, or a later one, is applied."""
+    return f"SELECT 1 FROM {windows} WHERE pipeline = {literal(pipeline)} AND number >= {literal(number)} LIMIT 1"
+
+
+# --- stages -------------------------------------------------------------------------------------------------------------
+
+
+def create_registry(registry: Name) -> str:
+    """Create an attempt's list of stages, which has at most one stage for a split."""
+    return (
+        f"CREATE UNLOGGED TABLE {registry} (split integer PRIMARY KEY, stage text, rows bigint NOT NULL, "
+        "tombstones bigint NOT NULL) WITH (autovacuum_enabled = off)"
+    )
+
+
+def server_time() -> str:
+    """Select the server's time in seconds since the epoch."""
+    return "SELECT extract(epoch FROM clock_timestamp())::bigint"
+
+
+def stamp_registry(registry: Name, began: int) -> str:
+    """Store in the registry's comment when the attempt began, in seconds since the epoch."""
+    return f"COMMENT ON TABLE {registry} IS {literal(str(began))}"
+
+
+def abandoned_tables(schema: str, prefix: str, application: str, days: float, most: int) -> str:
+    """Select the tables of abandoned attempts: their registry says that they began more than ``days`` ago, and their pipeline has
+    no session. Sorted by name, so that an attempt's registry comes last.
+
+    :param prefix: the beginning of the names of all stages; the pipeline's key of 12 digits follows.
+    :param application: the beginning of the names of all sessions; a blank and the key follow.
+    :param most: how many tables at most.
+    """
+    key = f"substr(c.relname, {len(prefix) + 1}, 12)"
+    attempt = f"substring(c.relname FROM {literal('^' + prefix + '[0-9a-f]{12}_[0-9a-f]+_[0-9a-f]{8}_')})"
+    began = "substring(pg_catalog.obj_description(oid, 'pg_class') FROM '^[0-9]{1,12}$')::bigint"
+    return (
+        f"WITH stages AS (SELECT c.relname, c.oid, {key} AS key, {attempt} AS attempt FROM pg_catalog.pg_class c "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        f"WHERE n.nspname = {literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {literal(prefix)}) "
+        "AND pg_has_role(c.relowner, 'USAGE')), "
+        "old AS (SELECT attempt FROM stages WHERE relname = attempt || 'r' "
+        f"AND {began} < extract(epoch FROM clock_timestamp()) - {days * 86400:.0f}) "
+        "SELECT relname FROM stages s WHERE s.attempt IN (SELECT attempt FROM old) "
+        "AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_stat_activity a WHERE a.datname = current_database() "
+        f"AND a.application_name = {literal(application + ' ')} || s.key) ORDER BY relname LIMIT {most:d}"
+    )
+
+
+def register_stage(registry: Name, split: int, stage: str | None, rows: int, tombstones: int) -> str:
+    """Enter a split's stage in the registry. Inserts no row if another task attempt at this split was faster."""
+    values = ", ".join(literal(value) for value in (split, stage, rows, tombstones))
+    return f"INSERT INTO {registry} (split, stage, rows, tombstones) VALUES ({values}) ON CONFLICT (split) DO NOTHING"
+
+
+def select_stages(registry: Name, split: int | None = None) -> str:
+    return f"SELECT split, stage, rows, tombstones FROM {registry}" + (
+        "" if split is None else f" WHERE split = {literal(split)}"
+    )
+
+
+def create_stage(columns: Iterable[tuple[str, str]], stage: Name) -> str:
+    # Without autovacuum, since dropping the table would wait for it.
+    return (
+        f"CREATE UNLOGGED TABLE {stage} ({_definitions(columns)}) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)"
+    )
+
+
+def create_temporary(columns: Iterable[tuple[str, str]], name: str) -> str:
+    return f"CREATE TEMP TABLE {quote(name)} ({_definitions(columns)}) ON COMMIT DROP"
+
+
+def tables_like(schema: str, prefix: str) -> str:
+    """Select the tables with this prefix that this role may drop. An attempt's registry comes after its stages."""
+    return (
+        "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        f"WHERE n.nspname = {literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {literal(prefix)}) "
+        "AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.relname"
+    )
+
+
+def index_offsets(stage: str, offset: str) -> str:
+    """:param stage: as it stands in a statement."""
+    return f"CREATE INDEX ON {stage} ({quote(offset)})"
+
+
+def delete_offsets(stage: str, offset: str, gone: Iterable[int]) -> str:
+    """:param stage: as it stands in a statement."""
+    return f"DELETE FROM {stage} WHERE {quote(offset)} IN ({', '.join(map(literal, gone))})"
+
+
+def drop_tables(tables: Iterable[Name]) -> str:
+    return f"DROP TABLE IF EXISTS {', '.join(map(str, tables))}"
+
+
+def create_target(target: Name, columns: Sequence[tuple[str, str]], key: Sequence[str]) -> str:
+    primary = f", PRIMARY KEY ({', '.join(map(quote, key))})" if key else ""
+    return f"CREATE TABLE IF NOT EXISTS {target} ({_definitions(columns)}{primary})"
+
+
+def add_columns(target: Name, columns: Iterable[tuple[str, str]], where: str = "") -> str:
+    """Add nullable columns.
+
+    :param where: ``IF NOT EXISTS`` leaves columns that are there as they are.
+    """
+    add = f"ADD COLUMN {where}".strip()
+    return f"ALTER TABLE {target} " + ", ".join(f"{add} {quote(name)} {kind}" for name, kind in columns)
+
+
+def _definitions(columns: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{quote(name)} {kind}" for name, kind in columns)
+
+
+# --- from stages into the target --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MergeColumn:
+    """How a column of a stage is converted to the target's type.
+
+    :param name: its name in stage and target.
+    :param before: SQL in front of a reference to the stage's column; empty if assignment converts the value.
+    :param after: SQL behind the reference.
+    :param key_after: SQL behind the reference where it is compared as a key: keys that the target's index finds equal have to be
+        equal here.
+    """
+
+    name: str
+    before: str = ""
+    after: str = ""
+    key_after: str = ""
+
+    @property
+    def value(self) -> str:
+        return f"{self.before}s.{quote(self.name)}{self.after}"
+
+    @property
+    def key_value(self) -> str:
+        return f"s.{quote(self.name)}{self.key_after}"
+
+
+@dataclass(frozen=True)
+class StagedSplit:
+    """A table that holds the rows of one split.
+
+    :param table: its name, quoted.
+    :param order: the position of its partition among the window's partitions.
+    :param span: use only the rows of these offsets, start inclusive and end exclusive; None: all rows.
+    """
+
+    table: str
+    topic: str
+    partition: int
+    order: int = 0
+    span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Merge:
+    """The statements that move rows from stages into the target.
+
+    :param target: the table.
+    :param columns: the columns of the rows.
+    :param key: the columns of the key; empty if rows are only appended.
+    :param offset: the stage's hidden column of offsets, if it has one.
+    :param tombstone: the stage's hidden column that marks deletes, if it has one.
+    :param filled: the :data:`OFFSET_COLUMNS` that the sink fills.
+    :param guarded: True if the target has all of them, so that an older offset never overwrites a newer one.
+    :param again: True if rows of the same offsets may be there already and are written again, as in a replay.
+    :param window: a column and its value in every row, the window's name.
+    """
+
+    target: Name
+    columns: tuple[MergeColumn, ...]
+    key: tuple[str, ...] = ()
+    offset: str | None = None
+    tombstone: str | None = None
+    filled: tuple[str, ...] = ()
+    guarded: bool = False
+    again: bool = False
+    window: tuple[str, str] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of the target that get a value."""
+        return (*(c.name for c in self.columns), *self.filled, *(self.window or ())[:1])
+
+    def insert(self, stage: StagedSplit) -> str:
+        """Append all rows of one stage."""
+        return f"INSERT INTO {self.target} ({_list(self.names)}) SELECT {', '.join(self._values())} FROM {self._rows([stage])}"
+
+    def upsert(self, stages: Sequence[StagedSplit]) -> str:
+        """Insert or update the last row of each key: that with the highest offset in the last partition."""
+        return f"{self._put(f'({self._last(stages)}) AS last')}"
+
+    def upsert_and_delete(self, stages: Sequence[StagedSplit]) -> str:
+        """Upsert, where the last event of a key may be its deletion. Selects how many rows were written and how many deleted.
+
+        Both halves are one statement. Their keys differ, so that neither changes a row of the other.
+        """
+        assert self.tombstone
+        dead = f"last.{quote(self.tombstone)}"
+        same = " AND ".join(f"t.{quote(k)} = last.{quote(k)}" for k in self.key)
+        guard = self._guard("last", " AND ")
+        return (
+            f"WITH last AS MATERIALIZED ({self._last(stages)}), "
+            f"gone AS (DELETE FROM {self.target} AS t USING last WHERE {dead} AND {same}{guard} RETURNING 1), "
+            f"put AS ({self._put('last', f' WHERE NOT {dead}')} RETURNING 1) "
+            "SELECT (SELECT count(*) FROM put), (SELECT count(*) FROM gone)"
+        )
+
+    def _values(self) -> list[str]:
+        named = [f"{literal(self.window[1])}::text"] if self.window else []
+        return [*(c.value for c in self.columns), *(f"s.{quote(name)}" for name in self.filled), *named]
+
+    def _rows(self, stages: Sequence[StagedSplit]) -> str:
+        """Return a subquery ``s`` of the rows of all stages, with the columns that say where they came from."""
+        parts = []
+        for stage in stages:
+            offset = f"r.{quote(self.offset)}" if self.offset else "NULL::bigint"
+            known = dict(zip(OFFSET_COLUMNS, (f"{literal(stage.topic)}::text", f"{stage.partition}", offset), strict=True))
+            origin = [f"{known[name]} AS {quote(name)}" for name in self.filled]
+            within = f" WHERE {offset} >= {stage.span[0]} AND {offset} < {stage.span[1]}" if stage.span else ""
+            values = ", ".join([*origin, f"{stage.order} AS {quote(_ORDER)}", "r.*"])
+            parts.append(f"SELECT {values} FROM {stage.table} AS r{within}")
+        return f"({' UNION ALL '.join(parts)}) AS s"
+
+    def _last(self, stages: Sequence[StagedSplit]) -> str:
+        assert self.offset
+        by_name = {c.name: c for c in self.columns}
+        keys = ", ".join(by_name[k].key_value for k in self.key)
+        # A key is compared as the target compares it, and inserted as that value.
+        values = [f"{c.key_value if c.name in self.key else c.value} AS {quote(c.name)}" for c in self.columns]
+        values += [f"s.{quote(name)}" for name in self.filled]
+        values += [f"{literal(self.window[1])}::text AS {quote(self.window[0])}"] if self.window else []
+        values += [f"s.{quote(self.tombstone)}"] if self.tombstone else []
+        return (
+            f"SELECT DISTINCT ON ({keys}) {', '.join(values)} FROM {self._rows(stages)} "
+            f"ORDER BY {keys}, s.{quote(_ORDER)} DESC, s.{quote(self.offset)} DESC"
+        )
+
+    def _put(self, source: str, where: str = "") -> str:
+        columns = ", ".join(f"last.{quote(name)}" for name in self.names)
+        changed = [name for name in self.names if name not in self.key]
+        if changed:
+            assignments = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in changed)
+            action = f"DO UPDATE SET {assignments}{self._guard('excluded', ' WHERE ')}"
+        else:
+            action = "DO NOTHING"
+        return (
+            f"INSERT INTO {self.target} AS t ({_list(self.names)}) SELECT {columns} FROM {source}{where} "
+            f"ON CONFLICT ({_list(self.key)}) {action}"
+        )
+
+    def _guard(self, new: str, word: str) -> str:
+        if not self.guarded:
+            return ""
+        topic, partition, offset = map(quote, OFFSET_COLUMNS)
+        return (
+            f"{word}((t.{topic}, t.{partition}) IS DISTINCT FROM ({new}.{topic}, {new}.{partition}) "
+            f"OR t.{offset} {'<=' if self.again else '<'} {new}.{offset})"
+        )
+
+
+_ORDER = "__airflow_partition_order"
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(map(quote, names))

@@ -1,0 +1,228 @@
+"""Loading Arrow batches into a PostgreSQL table, in one transaction of one session. Runs in Spark's tasks.
+
+ADBC's binary COPY is the fastest way in and needs no encoder of ours. Where it is missing, or too old to be trusted, psycopg
+does the same at half the rate.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import queue
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+
+import pyarrow as pa
+
+from airflow_kafka_spark.hooks.postgres import Name, quote
+from airflow_kafka_spark.sinks.postgres import sql
+from airflow_kafka_spark.sinks.postgres.server import SinkServer
+
+log = logging.getLogger(__name__)
+
+ADBC = (1, 12)
+"""The first release whose decimals are right: 1.11 writes -6998001000.00 for -6998000000.10, and says nothing."""
+ADBC_ARRAYS = (1, 13)
+"""The first one that keeps a NULL inside of an array: 1.12 writes 0, false or an empty text."""
+
+BUFFERED_BATCHES = 2
+"""Batches that wait for the server while the next one is read and decoded: what bounds a task's memory."""
+
+
+class LoadSession(ABC):
+    """A session with a transaction always open."""
+
+    errors: tuple[type[BaseException], ...] = ()
+    """What its driver raises."""
+
+    @abstractmethod
+    def run(self, statement: str) -> int:
+        """How many rows it wrote."""
+
+    @abstractmethod
+    def rows(self, statement: str) -> list[tuple]: ...
+
+    @abstractmethod
+    def load(self, table: Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
+        """COPY batches into a table, a temporary one where only its name is given. Blocks until the last one is there.
+
+        :param types: the PostgreSQL types of the batches' columns.
+        """
+
+    @abstractmethod
+    def commit(self) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Roll back what is not committed. Never raises."""
+
+
+def open_session(server: SinkServer, application_name: str, *, durable: bool, arrays: bool = False) -> LoadSession:
+    """A session of ADBC where that is installed and right, else of psycopg.
+
+    :param durable: False where the loss of a commit in a crash of the server is noticed and repaired.
+    :param arrays: whether any column is an array.
+    """
+    session = (AdbcSession if adbc_serves(arrays) else PsycopgSession)(server.named(application_name))
+    try:
+        session.rows(sql.session_settings(server.lock_timeout, durable=durable))
+        session.commit()
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def adbc_serves(arrays: bool) -> bool:
+    """Whether ADBC is installed, and writes what it is given."""
+    if importlib.util.find_spec("adbc_driver_postgresql") is None:
+        return False
+    release = tuple(map(int, re.findall(r"\d+", version("adbc-driver-postgresql"))[:2]))
+    needed = ADBC_ARRAYS if arrays else ADBC
+    if release < needed:
+        found, wanted = (".".join(map(str, r)) for r in (release, needed))
+        log.warning(
+            "adbc-driver-postgresql %s writes wrong values; expected %s. psycopg loads instead, at half the rate", found, wanted
+        )
+    return release >= needed
+
+
+class AdbcSession(LoadSession):
+    """:param conninfo: libpq's, with the password."""
+
+    def __init__(self, conninfo: str) -> None:
+        import adbc_driver_manager
+        import adbc_driver_postgresql.dbapi as adbc
+
+        self.errors = (adbc_driver_manager.Error, pa.ArrowException)
+        self._connection = adbc.connect(conninfo)
+        self._cursor = self._connection.cursor()
+
+    def run(self, statement: str) -> int:
+        self._cursor.execute(statement)
+        return self._cursor.rowcount
+
+    def rows(self, statement: str) -> list[tuple]:
+        self._cursor.execute(statement)
+        return self._cursor.fetchall()
+
+    def load(self, table: Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
+        if isinstance(table, str):
+            return self._cursor.adbc_ingest(table, batches, mode="append", temporary=True)
+        return self._cursor.adbc_ingest(table.table, batches, mode="append", db_schema_name=table.schema)
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def close(self) -> None:
+        for step in (self._connection.rollback, self._cursor.close, self._connection.close):
+            with suppress(Exception):
+                step()
+
+
+class PsycopgSession(LoadSession):
+    """:param conninfo: libpq's, with the password."""
+
+    def __init__(self, conninfo: str) -> None:
+        import psycopg
+
+        self.errors = (psycopg.Error, pa.ArrowException, OverflowError, ValueError)
+        self._connection = psycopg.connect(conninfo, prepare_threshold=None)
+
+    def run(self, statement: str) -> int:
+        return self._connection.execute(statement.encode()).rowcount
+
+    def rows(self, statement: str) -> list[tuple]:
+        return self._connection.execute(statement.encode()).fetchall()
+
+    def load(self, table: Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
+        columns = ", ".join(map(quote, batches.schema.names))
+        place = quote(table) if isinstance(table, str) else str(table)
+        count = 0
+        statement = f"COPY {place} ({columns}) FROM STDIN (FORMAT BINARY)"
+        with self._connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+            copy.set_types([_without_modifier(t) for t in types])
+            for batch in batches:
+                for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    copy.write_row(row)
+                count += batch.num_rows
+        return count
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def close(self) -> None:
+        for step in (self._connection.rollback, self._connection.close):
+            with suppress(Exception):
+                step()
+
+
+def _without_modifier(kind: str) -> str:
+    name, _, rest = kind.partition("(")
+    return name + ("[]" if rest.endswith("[]") else "")
+
+
+class Abandoned(Exception):
+    """The task gave its split up."""
+
+
+class Stream:
+    """Batches handed over one by one to a COPY in a thread of its own: the task reads and decodes the next ones meanwhile.
+
+    :param session: used by nobody else until :meth:`finish` or :meth:`abandon` returned.
+    """
+
+    def __init__(self, session: LoadSession, table: Name | str, schema: pa.Schema, types: Sequence[str]) -> None:
+        self._waiting: queue.Queue[pa.RecordBatch | Exception | None] = queue.Queue(BUFFERED_BATCHES)
+        self._error: BaseException | None = None
+        self._loaded = 0
+
+        def load() -> None:
+            try:
+                self._loaded = session.load(table, pa.RecordBatchReader.from_batches(schema, self._batches()), types)
+            except BaseException as error:  # raised again in the task's own thread
+                self._error = error
+
+        self._thread = threading.Thread(target=load, name="postgres-copy", daemon=True)
+        self._thread.start()
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Waits while the server is behind. Raises what ended the COPY."""
+        self._put(batch)
+
+    def finish(self) -> int:
+        """Wait until everything is loaded; how many rows that were. Raises what ended the COPY."""
+        self._put(None)
+        self._thread.join()
+        self._raise()
+        return self._loaded
+
+    def abandon(self) -> None:
+        """Make the COPY fail, and wait for that. Never raises."""
+        with suppress(BaseException):
+            self._put(Abandoned("the split is given up"))
+        # A server that is gone without a word is noticed by the keepalives of the session.
+        self._thread.join(timeout=120)
+
+    def _put(self, item: pa.RecordBatch | Exception | None) -> None:
+        while self._thread.is_alive():
+            try:
+                self._waiting.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        while (item := self._waiting.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item

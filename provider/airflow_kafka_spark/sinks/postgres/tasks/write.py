@@ -1,0 +1,610 @@
+"""The task's side of the PostgreSQL sink: one split, in one transaction of its own, into a stage that only the driver reads.
+
+Runs in Spark's tasks. :mod:`~airflow_kafka_spark.sinks.postgres.tasks.write` loads into the target itself.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
+from airflow_kafka_spark.hooks.postgres import Name, quote
+from airflow_kafka_spark.sinks.base import Rows, SplitWriter
+from airflow_kafka_spark.sinks.postgres import sql
+from airflow_kafka_spark.sinks.postgres.server import SinkServer, is_refusal, lock_key
+from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
+from airflow_kafka_spark.sinks.postgres.tasks.session import LoadSession, Stream, open_session
+from airflow_kafka_spark.sinks.postgres.types import StageColumn
+from airflow_kafka_spark.sinks.tasks.text import json_values
+from airflow_kafka_spark.windows.model import BadRecord, Split
+
+SAMPLES = 5
+REMEMBERED_BATCHES = 32
+"""Batches whose offsets are kept, to name the record that the server refused some moments later."""
+
+_UNDEFINED_TABLE = "42P01"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What all splits of an attempt have in common.
+
+    :param server: where to, with the password.
+    :param application_name: by which a later attempt finds this one's sessions.
+    :param window: for people.
+    :param target: the table, for people.
+    :param columns: the rows' columns.
+    :param key: those that must not be null.
+    :param offset: name of the column that takes each row's offset, or None.
+    :param tombstone: name of the column that marks deletes, or None.
+    """
+
+    server: SinkServer
+    application_name: str
+    pipeline: str
+    number: int
+    window: str
+    target: str
+    columns: tuple[StageColumn, ...]
+    key: tuple[str, ...] = ()
+    offset: str | None = None
+    tombstone: str | None = None
+
+    @property
+    def definitions(self) -> list[tuple[str, str]]:
+        """Names and types of a stage's columns."""
+        return [(c.name, c.sql) for c in self.columns] + [(name, kind) for name, kind, _ in self._hidden]
+
+    @property
+    def _hidden(self) -> list[tuple[str, str, pa.DataType]]:
+        known = ((self.offset, "bigint", pa.int64()), (self.tombstone, "boolean", pa.bool_()))
+        return [(name, kind, arrow) for name, kind, arrow in known if name]
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([(c.name, c.arrow) for c in self.columns] + [(name, arrow) for name, _, arrow in self._hidden])
+
+    def encode(self, rows: Rows) -> pa.RecordBatch:
+        arrays = [_encode(array, column) for array, column in zip(rows.batch.columns, self.columns, strict=True)]
+        if self.offset:
+            arrays.append(rows.offsets)
+        if self.tombstone:
+            dead = rows.tombstones
+            arrays.append(pa.repeat(pa.scalar(False), rows.batch.num_rows) if dead is None else dead)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _encode(array: pa.Array, column: StageColumn) -> pa.Array:
+    try:
+        return _as_sent(array, column)
+    except pa.ArrowException as error:
+        raise type(error)(f"column `{column.name}`: {error}") from error
+
+
+def _as_sent(array: pa.Array, column: StageColumn) -> pa.Array:
+    if column.holds == "json":
+        return json_values(array)
+    if array.type == column.arrow:
+        return array
+    plain = array.storage if isinstance(array, pa.ExtensionArray) else array
+    # Digits below a microsecond go; anything else that would be lost is an error.
+    return pc.cast(plain, options=pc.CastOptions(target_type=column.arrow, allow_time_truncate=True))
+
+
+@dataclass
+class _Progress:
+    """How far one split is.
+
+    :param there: what is known of a split that needs no writing any more.
+    :param seen: rows handed over.
+    :param recent: the first row's number, and the offsets, of the batches sent last.
+    """
+
+    split: Split
+    session: LoadSession
+    there: Mapping[str, Any] | None = None
+    stream: Stream | None = None
+    seen: int = 0
+    tombstones: int = 0
+    without_key: int = 0
+    samples: list[BadRecord] = field(default_factory=list)
+    recent: deque[tuple[int, pa.Array]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_BATCHES))
+
+
+@dataclass
+class CopyWriter(SplitWriter):
+    """What both writers share: the session, the stream of batches, and errors that name the record."""
+
+    load: Load
+    _split: Split | None = field(default=None, init=False, repr=False)
+    _progress: _Progress | None = field(default=None, init=False, repr=False)
+
+    durable = True
+
+    @abstractmethod
+    def _begin(self, session: LoadSession) -> Mapping[str, Any] | None:
+        """Look whether the split is there already, and what it holds then."""
+
+    @abstractmethod
+    def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
+        """The same, and nothing else."""
+
+    @abstractmethod
+    def _start(self, session: LoadSession) -> Stream:
+        """Where the rows go."""
+
+    @abstractmethod
+    def _end(self, session: LoadSession, rows: int) -> Mapping[str, Any]:
+        """Everything is loaded: commit."""
+
+    def _encode(self, rows: Rows) -> pa.RecordBatch:
+        return self.load.encode(rows)
+
+    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+        """Rows that not even a stage can hold, or that nobody could find again."""
+        return unstorable(rows.batch, self.load.key)
+
+    @property
+    def split(self) -> Split:
+        assert self._split is not None, "open() comes first"
+        return self._split
+
+    @property
+    def progress(self) -> _Progress:
+        assert self._progress is not None, "open() comes first"
+        return self._progress
+
+    def open(self, split: Split) -> None:
+        self._split, self._progress = split, None
+        with self._explained("opening"):
+            session = self._open_session()
+        self._progress = _Progress(split, session)
+        try:
+            with self._explained("opening"):
+                self.progress.there = self._begin(session)
+        except BaseException:
+            self.abort()
+            raise
+        if self.progress.there is not None:
+            session.close()
+
+    def _open_session(self) -> LoadSession:
+        arrays = any(c.holds == "array" for c in self.load.columns)
+        return open_session(self.load.server, self.load.application_name, durable=self.durable, arrays=arrays)
+
+    def write(self, rows: Rows) -> None:
+        now = self.progress
+        if not rows.batch.num_rows:
+            return
+        first, now.seen = now.seen, now.seen + rows.batch.num_rows
+        now.tombstones += 0 if rows.tombstones is None else pc.sum(rows.tombstones).as_py() or 0
+        if now.there is not None or self._refuses(rows):
+            return
+        now.recent.append((first, rows.offsets))
+        with self._explained("loading"):
+            self._put(rows)
+
+    def _put(self, rows: Rows) -> None:
+        now = self.progress
+        if now.stream is None:
+            now.stream = self._start(now.session)
+        now.stream.put(self._encode(rows))
+
+    def close(self) -> Mapping[str, Any]:
+        now = self.progress
+        if now.there is not None:
+            return {"rows": now.seen, **now.there}
+        if now.without_key:
+            raise self._key_error()
+        try:
+            with self._explained("flushing"):
+                token = self._flush()
+        except SinkUnavailable:
+            # Perhaps the answer to COMMIT was lost, or another task had this split ready first and ended this one's session.
+            now.session.close()
+            if (there := self._look_again()) is None:
+                raise
+            return there
+        now.session.close()
+        return token
+
+    def _flush(self) -> Mapping[str, Any]:
+        now = self.progress
+        stream, now.stream = now.stream, None
+        return self._end(now.session, stream.finish() if stream is not None else 0)
+
+    def _look_again(self) -> Mapping[str, Any] | None:
+        """What is known of the split, asked in a new session."""
+        with suppress(KafkaSparkError), self._explained("looking for"):
+            session = self._open_session()
+            try:
+                return self._known(session)
+            finally:
+                session.close()
+        return None
+
+    def abort(self) -> None:
+        if self._progress is not None:
+            if self._progress.stream is not None:
+                self._progress.stream.abandon()
+            self._progress.session.close()
+            self._progress = None
+
+    # --- what can be wrong ---
+
+    def _refuses(self, rows: Rows) -> bool:
+        """A row without a key cannot be found again. The rest of the split is only read to count such rows."""
+        now, names = self.progress, rows.batch.schema.names
+        keys = [rows.batch.column(names.index(k)) for k in self.load.key]
+        if not now.without_key and not any(k.null_count for k in keys):
+            return False
+        for index in range(rows.batch.num_rows):
+            missing = [name for name, k in zip(self.load.key, keys, strict=True) if not k[index].is_valid]
+            if missing:
+                now.without_key += 1
+                if len(now.samples) < SAMPLES:
+                    reason = f"{', '.join(f'`{name}`' for name in missing)} is null, and is part of the key"
+                    now.samples.append(self._bad(rows.offsets[index].as_py(), reason))
+        return True
+
+    def _key_error(self) -> KafkaSparkError:
+        n = self.progress.without_key
+        return SinkRejected(
+            self.load.target,
+            self.load.window,
+            f"{n} record{'s' if n != 1 else ''} of {self.split.range} {'have' if n != 1 else 'has'} no key",
+            "Correct the records, or choose other columns; where the record's own key has them, give the operator a `key=`",
+            self.progress.samples,
+        )
+
+    @contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        """Errors of the driver become ours; the session is of no use after one."""
+        try:
+            yield
+        except KafkaSparkError:
+            raise
+        except Exception as error:
+            if not self._ours(error):
+                raise
+            raised = self._explain(error, f"{doing} split {self.split.index} of window {self.load.window}")
+            raise raised from self.load.server.cause(error)
+
+    def _ours(self, error: Exception) -> bool:
+        errors = self._progress.session.errors if self._progress is not None else ()
+        return isinstance(error, (*errors, pa.ArrowException)) or hasattr(error, "sqlstate")
+
+    def _explain(self, error: Exception, doing: str) -> KafkaSparkError:
+        if not hasattr(error, "sqlstate"):
+            detail = f"{self.split.range} holds a value that has no place in PostgreSQL: {error}"
+            return SinkRejected(self.load.target, self.load.window, detail)
+        found = self.load.server.explain(error, self.load.window, doing, self.load.target)
+        if isinstance(found, SinkRejected) and (offset := self._offset_of(str(error))) is not None:
+            return SinkRejected(
+                found.sink, found.window, found.detail, found.action, [self._bad(offset, "the record it is about")]
+            )
+        return found
+
+    def _offset_of(self, message: str) -> int | None:
+        """The offset of the line of a COPY that an error names."""
+        found = re.search(r"COPY .*, line (\d+)", message)
+        if found and self._progress is not None:
+            row = int(found[1]) - 1
+            for first, offsets in self._progress.recent:
+                if first <= row < first + len(offsets):
+                    return offsets[row - first].as_py()
+        return None
+
+    def _bad(self, offset: int, reason: str) -> BadRecord:
+        return BadRecord(self.split.range.topic, self.split.range.partition, offset, reason)
+
+
+@dataclass
+class StageWriter(CopyWriter):
+    """Loads a split into a stage of its own, and enters it into the attempt's registry: the first task attempt of a split wins,
+    the others leave nothing behind.
+
+    :param schema: where stages live.
+    :param attempt: begins the names of this attempt's tables.
+    :param registry: the attempt's list of stages.
+    """
+
+    schema: str
+    attempt: str
+    registry: Name
+    _stage: Name | None = field(default=None, init=False, repr=False)
+
+    # Stages do not survive a crash of the server anyway: the driver counts before it commits.
+    durable = False
+
+    def _begin(self, session: LoadSession) -> Mapping[str, Any] | None:
+        there = self._known(session)
+        # Nothing is held of the registry while the split loads: the next attempt can drop it.
+        session.commit()
+        return there
+
+    def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
+        found = session.rows(sql.select_stages(self.registry, self.split.index))
+        return self._token(*found[0]) if found else None
+
+    def _start(self, session: LoadSession) -> Stream:
+        self._stage = Name(self.schema, f"{self.attempt}_{self.split.index}_{uuid4().hex[:6]}")
+        session.run(sql.create_stage(self.load.definitions, self._stage))
+        return Stream(session, self._stage, self.load.schema, [kind for _, kind in self.load.definitions])
+
+    def _end(self, session: LoadSession, rows: int) -> Mapping[str, Any]:
+        now = self.progress
+        mine = (self.split.index, self._stage.table if rows and self._stage else None, rows, now.tombstones)
+        if rows != now.seen:
+            raise SinkUnavailable(self.load.target, f"loading {self.split.range}", f"it took {rows} of {now.seen} rows")
+        if session.run(sql.register_stage(self.registry, *mine)) == 1:
+            session.commit()
+            return self._token(*mine)
+        # Another attempt at this split was faster. What is here goes with the transaction.
+        return self._token(*session.rows(sql.select_stages(self.registry, self.split.index))[0])
+
+    def _token(self, split: int, stage: str | None, rows: int, tombstones: int) -> Mapping[str, Any]:
+        return {"rows": rows, "stage": stage, "tombstones": tombstones}
+
+    def _explain(self, error: Exception, doing: str) -> KafkaSparkError:
+        if getattr(error, "sqlstate", None) == _UNDEFINED_TABLE:
+            return Fenced(self.load.pipeline, doing)
+        return super()._explain(error, doing)
+
+
+# --- refusals --------------------------------------------------------------------------------
+
+
+_FIRST_DAY = -2_440_588
+"""Days from the epoch back to 24 November of 4714 BC, in the calendar that PostgreSQL counts back with."""
+_FIRST_MICROSECOND = _FIRST_DAY * 86_400_000_000
+NUL = "\x00"
+
+
+def unstorable(batch: pa.RecordBatch, key: Sequence[str]) -> dict[int, str]:
+    """Where they are in the batch, and why.
+
+    :param key: columns that name a row: one without them could not be found again.
+    """
+    found: dict[int, str] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        for wrong, reason in _checks(column, name in key):
+            if pc.any(wrong).as_py():
+                for at in pc.indices_nonzero(wrong.fill_null(False)).to_pylist():
+                    found.setdefault(at, f"column `{name}` {reason}")
+    return found
+
+
+def _checks(column: pa.Array, of_key: bool) -> Iterator[tuple[Any, str]]:
+    kind = column.type
+    if of_key and column.null_count:
+        yield column.is_null(), "is null, and is part of the key"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        yield pc.match_substring(column, NUL), "has a NUL character, which PostgreSQL cannot hold"
+    elif (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_string(kind.value_type):
+        yield _within(column), "has a NUL character, which PostgreSQL cannot hold"
+    elif pa.types.is_date32(kind):
+        yield pc.less(column.cast(pa.int32()), _FIRST_DAY), "is before the first day that PostgreSQL knows, in 4714 BC"
+    elif pa.types.is_timestamp(kind) and kind.unit == "us":
+        yield pc.less(column.cast(pa.int64()), _FIRST_MICROSECOND), "is before the first day that PostgreSQL knows, in 4714 BC"
+
+
+def _within(lists: pa.ListArray) -> pa.BooleanArray:
+    """Which lists have a text with it."""
+    texts = pc.list_flatten(lists)
+    wrong = pc.match_substring(texts, NUL).fill_null(False)
+    parents: Mapping[int, None] = dict.fromkeys(pc.list_parent_indices(lists).filter(wrong).to_pylist())
+    return pa.array([at in parents for at in range(len(lists))], pa.bool_())
+
+
+# --- split --------------------------------------------------------------------------------
+
+
+DEFERRED = "deferred"
+"""What the token says of a split that was deferred."""
+
+_TEMPORARY = "airflow_split"
+_POLL_SECONDS = 0.05
+_IN_THE_WAY = ("40P01", "55P03")
+"""A deadlock, or a lock that is not to be had: other splits may hold, uncommitted, rows that exclude rows of this one."""
+
+
+@dataclass
+class SplitAtomicWriter(CopyWriter):
+    """Loads a split into the target, in one transaction with its marker: a split is there once, or not at all.
+
+    Whoever holds the split's lock may write its marker. The first task to come takes it, writes the marker and loads. Another
+    one loads a temporary table meanwhile and, once that is complete, waits for the lock; a holder that is still not done after
+    the lock timeout, perhaps paused for good, is ended.
+
+    :param windows: the sink's record of windows.
+    :param splits: the markers.
+    :param merge: how rows get from a temporary table into the target.
+    :param direct: whether COPY may write the target itself.
+    :param owner: the attempt that these tasks belong to, as the splits table names it: once another one owns the pipeline's
+        splits, none of them commits anything.
+    :param tolerates: whether the split is deferred, and the window goes on, where the target refuses some of its rows.
+    """
+
+    windows: Name
+    splits: Name
+    merge: Merge
+    direct: bool
+    owner: int
+    tolerates: bool = False
+    _claimed: bool = field(default=False, init=False, repr=False)
+
+    def _begin(self, session: LoadSession) -> Mapping[str, Any] | None:
+        self._claimed = session.rows(sql.try_lock(self._lock))[0][0]
+        return self._claim(session) if self._claimed else None
+
+    def _claim(self, session: LoadSession) -> Mapping[str, Any] | None:
+        """With the lock held: write the marker, or tell what is there.
+
+        :raises Fenced: another attempt owns the pipeline's splits.
+        :raises SinkRejected: another split is there that has some of the same offsets.
+        """
+        # First: the row stays locked until this transaction ends. Whoever takes the window over waits for that, and then sees the
+        # marker; or was faster, and then this sees that.
+        owners = session.rows(sql.lock_owner(self.splits, self.load.pipeline))
+        if (there := self._known(session)) is not None:
+            return there
+        # Its markers go when the next window is applied: a task that comes later still must not find the way free.
+        if session.rows(sql.applied_since(self.windows, self.load.pipeline, self.load.number)):
+            return {}
+        if [owner for (owner,) in owners] != [self.owner]:
+            raise Fenced(self.load.pipeline, f"writing {self.split.range} of window {self.load.number}")
+        self._refuse_overlap(session)
+        session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))
+        return None
+
+    def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
+        there = next((marker for marker in self._markers(session) if marker[:4] == self._marker[:4]), None)
+        return None if there is None else _token(there)
+
+    def _refuse_overlap(self, session: LoadSession) -> None:
+        mine = self._marker
+        for there in self._markers(session):
+            shares = there.start == mine.start or (there.start < mine.end and mine.start < there.end)
+            if there[:2] == mine[:2] and shares:
+                detail = f"an earlier attempt wrote {there.text} as one split, this one has {self.split.range}"
+                raise SinkRejected(self.load.target, self.load.window, detail, "Keep the splits of a window until it is complete")
+
+    def _markers(self, session: LoadSession) -> list[sql.SplitRow]:
+        found = session.rows(sql.select_splits(self.splits, self.load.pipeline, self.load.number))
+        return [sql.SplitRow(*row) for row in found]
+
+    def _start(self, session: LoadSession) -> Stream:
+        if self._copies:
+            filled = [sql.OFFSET_TYPES[sql.OFFSET_COLUMNS.index(name)] for name in self.merge.filled]
+            return Stream(session, self.merge.target, self._schema, [*(c.sql for c in self.load.columns), *filled])
+        session.run(sql.create_temporary(self.load.definitions, _TEMPORARY))
+        return Stream(session, _TEMPORARY, self._schema, [kind for _, kind in self.load.definitions])
+
+    def _end(self, session: LoadSession, rows: int) -> Mapping[str, Any]:
+        copied = self._copies
+        if not self._claimed:
+            self._wait(session)
+            self._claimed = True
+            if (there := self._claim(session)) is not None:
+                return {"rows": rows, **there}
+        written, deleted = (rows, 0) if copied or not rows else self._merge(session)
+        if rows != self.progress.seen or (not self.merge.key and written != rows):
+            detail = f"{self.progress.seen} rows of {self.split.range} became {written}"
+            raise SinkRejected(self.load.target, self.load.window, detail, "See the table's triggers")
+        marker = self._marker._replace(rows=rows, written=written, deleted=deleted)
+        session.run(sql.count_split(self.splits, self.load.pipeline, self.load.number, marker))
+        session.commit()
+        return _token(marker)
+
+    def defer(self) -> None:
+        """See :meth:`SplitWriter.defer`."""
+        if self.tolerates and self.progress.there is None:
+            with self._explained("putting off"):
+                self.progress.there = self._defer_split()
+
+    def _put(self, rows: Rows) -> None:
+        try:
+            super()._put(rows)
+        except Exception as error:
+            if not self._can_defer(error):
+                raise
+            self.progress.there = self._defer_split()
+
+    def _flush(self) -> Mapping[str, Any]:
+        try:
+            return super()._flush()
+        except Exception as error:
+            if not self._can_defer(error):
+                raise
+            return {"rows": self.progress.seen, **self._defer_split()}
+
+    def _can_defer(self, error: Exception) -> bool:
+        return self.tolerates and (is_refusal(error) or getattr(error, "sqlstate", None) in _IN_THE_WAY)
+
+    def _defer_split(self) -> Mapping[str, Any]:
+        """Take back what was written of the split, for good: whoever comes for it finds its marker. Another task may have been
+        faster, with that or with the split."""
+        if self.progress.stream is not None:
+            # Its thread uses the session until then: to close that before it would crash the process.
+            self.progress.stream.abandon()
+            self.progress.stream = None
+        self.progress.session.close()
+        session = self.progress.session = self._open_session()
+        self._wait(session)
+        if (there := self._claim(session)) is None:
+            marker = self._marker._replace(rows=sql.DEFERRED)
+            session.run(sql.count_split(self.splits, self.load.pipeline, self.load.number, marker))
+            session.commit()
+            there = _token(marker)
+        session.close()
+        return there
+
+    def _wait(self, session: LoadSession) -> None:
+        """Take the split's lock, if need be from a task that is slower than this one."""
+        deadline = time.monotonic() + self.load.server.lock_timeout
+        # Asked, not waited for: an error would cost the transaction, and what is loaded with it.
+        while not session.rows(sql.try_lock(self._lock))[0][0]:
+            if time.monotonic() > deadline:
+                session.rows(sql.terminate_lock_holder(self._lock))
+            time.sleep(_POLL_SECONDS)
+
+    def _merge(self, session: LoadSession) -> tuple[int, int]:
+        stage = StagedSplit(quote(_TEMPORARY), self.split.range.topic, self.split.range.partition)
+        if not self.merge.key:
+            return session.run(self.merge.insert(stage)), 0
+        if not self.progress.tombstones:
+            return session.run(self.merge.upsert([stage])), 0
+        written, deleted = session.rows(self.merge.upsert_and_delete([stage]))[0]
+        return written, deleted
+
+    @property
+    def _copies(self) -> bool:
+        """Whether the rows go straight into the target."""
+        return self.direct and self._claimed
+
+    @property
+    def _marker(self) -> sql.SplitRow:
+        r = self.split.range
+        return sql.SplitRow(r.topic, r.partition, r.start, r.end)
+
+    @property
+    def _lock(self) -> int:
+        r = self.split.range
+        return lock_key(
+            "split", str(self.windows), self.load.pipeline, str(self.load.number), r.topic, str(r.partition), str(r.start)
+        )
+
+    @property
+    def _schema(self) -> pa.Schema:
+        if not self._copies:
+            return self.load.schema
+        kinds = dict(zip(sql.OFFSET_COLUMNS, (pa.string(), pa.int32(), pa.int64()), strict=True))
+        own = [(c.name, c.arrow) for c in self.load.columns]
+        return pa.schema([*own, *((name, kinds[name]) for name in self.merge.filled)])
+
+    def _encode(self, rows: Rows) -> pa.RecordBatch:
+        batch, n, r = self.load.encode(rows), rows.batch.num_rows, self.split.range
+        if not self._copies:
+            return batch
+        known = (pa.repeat(pa.scalar(r.topic), n), pa.repeat(pa.scalar(r.partition, pa.int32()), n), rows.offsets)
+        origin = dict(zip(sql.OFFSET_COLUMNS, known, strict=True))
+        own = batch.columns[: len(self.load.columns)]
+        return pa.RecordBatch.from_arrays([*own, *(origin[name] for name in self.merge.filled)], schema=self._schema)
+
+
+def _token(marker: sql.SplitRow) -> Mapping[str, Any]:
+    if marker.is_deferred:
+        return {DEFERRED: True}
+    return {"rows": marker.rows, "written": marker.written, "deleted": marker.deleted}

@@ -1,0 +1,283 @@
+"""Arrow types and PostgreSQL types: the columns of a stage, and the columns of a target that they fit into.
+
+A value arrives as it is, or its window fails. A pair of types that would round or cut silently is refused before anything is
+read. One that may overflow (bigint into integer, text into varchar(5)) is allowed, since PostgreSQL refuses the value itself.
+Only digits below a microsecond are cut: PostgreSQL does not have them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from airflow_kafka_spark.sinks.postgres.catalog import TargetColumn
+from airflow_kafka_spark.sinks.postgres.sql import MergeColumn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Holds = Literal["value", "array", "json", "nothing"]
+
+
+class UnsupportedType(ValueError):
+    """Raised for an Arrow type that has no counterpart in PostgreSQL."""
+
+
+@dataclass(frozen=True)
+class StageColumn:
+    """A column as it is sent to PostgreSQL.
+
+    :param name: its name.
+    :param arrow: the Arrow type that is sent. Values are cast to it or, for ``json``, written as JSON text.
+    :param sql: the PostgreSQL type that ADBC's binary COPY writes for it. The column must have exactly this type: nothing checks
+        it, and the bytes would be read as something else.
+    :param holds: what the column holds: ``value``, ``array``, ``json`` (as text) or ``nothing`` (Arrow's null type).
+    """
+
+    name: str
+    arrow: pa.DataType
+    sql: str
+    holds: Holds = "value"
+
+
+def stage_column(name: str, arrow: pa.DataType) -> StageColumn:
+    """Return the column that is sent for an Arrow type.
+
+    :raises UnsupportedType: PostgreSQL has no column type for it.
+    """
+    import pyarrow as pa
+
+    arrow = _bare(arrow)
+    if pa.types.is_null(arrow):
+        return StageColumn(name, pa.string(), "text", "nothing")
+    if (scalar := _scalar(arrow)) is not None:
+        return StageColumn(name, *scalar)
+    if _is_list(arrow):
+        element = _bare(arrow.value_type)
+        if (scalar := _scalar(element)) is not None:
+            return StageColumn(name, pa.list_(scalar[0]), f"{scalar[1]}[]", "array")
+    if _is_list(arrow) or pa.types.is_struct(arrow) or pa.types.is_map(arrow):
+        check_json(arrow)
+        return StageColumn(name, pa.string(), "text", "json")
+    raise UnsupportedType(f"PostgreSQL has no column type for Arrow's {arrow}")
+
+
+def created_type(column: StageColumn) -> str:
+    """Return the type of a column that the sink creates."""
+    return "jsonb" if column.holds == "json" else column.sql
+
+
+def check_json(arrow: pa.DataType) -> None:
+    """Check that values of a type can be written as JSON.
+
+    :raises UnsupportedType: the type, or one inside of it, has no form in JSON.
+    """
+    import pyarrow as pa
+
+    arrow = _bare(arrow)
+    if pa.types.is_map(arrow):
+        check_json(arrow.key_type)
+        check_json(arrow.item_type)
+    elif pa.types.is_struct(arrow):
+        for field in arrow:
+            check_json(field.type)
+    elif _is_list(arrow):
+        check_json(arrow.value_type)
+    elif not pa.types.is_null(arrow) and (_scalar(arrow) is None or _is_span(arrow)):
+        raise UnsupportedType(f"Arrow's {arrow} has no form in JSON")
+
+
+def _is_span(arrow: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_duration(arrow) or pa.types.is_interval(arrow)
+
+
+def _bare(arrow: pa.DataType) -> pa.DataType:
+    """Return the type without dictionary encoding and without Arrow's extension type for JSON."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(arrow):
+        return _bare(arrow.value_type)
+    if isinstance(arrow, pa.BaseExtensionType) and arrow.extension_name == "arrow.json":
+        return arrow.storage_type
+    return arrow
+
+
+def _is_list(arrow: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
+
+
+def _scalar(t: pa.DataType) -> tuple[pa.DataType, str] | None:
+    """Return the Arrow type that is sent for a scalar type, and its PostgreSQL type; None if it is no scalar type."""
+    import pyarrow as pa
+
+    simple = {
+        pa.bool_(): (pa.bool_(), "boolean"),
+        pa.int8(): (pa.int16(), "smallint"),
+        pa.uint8(): (pa.int16(), "smallint"),
+        pa.int16(): (pa.int16(), "smallint"),
+        pa.uint16(): (pa.int32(), "integer"),
+        pa.int32(): (pa.int32(), "integer"),
+        pa.uint32(): (pa.int64(), "bigint"),
+        pa.int64(): (pa.int64(), "bigint"),
+        # ADBC would send the upper half of these as negative numbers.
+        pa.uint64(): (pa.decimal128(20, 0), "numeric(20,0)"),
+        pa.float16(): (pa.float32(), "real"),
+        pa.float32(): (pa.float32(), "real"),
+        pa.float64(): (pa.float64(), "double precision"),
+        pa.date32(): (pa.date32(), "date"),
+        pa.date64(): (pa.date32(), "date"),
+        pa.month_day_nano_interval(): (t, "interval"),
+    }
+    if t in simple:
+        return simple[t]
+    if pa.types.is_decimal(t):
+        return _decimal(t)
+    if _is_text(t):
+        return pa.string() if t == pa.string_view() else t, "text"
+    if _is_binary(t):
+        return pa.binary() if t == pa.binary_view() else t, "bytea"
+    if pa.types.is_timestamp(t):
+        return pa.timestamp("us", t.tz), "timestamp with time zone" if t.tz else "timestamp without time zone"
+    if pa.types.is_time(t):
+        return pa.time64("us"), "time without time zone"
+    if pa.types.is_duration(t):
+        return pa.duration("us"), "interval"
+    return None
+
+
+def _decimal(t: pa.DataType) -> tuple[pa.DataType, str]:
+    import pyarrow as pa
+
+    sent = t if t.bit_width >= 128 else pa.decimal128(t.precision, t.scale)
+    # PostgreSQL before 15 has no other scales. A column without a scale takes all of them.
+    return sent, f"numeric({t.precision},{t.scale})" if 0 <= t.scale <= t.precision else "numeric"
+
+
+def _is_text(t: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_string(t) or pa.types.is_large_string(t) or t == pa.string_view()
+
+
+def _is_binary(t: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_binary(t) or pa.types.is_large_binary(t) or pa.types.is_fixed_size_binary(t) or t == pa.binary_view()
+
+
+# --- the target's side --------------------------------------------------------------------------------------------------
+
+
+_INTEGERS = ("smallint", "integer", "bigint")
+_TIMES = ("timestamp without time zone", "timestamp with time zone")
+# Types that formats yield themselves, so that text is not parsed into them.
+_TYPED = frozenset(
+    {*_INTEGERS, *_TIMES, "boolean", "numeric", "real", "double precision", "bytea", "date", "interval", "money", "oid"}
+    | {"time without time zone", "time with time zone"}
+)
+_JSON = ("json", "jsonb")
+
+_WIDENS: dict[str, frozenset[str]] = {
+    "boolean": frozenset({"boolean"}),
+    "smallint": frozenset({*_INTEGERS, "numeric", "real", "double precision"}),
+    "integer": frozenset({*_INTEGERS, "numeric", "double precision"}),
+    "bigint": frozenset({*_INTEGERS, "numeric"}),
+    "real": frozenset({"real", "double precision"}),
+    "double precision": frozenset({"double precision"}),
+    "bytea": frozenset({"bytea"}),
+    "date": frozenset({"date", *_TIMES}),
+    "timestamp without time zone": frozenset(_TIMES),
+    "timestamp with time zone": frozenset(_TIMES),
+    "time without time zone": frozenset({"time without time zone"}),
+    "interval": frozenset({"interval"}),
+}
+
+
+def misfit(column: StageColumn, target: TargetColumn) -> str | None:
+    """Return why a column of the rows does not fit into the target's, as "the rows have ...; expected ...", or None if it
+    does."""
+    if column.holds == "nothing":
+        return None
+    if column.holds == "json":
+        fits = target.base in _JSON or _is_string(target.base, target.category)
+        return None if fits else _say("a structure, which arrives as JSON", "jsonb, json or text")
+    if column.holds == "array":
+        if target.base in _JSON:
+            return None
+        fits = target.category == "A" and _fits(
+            column.sql.removesuffix("[]"), target.element, target.element_category, target.scale
+        )
+    else:
+        fits = _fits(column.sql, target.base, target.category, target.scale)
+    return None if fits else _say(f"{column.sql} (Arrow's {column.arrow})", _expected(column.sql))
+
+
+def _fits(stage: str, base: str, category: str, scale: int | None) -> bool:
+    kind, _, modifier = stage.partition("(")
+    if kind == "numeric":
+        own = int(modifier.rstrip(")").split(",")[1]) if modifier else None
+        if base in _INTEGERS:
+            return own == 0
+        return base == "numeric" and (scale is None or own is not None and scale >= own)
+    if kind == "text":
+        # Text is parsed into any other type: uuid, jsonb, inet, an enum. Not into `name`, which cuts long values.
+        return _is_string(base, category) or category not in ("A", "S", "Z") and base not in _TYPED
+    return base in _WIDENS[kind]
+
+
+def _is_string(base: str, category: str) -> bool:
+    return category == "S" and base not in ("name", '"char"')
+
+
+def _expected(stage: str) -> str:
+    kind = stage.partition("(")[0].removesuffix("[]")
+    array = "[]" if stage.endswith("[]") else ""
+    if kind == "text":
+        names = ["text", "varchar"]
+    elif kind == "numeric":
+        names = ["numeric with as many digits after the point"]
+    else:
+        names = sorted(_WIDENS[kind], key=lambda n: n != kind)
+    return ", ".join(f"{n}{array}" for n in names)
+
+
+def _say(found: str, expected: str) -> str:
+    return f"the rows have {found}; expected a column of {expected}"
+
+
+def merge_column(column: StageColumn, target: TargetColumn) -> MergeColumn:
+    """Return how a stage's column is converted to the target's. By assignment if possible: a cast to varchar(5) cuts silently."""
+    before, after = "", ""
+    if column.holds == "nothing":
+        after = f"::{target.base}"
+    elif column.holds == "json":
+        after = f"::{target.base}" if target.base in _JSON else ""
+    elif column.holds == "array":
+        if target.base in _JSON:
+            before, after = f"to_{target.base}(", ")"
+        elif column.sql == "text[]" and not _is_string(target.element, target.element_category):
+            after = f"::{target.base}"
+    elif column.sql == "text" and not _is_string(target.base, target.category):
+        after = f"::{target.base}"
+    return MergeColumn(column.name, before, after, key_after=_key_cast(target))
+
+
+def _key_cast(target: TargetColumn) -> str:
+    """Return the cast that makes two keys equal exactly if the target's unique index finds them equal."""
+    kind = target.base if target.category == "S" else target.precise or target.base
+    return f"::{kind}" + (f" COLLATE {target.collation}" if target.collation else "")
+
+
+def copies_directly(column: StageColumn, target: TargetColumn) -> bool:
+    """Return True if the bytes sent for the stage's type are those of the target's type, so that COPY can write into the
+    target."""
+    if target.domain or column.holds in ("json", "nothing"):
+        return False
+    kind = column.sql.partition("(")[0] if column.holds == "value" else column.sql
+    if column.holds == "array":
+        kind = f"{column.sql.removesuffix('[]').partition('(')[0]}[]"
+    return target.base == kind or (kind == "text" and target.base in ("character varying", "bpchar"))

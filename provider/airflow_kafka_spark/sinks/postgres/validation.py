@@ -1,0 +1,294 @@
+"""Validation of a PostgreSQL sink: everything that would keep a window from being written, found before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.errors import ConnectionInvalid, Problem
+from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
+from airflow_kafka_spark.sinks.postgres import sql
+from airflow_kafka_spark.sinks.postgres.options import PostgresOptions, is_name, quoted
+from airflow_kafka_spark.sinks.postgres.types import StageColumn, UnsupportedType, misfit, stage_column
+
+if TYPE_CHECKING:
+    import psycopg
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.base import Shape
+    from airflow_kafka_spark.sinks.postgres.catalog import ServerFacts, Table
+
+OLDEST = 12
+RESERVED = "__airflow_"
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+
+
+def problems(sink: PostgresOptions, shape: Shape) -> list[Problem]:
+    """See :meth:`PostgresSink.validate`."""
+    found = [*sink.problems(), *_shape_problems(sink, shape)]
+    columns = [c for c in map(_try_stage_column, shape.schema) if c is not None]
+    try:
+        import psycopg
+    except ImportError:
+        action = "Install it with `pip install 'airflow-provider-kafka-spark[postgres]'`, on the executors too"
+        return [*found, Problem("sink", "the package `psycopg` is not installed", action)]
+    try:
+        server = sink.server()
+    except ConnectionInvalid as error:
+        return [*found, Problem("sink.conn_id", error.found, error.action)]
+    try:
+        connection = server.connect()
+    except psycopg.Error as error:
+        where = f"connection `{sink.conn_id}` does not lead to a database: {server.scrub(' '.join(str(error).split()))}"
+        return [*found, Problem("sink.conn_id", where, f"Correct the connection `{sink.conn_id}`, or see to the server")]
+    try:
+        with connection:
+            return [*found, *_ServerValidation(sink, columns, connection, shape.tolerates).problems()]
+    except psycopg.Error as error:
+        what = f"the catalog of {server.where} cannot be read: {server.scrub(' '.join(str(error).split()))}"
+        return [*found, Problem("sink.conn_id", what)]
+    finally:
+        connection.close()
+
+
+# --- without the server ---------------------------------------------------------------------------------
+
+
+def _shape_problems(sink: PostgresOptions, shape: Shape) -> Iterator[Problem]:
+    names = shape.schema.names
+    if not names:
+        yield Problem("sink", "the rows have no columns", "Give `value=` a schema")
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        yield Problem("sink", f"the rows have two columns `{name}`", "Give one of them another name")
+    for name in names:
+        if not is_name(name):
+            yield Problem("sink", f"{name!r} cannot be a column; expected 1 to {NAME_BYTES} bytes without NUL")
+        if name.startswith(RESERVED):
+            yield Problem("sink", f"the rows have a column `{name}`; names that begin with `{RESERVED}` are the sink's own")
+    if sink.window_column is not None and (sink.window_column in names or not is_name(sink.window_column)):
+        what = (
+            "the rows have a column of that name" if sink.window_column in names else f"{sink.window_column!r} cannot be a name"
+        )
+        yield Problem("sink.window_column", what, "Give it another one")
+    missing = [name for name in sink.key if name not in names]
+    if missing:
+        yield Problem("sink.key", f"the rows have no column {quoted(missing)}; they have {quoted(names)}")
+    for field in shape.schema:
+        try:
+            stage_column(field.name, field.type)
+        except UnsupportedType as error:
+            yield Problem(f"sink.table column `{field.name}`", str(error), "Give it another type in the schema")
+
+
+def _try_stage_column(field: pa.Field) -> StageColumn | None:
+    try:
+        return stage_column(field.name, field.type) if is_name(field.name) else None
+    except UnsupportedType:
+        return None
+
+
+# --- with the server ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _ServerValidation:
+    """Compares options and rows with the server's catalog, in one session."""
+
+    sink: PostgresOptions
+    columns: Sequence[StageColumn]
+    connection: psycopg.Connection
+    tolerates: bool
+    facts: ServerFacts | None = None
+
+    def problems(self) -> list[Problem]:
+        from airflow_kafka_spark.sinks.postgres.catalog import read_server_facts, read_table
+
+        facts = self.facts = read_server_facts(self.connection)
+        if facts.version < OLDEST * 10_000:
+            what = f"connection `{self.sink.conn_id}` leads to PostgreSQL {facts.release}; expected {OLDEST} or newer"
+            return [Problem("sink.conn_id", what)]
+        found = list(self._server_problems(facts))
+        try:
+            schema, table = parse_name(self.sink.table)
+        except ValueError:
+            return found
+        name = resolve(self.connection, schema, table)
+        target = read_table(self.connection, name)
+        found += self._schema_problems(name, facts.role, creates=target is None)
+        if target is None:
+            return found + list(self._creation_problems(name))
+        if target.kind in _KINDS:
+            return [*found, Problem("sink.table", f"{name} is {_KINDS[target.kind]}; expected a table", "Name the table itself")]
+        checks: tuple[Callable[[Table], Iterator[Problem]], ...] = (
+            self._table_problems, self._column_problems, self._filled_problems, self._key_problems, self._right_problems
+        )  # fmt: skip
+        return found + [problem for check in checks for problem in check(target)]
+
+    def _server_problems(self, facts: ServerFacts) -> Iterator[Problem]:
+        where = f"connection `{self.sink.conn_id}`"
+        if facts.standby:
+            yield Problem("sink.conn_id", f"{where} leads to a standby, which takes no writes", "Connect to the primary")
+        elif facts.read_only:
+            yield Problem(
+                "sink.conn_id", f"transactions of {where} are read-only", "See `default_transaction_read_only` of the role"
+            )
+        if self.sink.atomic == "split" and not facts.may_create_temporary:
+            what = f'role `{facts.role}` may not create temporary tables, which `atomic="split"` can need'
+            yield Problem("sink.conn_id", what, f"GRANT TEMPORARY ON DATABASE ... TO {quote(facts.role)}")
+
+    # --- schemas ---
+
+    def _schema_problems(self, name: Name, role: str, *, creates: bool) -> list[Problem]:
+        from airflow_kafka_spark.sinks.postgres.catalog import read_table
+
+        needed: dict[str, list[str]] = {}
+        # Splits that commit one by one are staged, too, if rows of them are refused.
+        if self.sink.atomic == "window" or self.tolerates:
+            needed.setdefault(self.sink.stage_schema or name.schema, []).append("its stages")
+        own = [self.sink.windows_table] + ([self.sink.splits_table] if self.sink.atomic == "split" else [])
+        found: list[Problem] = []
+        for table in own:
+            there = read_table(self.connection, Name(name.schema, table))
+            if there is None:
+                needed.setdefault(name.schema, []).append(f"`{table}`")
+            else:
+                found += _own_table_problems(there, role)
+        if creates and self.sink.auto_create:
+            needed.setdefault(name.schema, []).append(f"{name}")
+        needed.setdefault(name.schema, [])
+        return found + [p for schema, tables in needed.items() for p in self._one_schema(schema, tables, role)]
+
+    def _one_schema(self, schema: str, tables: Sequence[str], role: str) -> Iterator[Problem]:
+        from airflow_kafka_spark.sinks.postgres.catalog import schema_rights
+
+        rights = schema_rights(self.connection, schema)
+        where = "sink.stage_schema" if schema == self.sink.stage_schema else "sink.table"
+        if rights is None:
+            yield Problem(where, f"there is no schema `{schema}`", f"CREATE SCHEMA {quote(schema)}, or correct the name")
+            return
+        missing = sorted({"USAGE", *(["CREATE"] if tables else [])} - rights)
+        if missing:
+            why = f" to make {', '.join(tables)}" if tables else ""
+            grant = f"GRANT {', '.join(missing)} ON SCHEMA {quote(schema)} TO {quote(role)}"
+            other = "; or let the stages live elsewhere with `stage_schema=`" if "its stages" in tables else ""
+            yield Problem(where, f"role `{role}` lacks {', '.join(missing)} on schema `{schema}`{why}", grant + other)
+
+    # --- a table that is not there yet ---
+
+    def _creation_problems(self, name: Name) -> Iterator[Problem]:
+        from airflow_kafka_spark.sinks.postgres import evolve as evolution
+
+        if not self.sink.auto_create:
+            alike = tables_alike(self.connection, name)
+            hint = f"; there is {alike[0]}, and names are compared exactly" if alike else ""
+            action = "Create it, correct `table`, or set `auto_create=True`"
+            yield Problem("sink.table", f"there is no table {name}{hint}", action)
+            return
+        if not is_name(name.table):
+            yield Problem("sink.table", f"its name has {len(name.table.encode())} bytes; expected 1 to {NAME_BYTES}")
+        for column in self.columns:
+            where = f"sink.table column `{column.name}`"
+            if column.name in evolution.SYSTEM:
+                yield Problem(where, "PostgreSQL has a column of that name in every table", "Give it another name")
+            if column.holds == "nothing":
+                yield Problem(where, "nothing is known of its type (Arrow's null)", "Give it a type in the schema")
+            if column.holds == "json" and column.name in self.sink.key:
+                yield Problem("sink.key", f"`{column.name}` is a structure; expected a scalar column")
+
+    # --- a table that is there ---
+
+    def _table_problems(self, table: Table) -> Iterator[Problem]:
+        if not table.logged:
+            what = f"{table.name} is UNLOGGED: a crash of the server would empty it, though its windows are remembered"
+            yield Problem("sink.table", what, f"ALTER TABLE {table.name} SET LOGGED")
+        if table.hides_rows:
+            what = f"a row-level security policy on {table.name} applies to the connection's role"
+            yield Problem("sink.table", what, "Give the role BYPASSRLS, or let it own the table")
+
+    def _column_problems(self, table: Table) -> Iterator[Problem]:
+        from airflow_kafka_spark.sinks.postgres import evolve as evolution
+
+        yield from evolution.problems(self.sink, self.columns, table, self.facts.role if self.facts else "")
+        for column in self.columns:
+            target = table.columns.get(column.name)
+            if target is not None and target.generated:
+                where = f"sink.table column `{column.name}`"
+                yield Problem(
+                    where, f"{table.name} generates it always ({target.type})", "Leave it out of the schema, or of the table"
+                )
+            elif target is not None and (reason := misfit(column, target)):
+                yield evolution.changed_type(column, table, reason)
+
+    def _filled_problems(self, table: Table) -> Iterator[Problem]:
+        """Yield problems of the columns that the sink fills, and of required columns that get no value."""
+        filled = {*(c.name for c in self.columns), *sql.OFFSET_COLUMNS, self.sink.window_column}
+        yield from self._window_column_problems(table)
+        for name, kind in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True):
+            target = table.columns.get(name)
+            if target is None and self.sink.offset_columns and not self.sink.auto_evolve:
+                add = f"ALTER TABLE {table.name} ADD COLUMN {quote(name)} {kind}"
+                yield Problem("sink.offset_columns", f"{table.name} has no column `{name}`", add)
+            elif target is not None and not _holds_offsets(kind, target.base):
+                yield Problem(f"sink.table column `{name}`", f"{table.name} has {target.type}; the sink fills it with {kind}")
+        for name, target in table.columns.items():
+            if target.required and name not in filled:
+                what = f"{table.name} takes no NULL in it and has no default, and the rows do not have it"
+                yield Problem(f"sink.table column `{name}`", what, "Add it to the schema, or give it a default")
+
+    def _window_column_problems(self, table: Table) -> Iterator[Problem]:
+        name = self.sink.window_column
+        if name is None:
+            return
+        target = table.columns.get(name)
+        if target is None and self.sink.auto_evolve:
+            return
+        if target is None:
+            add = f"ALTER TABLE {table.name} ADD COLUMN {quote(name)} text"
+            yield Problem("sink.window_column", f"{table.name} has no column `{name}`", add)
+        elif target.base not in ("text", "character varying"):
+            yield Problem("sink.window_column", f"`{name}` is {target.type}; the sink fills it with text")
+
+    def _key_problems(self, table: Table) -> Iterator[Problem]:
+        key = frozenset(self.sink.key)
+        if self.sink.mode != "upsert" or not key or not key <= table.columns.keys():
+            return
+        if key in table.deferrable:
+            what = f"{table.name} has a deferrable constraint on {quoted(self.sink.key)}, which no upsert can use"
+            yield Problem("sink.key", what, f"Drop it, and CREATE UNIQUE INDEX ON {table.name} instead")
+            return
+        if key in table.unique:
+            return
+        columns = ", ".join(map(quote, self.sink.key))
+        has = "; ".join(quoted(sorted(u)) for u in table.unique) or "none"
+        index = f"unique index on exactly {quoted(self.sink.key)} (valid, not partial, not deferrable)"
+        what = f"{table.name} has no {index}; it has: {has}"
+        yield Problem("sink.key", what, f"CREATE UNIQUE INDEX ON {table.name} ({columns})")
+
+    def _right_problems(self, table: Table) -> Iterator[Problem]:
+        needed = {"INSERT"}
+        if self.sink.mode == "upsert":
+            needed |= {"SELECT", "UPDATE"}
+        elif self.sink.window_column:
+            needed |= {"SELECT", "DELETE"}
+        if self.sink.delete_enabled:
+            needed.add("DELETE")
+        missing = ", ".join(sorted(needed - table.rights))
+        if missing:
+            yield Problem(
+                "sink.table", f"the connection's role lacks {missing} on {table.name}", f"GRANT {missing} ON {table.name} TO ..."
+            )
+
+
+def _own_table_problems(table: Table, role: str) -> Iterator[Problem]:
+    missing = ", ".join(sorted({"SELECT", "INSERT", "UPDATE", "DELETE"} - table.rights))
+    if table.kind != "r" or "pipeline" not in table.columns or "number" not in table.columns:
+        what = f"{table.name}, where the sink keeps its record of windows, is another table"
+        yield Problem("sink.windows_table", what, "Give it another name with `windows_table=` or `splits_table=`")
+    elif missing:
+        what = f"role `{role}` lacks {missing} on {table.name}, the sink's record of windows"
+        yield Problem("sink.windows_table", what, f"GRANT {missing} ON {table.name} TO {quote(role)}")
+
+
+def _holds_offsets(kind: str, base: str) -> bool:
+    return base in {"text": ("text", "character varying"), "integer": ("integer", "bigint"), "bigint": ("bigint",)}[kind]

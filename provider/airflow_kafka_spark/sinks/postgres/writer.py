@@ -1,0 +1,441 @@
+"""The driver's part of writing a window: from what tasks have written to a commit whose outcome is certain.
+
+:class:`StagedWindowWriter` moves stages into the target in one transaction that claims the window's row first, so that a reader
+sees the whole window or nothing of it. :class:`SplitsWindowWriter` closes a window whose splits were committed one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
+from airflow_kafka_spark.hooks.postgres import quote, rows, run
+from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
+from airflow_kafka_spark.sinks.postgres import sql
+from airflow_kafka_spark.sinks.postgres import windows_table as record
+from airflow_kafka_spark.sinks.postgres.attempt import WindowAttempt, create_stage_registry, drop_attempt_tables
+from airflow_kafka_spark.sinks.postgres.server import is_refusal
+from airflow_kafka_spark.sinks.postgres.transaction import Transaction
+from airflow_kafka_spark.windows.model import Applied, BadRecord, Split, SplitResult
+
+if TYPE_CHECKING:
+    import psycopg
+    from typing_extensions import Self
+
+    from airflow_kafka_spark.sinks.postgres.attempt import WindowAttempt
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+
+
+class DriverWriter(WindowWriter):
+    """Commits what tasks have written, and makes sure of the outcome.
+
+    :ivar stages: True if tasks load stages.
+    """
+
+    def __init__(self, attempt: WindowAttempt, *, stages: bool) -> None:
+        self.attempt = attempt
+        self.transaction = Transaction(attempt)
+        self.stages = stages
+        self.committed = False
+        self._gathered: tuple[int, int] | None = None
+        self._presence: psycopg.Connection | None = None
+
+    @abstractmethod
+    def _found(self) -> Mapping[int, int]:
+        """Return the rows that the server has of each split, by index."""
+
+    def _begin(self) -> bool:
+        """Begin the transaction. Returns False if another attempt has applied the window."""
+        return self.transaction.begin()
+
+    def _written(self) -> tuple[int, int]:
+        """Return how many rows the tasks themselves have written into the target, and deleted there."""
+        return 0, 0
+
+    def refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
+        """See :meth:`WindowWriter.refused_records`. Staged rows are put into the target, in the transaction that :meth:`commit`
+        commits.
+
+        :raises SinkRejected: too many rows are refused.
+        """
+        import psycopg
+
+        if not (self.attempt.tolerates and self.stages):
+            return ()
+        try:
+            self._gather(results)
+        except psycopg.Error as error:
+            raise self._explain(error) from self.attempt.server.cause(error)
+        return self.transaction.finder.records if self.transaction.finder else ()
+
+    def commit(self, results: Sequence[SplitResult]) -> Applied:
+        """See :meth:`WindowWriter.commit`.
+
+        :raises CountMismatch: reader and sink counted different rows.
+        :raises SinkRejected: a value does not fit, a constraint is violated; nothing of the window is visible.
+        :raises Fenced: a newer attempt took over.
+        """
+        import psycopg
+
+        try:
+            applied = self._apply(results)
+            if applied is not None:
+                faults.reached("sink.in_transaction")
+                self.transaction.session.commit()
+        except psycopg.Error as error:
+            # The answer to COMMIT may be lost, or another attempt may have ended this session: the sink's record tells.
+            if not is_refusal(error) and (there := self._look()) is not None:
+                return there
+            raise self._explain(error) from self.attempt.server.cause(error)
+        if applied is not None:
+            self.committed = True
+            faults.reached("sink.committed")
+            return applied
+        if (there := self._look()) is None:
+            raise Fenced(self.attempt.window.pipeline, f"committing window {self.attempt.window.number}")
+        return there
+
+    def _look(self) -> Applied | None:
+        """Return the sink's record of the window, or None if there is none or the server does not answer."""
+        self.transaction.close()
+        with suppress(SinkUnavailable):
+            return self._find()
+        return None
+
+    def _find(self) -> Applied | None:
+        """Return the sink's record of the window, read in a session of its own when no transaction is about to write it."""
+        attempt = self.attempt
+        with attempt.server.session("looking for window", str(attempt.window)) as connection, connection.transaction():
+            run(connection, sql.lock(attempt.lock))
+            return record.recorded(connection, attempt.windows, attempt.window)
+
+    def _check(self, results: Sequence[SplitResult], found: Mapping[int, int]) -> None:
+        """Check that every split is there, and that reader, tasks and server have counted the same rows.
+
+        :param found: the rows that the server has of each split.
+        """
+        expected = {split.index for split in self.attempt.splits}
+        if missing := sorted(expected - found.keys()):
+            detail = f"split {missing[0]} (of {len(missing)}) is not there, as after a crash of the server"
+            raise SinkUnavailable(str(self.attempt.target), f"committing window {self.attempt.window}", detail)
+        counted = sum(int(result.token.get("rows", 0)) for result in results)
+        read = sum(result.handed_over for result in results)
+        flushed = sum(found[index] for index in expected)
+        for count in (counted, flushed):
+            if count != read:
+                raise CountMismatch(str(self.attempt.window), read, count)
+
+    def _gather(self, results: Sequence[SplitResult]) -> tuple[int, int] | None:
+        """Begin the transaction, check the counts and move staged rows into the target.
+
+        :return: rows written and rows deleted, those by tasks included; None if another attempt has applied the window.
+        """
+        if not self._begin():
+            return None
+        self._check(results, self._found())
+        faults.reached("sink.staged")
+        written, deleted = self._written()
+        more, gone = self.transaction.put_staged() if self.stages else (0, 0)
+        self._gathered = written + more, deleted + gone
+        return self._gathered
+
+    def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
+        """Do everything but the commit. Returns None if another attempt has applied the window."""
+        attempt, transaction = self.attempt, self.transaction
+        gathered = self._gathered or self._gather(results)
+        if gathered is None:
+            return None
+        if self.stages:
+            transaction.drop_stages()
+        return record.complete(transaction.session, attempt.windows, attempt.window, *gathered, keep=attempt.keep_windows)
+
+    # --- errors ---
+
+    def _explain(self, error: psycopg.Error) -> KafkaSparkError:
+        attempt, window = self.attempt, self.attempt.window
+        self.transaction.close()
+        if not is_refusal(error) and self._is_superseded():
+            return Fenced(window.pipeline, f"committing window {window.number}")
+        found = attempt.server.explain(error, str(window), f"committing window {window}", str(attempt.target))
+        if isinstance(found, SinkRejected) and (column := self._column_at_fault(error)) is not None:
+            return SinkRejected(found.sink, found.window, f"column `{column}`: {found.detail}", found.action)
+        return found
+
+    def _is_superseded(self) -> bool:
+        """Return True if a newer attempt has removed this one's tables."""
+        if self.stages:
+            with (
+                suppress(KafkaSparkError),
+                self.attempt.server.session("looking for the registry of", str(self.attempt.window)) as connection,
+            ):
+                return not record.exists(connection, self.attempt.registry)
+        return False
+
+    def _column_at_fault(self, error: psycopg.Error) -> str | None:
+        return failing_column(self.attempt, error) if self.stages else None
+
+    # --- life ---
+
+    def __enter__(self) -> Self:
+        return self
+
+    def show_presence(self) -> None:
+        """Open a session under the attempt's name and keep it for as long as the attempt lives, so that its stages do not count
+        as abandoned (:func:`~airflow_kafka_spark.sinks.postgres.attempt.clear_abandoned`).
+
+        :raises SinkUnavailable: the server cannot be reached.
+        """
+        import psycopg
+
+        try:
+            self._presence = self.attempt.server.connect(self.attempt.application_name)
+        except psycopg.Error as error:
+            raise self._explain(error) from self.attempt.server.cause(error)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._presence is not None:
+            with suppress(Exception):
+                self._presence.close()
+        self.transaction.close()
+        if self.committed or not self.stages:
+            return
+        # Tables that cannot be dropped now are dropped by the pipeline's next attempt.
+        try:
+            with self.attempt.server.session("clearing up", str(self.attempt.window)) as connection:
+                run(connection, "SET lock_timeout = '2s'")
+                drop_attempt_tables(connection, self.attempt)
+        except KafkaSparkError as failure:
+            log.info("Stages of window %s are left to the next attempt: %s", self.attempt.window, failure)
+
+    def stage_writer(self) -> SplitWriter:
+        """Return a writer for tasks that load stages."""
+        from airflow_kafka_spark.sinks.postgres.tasks.write import StageWriter
+
+        return StageWriter(self.attempt.load(), self.attempt.stage_schema, self.attempt.prefix, self.attempt.registry)
+
+
+class StagedWindowWriter(DriverWriter):
+    """One attempt at a window that is applied in one transaction.
+
+    :param overlap: True to move stages into the target while other splits are still loading. The transaction then begins at once.
+    """
+
+    def __init__(self, attempt: WindowAttempt, *, overlap: bool) -> None:
+        super().__init__(attempt, stages=True)
+        self.overlap = _MergeThread(self.transaction) if overlap else None
+
+    def split_writer(self) -> SplitWriter:
+        return self.stage_writer()
+
+    def _begin(self) -> bool:
+        return self.overlap.stop() if self.overlap else super()._begin()
+
+    def _found(self) -> Mapping[int, int]:
+        return {split: count for split, _, count, _ in self.transaction.stages()}
+
+    def __enter__(self) -> Self:
+        if self.overlap:
+            # The session of its transaction shows that the attempt lives.
+            self.overlap.start()
+        else:
+            self.show_presence()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.overlap:
+            self.overlap.abandon()
+        super().__exit__(kind, error, trace)
+
+
+class _MergeThread(threading.Thread):
+    """Appends stages to the target as tasks register them."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        super().__init__(name="postgres-merge", daemon=True)
+        self._transaction = transaction
+        self._done = threading.Event()
+        self._claimed = False
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._claimed = self._transaction.begin()
+            while self._claimed and not self._done.wait(POLL_SECONDS):
+                self._transaction.append_new()
+        except BaseException as error:  # raised again by stop()
+            self._error = error
+
+    def stop(self) -> bool:
+        """Wait until the current stage is appended; the caller appends the others. Raises the error that ended the thread.
+
+        :return: False if another attempt has applied the window.
+        """
+        self._done.set()
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._claimed
+
+    def abandon(self) -> None:
+        """Cancel the current statement and stop. Never raises."""
+        self._done.set()
+        while self.is_alive():
+            if (connection := self._transaction.connection) is not None:
+                with suppress(Exception):
+                    connection.cancel_safe(timeout=5)
+            self.join(timeout=1)
+
+
+# --- splits that commit one by one --------------------------------------------------------------------------------------
+
+
+class SplitsWindowWriter(DriverWriter):
+    """One attempt at a window whose splits commit one by one.
+
+    Where bad records are tolerated, tasks defer splits that hold some, or rows that the table refuses. These are read again, into
+    stages, and moved into the target in the transaction that closes the window, without the refused rows, which are known before
+    anything of these splits is committed.
+
+    Guarantee: a split gets into the target either by a transaction of its own, together with its marker, or by the transaction
+    that closes the window; in the second case a marker has kept all tasks from committing it since before it was read again.
+    Never by both. Only tasks of the attempt that owns the pipeline's splits commit: those of an older attempt commit nothing any
+    more.
+    """
+
+    def __init__(self, attempt: WindowAttempt) -> None:
+        super().__init__(attempt, stages=False)
+
+    def split_writer(self) -> SplitWriter:
+        from airflow_kafka_spark.sinks.postgres.tasks.write import SplitAtomicWriter
+
+        if self.stages:
+            return self.stage_writer()
+        attempt = self.attempt
+        return SplitAtomicWriter(
+            attempt.load(), attempt.windows, attempt.markers, attempt.merge, attempt.direct, attempt.owner, attempt.tolerates
+        )
+
+    def deferred(self, results: Sequence[SplitResult]) -> Sequence[Split]:
+        """See :meth:`WindowWriter.deferred`.
+
+        :raises SinkUnavailable: the server cannot be reached; SinkRejected: no stage can be made.
+        """
+        from airflow_kafka_spark.sinks.postgres.tasks.write import DEFERRED
+
+        indexes = {result.index for result in results if result.token.get(DEFERRED)}
+        if not indexes or not self.attempt.tolerates:
+            return ()
+        message = "%d of the %d splits of window %s hold bad records, or rows that the table refuses: they are read once more"
+        log.info(message, len(indexes), len(self.attempt.splits), self.attempt.window)
+        attempt = self.attempt = self.attempt.staged()
+        self.transaction, self.stages = Transaction(attempt), True
+        with attempt.server.session("staging splits of", str(attempt.window)) as connection:
+            create_stage_registry(connection, attempt.registry)
+        self.show_presence()
+        return tuple(split for split in attempt.splits if split.index in indexes)
+
+    def _found(self) -> Mapping[int, int]:
+        index = {(*s.range.topic_partition, s.range.start, s.range.end): s.index for s in self.attempt.splits}
+        found = {index[marker[:4]]: marker.rows for marker in self._markers() if marker[:4] in index}
+        staged = {split: count for split, _, count, _ in self.transaction.stages()} if self.stages else {}
+        return {**found, **staged}
+
+    def _written(self) -> tuple[int, int]:
+        markers = self._markers()
+        return sum(marker.written for marker in markers), sum(marker.deleted for marker in markers)
+
+    def _markers(self) -> list[sql.SplitRow]:
+        """Return the markers of splits that are in the target."""
+        window = self.attempt.window
+        found = rows(self.transaction.session, sql.select_splits(self.attempt.markers, window.pipeline, window.number))
+        return [marker for marker in (sql.SplitRow(*row) for row in found) if not marker.is_deferred]
+
+    def _begin(self) -> bool:
+        """See :meth:`DriverWriter._begin`.
+
+        :raises Fenced: another attempt owns the pipeline's splits, and has not applied the window yet.
+        """
+        if not super()._begin():
+            return False
+        window = self.attempt.window
+        owners = rows(self.transaction.session, sql.lock_owner(self.attempt.markers, window.pipeline))
+        if [owner for (owner,) in owners] != [self.attempt.owner]:
+            # Closed at once, so that the owner does not wait for this session's locks.
+            self.transaction.close()
+            raise Fenced(window.pipeline, f"committing window {window.number}")
+        return True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)
+        if self.committed:
+            return
+        attempt, window = self.attempt, self.attempt.window
+        # From here on its tasks commit nothing. If the server cannot be reached now, the next attempt does this.
+        with suppress(KafkaSparkError), attempt.server.session("leaving", str(window)) as connection:
+            run(connection, "SET lock_timeout = '2s'")
+            run(connection, sql.remove_owner(attempt.markers, window.pipeline, attempt.owner))
+
+    def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
+        applied, window = super()._apply(results), self.attempt.window
+        if applied is not None:
+            run(self.transaction.session, sql.delete_old_splits(self.attempt.markers, window.pipeline, window.number))
+        return applied
+
+
+# --- the column at fault ------------------------------------------------------------------------------------------------
+
+
+_PROBE_SECONDS = 30
+_PROBE = "airflow_probe"
+
+
+def failing_column(attempt: WindowAttempt, error: psycopg.Error) -> str | None:
+    """Find the column that a value did not fit into, where PostgreSQL does not name it.
+
+    Inserts the staged rows column by column into a temporary table with the target's types, until one fails as the window did.
+
+    :return: the column's name; None if it is not found, or the error names it itself.
+    """
+    if (error.sqlstate or "")[:2] not in ("22", "23", "42") or error.diag.column_name:
+        return None
+    try:
+        with (
+            attempt.server.session("looking for the column at fault in", str(attempt.window)) as connection,
+            connection.transaction(force_rollback=True),
+        ):
+            run(connection, f"SET LOCAL statement_timeout = '{_PROBE_SECONDS}s'")
+            return _search_columns(connection, attempt, error.sqlstate)
+    except KafkaSparkError as failure:
+        log.debug("The column at fault was not found: %s", failure)
+        return None
+
+
+def _search_columns(connection: psycopg.Connection, attempt: WindowAttempt, state: str | None) -> str | None:
+    import psycopg
+
+    registered = rows(connection, sql.select_stages(attempt.registry))
+    stages = [attempt.stage(split, stage) for split, stage, _, _ in registered if stage]
+    names = ", ".join(quote(c.name) for c in attempt.merge.columns)
+    run(connection, f"CREATE TEMP TABLE {quote(_PROBE)} ON COMMIT DROP AS SELECT {names} FROM {attempt.target} WITH NO DATA")
+    for column in attempt.merge.columns:
+        for stage in stages:
+            try:
+                with connection.transaction():
+                    into = f"INSERT INTO {quote(_PROBE)} ({quote(column.name)})"
+                    run(connection, f"{into} SELECT {column.value} FROM {stage.table} AS s")
+                    raise psycopg.Rollback
+            except psycopg.Error as error:
+                if error.sqlstate == state:
+                    return column.name
+                raise
+    return None

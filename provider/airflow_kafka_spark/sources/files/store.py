@@ -1,0 +1,391 @@
+"""Listing and opening files of a directory: on a mounted file system, or in an object store.
+
+Object stores are reached by Airflow's ``ObjectStoragePath`` (fsspec).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+import urllib.parse
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import IO, Any, TypeVar
+
+from airflow_kafka_spark.errors import Problem
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_FSSPEC_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+_SPARK_SCHEMES = {"s3": "s3a", "s3n": "s3a", "gcs": "gs"}
+_MTIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+_WHOLE_SECONDS = "LastModified"
+"""S3 gives the time of a single object in whole seconds. Some servers list it more exactly, and the object would look changed."""
+_ETAG_KEYS = ("ETag", "etag", "e_tag")
+_THREADS = 16
+_MAX_NAMED = 5
+_MAX_SINGLE_REQUESTS = 50
+"""Files that are looked up one by one; more are found by a listing."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """A file of the directory, as it was listed.
+
+    :param name: path below the source's directory.
+    :param size: bytes.
+    :param mtime: modification time, microseconds since 1970.
+    :param etag: the store's identifier of this version, empty if it has none.
+    """
+
+    name: str
+    size: int
+    mtime: int
+    etag: str = ""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The order in which files are read: oldest first, then by name."""
+        return self.mtime, self.name
+
+    @property
+    def version(self) -> str:
+        """Size, modification time and etag, for messages."""
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.mtime / 1e6))
+        return f"{self.size:,} bytes of {moment}.{self.mtime % 1_000_000:06} UTC" + (f", etag {self.etag}" if self.etag else "")
+
+
+def join_names(files: Sequence[ListedFile]) -> str:
+    """Return the first names and the verb `has` or `have`, for messages."""
+    named = ", ".join(f"`{file.name}`" for file in files[:_MAX_NAMED])
+    more = f" and {len(files) - _MAX_NAMED:,} more" if len(files) > _MAX_NAMED else ""
+    return f"{named}{more} {'has' if len(files) == 1 else 'have'}"
+
+
+@dataclass(frozen=True)
+class FileSelection:
+    """Selects files of a directory by their names.
+
+    :param glob: pattern of the file's own name (``fnmatch``; Spark's ``pathGlobFilter`` without braces).
+    :param recursive: whether directories below are looked into.
+    """
+
+    glob: str = "*"
+    recursive: bool = False
+
+    def matches(self, name: str) -> bool:
+        """Return True if a file of this path is selected.
+
+        As in Spark, names that begin with ``.``, or with ``_`` without ``=``, are hidden on every level, as are files that HDFS
+        is still copying.
+        """
+        return (
+            not any(is_hidden(part) for part in name.split("/"))
+            and not name.endswith("._COPYING_")
+            and fnmatchcase(name.rpartition("/")[2], self.glob)
+        )
+
+
+def is_hidden(part: str) -> bool:
+    """Return True if Spark passes over files and directories of this name."""
+    return part.startswith(".") or (part.startswith("_") and "=" not in part)
+
+
+class FileStore(ABC):
+    """A directory that the driver lists."""
+
+    @property
+    @abstractmethod
+    def uri(self) -> str:
+        """The directory without credentials."""
+
+    @property
+    @abstractmethod
+    def root(self) -> str:
+        """The directory as Spark names it, not encoded."""
+
+    @property
+    def server(self) -> str:
+        """The server's address, without credentials; empty for a mounted file system, and if only the scheme decides."""
+        return ""
+
+    @abstractmethod
+    def problems(self, conn_id: str | None) -> Iterator[Problem]:
+        """Yield why the directory cannot be listed.
+
+        :param conn_id: the source's connection.
+        """
+
+    @abstractmethod
+    def files(self, selection: FileSelection) -> Iterator[ListedFile]:
+        """Yield the selected files.
+
+        :raises OSError: the directory does not exist, or may not be listed.
+        """
+
+    @abstractmethod
+    def stat(self, names: Iterable[str]) -> Mapping[str, ListedFile]:
+        """Return these files as they are now, without those that are gone.
+
+        :raises OSError: as :meth:`files`.
+        """
+
+    @abstractmethod
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file for reading.
+
+        :raises OSError: it cannot be read.
+        """
+
+    def hadoop_options(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the options with which Spark's reader can open these files."""
+        return {}
+
+    def map_files(self, call: Callable[[ListedFile], T], files: Iterable[ListedFile]) -> list[T]:
+        """Return the results of a call for each file, in order. Several calls run at a time."""
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="files-source") as pool:
+            return list(pool.map(call, files))
+
+
+@dataclass(frozen=True)
+class LocalStore(FileStore):
+    """A directory of a file system that this machine and Spark's machines have mounted."""
+
+    directory: str
+
+    @property
+    def uri(self) -> str:
+        return "file://" + urllib.parse.quote(self.directory)
+
+    @property
+    def root(self) -> str:
+        return f"file:{self.directory}"
+
+    def problems(self, conn_id: str | None) -> Iterator[Problem]:
+        if conn_id:
+            yield Problem("source.conn_id", "a mounted directory needs no connection", "Leave it out")
+        directory = self.directory
+        try:
+            os.stat(directory)
+            if not os.path.isdir(directory):
+                yield Problem("source.path", f"{directory} is not a directory", "Name the directory, and the file by `glob`")
+            elif not os.access(directory, os.R_OK | os.X_OK):
+                yield Problem(
+                    "source.path", f"{directory} cannot be listed by user {os.geteuid()}", "Give this user the right to"
+                )
+        except FileNotFoundError:
+            yield Problem("source.path", f"{directory} does not exist", "Make it, mount it, or correct the path")
+        except OSError as error:
+            yield Problem("source.path", f"{directory} cannot be looked at: {error}", "Give the worker's user the right to")
+
+    def files(self, selection: FileSelection) -> Iterator[ListedFile]:
+        pending = [""]
+        while pending:
+            below = pending.pop()
+            with os.scandir(os.path.join(self.directory, below)) as entries:
+                for entry in entries:
+                    name = below + entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        if selection.recursive and not is_hidden(entry.name):
+                            pending.append(f"{name}/")
+                    elif selection.matches(name) and (file := self._file(name)):
+                        yield file
+
+    def stat(self, names: Iterable[str]) -> Mapping[str, ListedFile]:
+        return {name: file for name in names if (file := self._file(name))}
+
+    def open(self, name: str) -> IO[bytes]:
+        return open(os.path.join(self.directory, name), "rb")
+
+    def hadoop_options(self, names: Iterable[str]) -> dict[str, str]:
+        if not any(":" in name for name in names):
+            return {}
+        # Hadoop's default local file system looks for a checksum file beside each file, and takes `a:b` in its name for a scheme.
+        return {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+
+    def _file(self, name: str) -> ListedFile | None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = os.stat(os.path.join(self.directory, name))
+            if not stat.S_ISDIR(found.st_mode):
+                return ListedFile(name, found.st_size, found.st_mtime_ns // 1000)
+        return None
+
+
+@dataclass(frozen=True)
+class ObjectStore(FileStore):
+    """A prefix of an object store, or any other file system that fsspec knows.
+
+    :param path: with its scheme.
+    :param conn_id: the Airflow connection with the credentials, None for those of the environment.
+    """
+
+    path: str
+    conn_id: str | None = None
+
+    @cached_property
+    def _place(self) -> tuple[Any, str]:
+        import fsspec
+        from airflow.sdk import ObjectStoragePath
+
+        if self.conn_id:
+            from airflow.providers.common.compat.sdk import BaseHook
+
+            # For an undefined connection the Amazon provider would use no credentials, and might well be let in somewhere else.
+            BaseHook.get_connection(self.conn_id)
+        scheme, _, rest = self.path.partition("://")
+        place: Any = ObjectStoragePath(f"{_FSSPEC_SCHEMES.get(scheme, scheme)}://{rest.rstrip('/')}", conn_id=self.conn_id)
+        try:
+            fs = place.fs
+        except ValueError as error:  # no Airflow provider serves this scheme, and only one could make use of a connection
+            if self.conn_id:
+                raise ValueError(f"{error}: no installed Airflow provider makes use of `conn_id` for {scheme}://") from error
+            fs = fsspec.filesystem(scheme)
+        return fs, fs._strip_protocol(str(place.path))
+
+    @property
+    def uri(self) -> str:
+        return self._with_scheme(lambda scheme: scheme)
+
+    @property
+    def server(self) -> str:
+        """The address, or the account, that its client was made for."""
+        fs, _ = self._place
+        of_client = getattr(fs, "client_kwargs", None) or {}
+        named = (getattr(fs, "endpoint_url", None), of_client.get("endpoint_url"), getattr(fs, "account_name", None))
+        address = str(next(filter(None, named), ""))
+        return re.sub(r"^[a-z]+://", "", address).rpartition("@")[2].rstrip("/")
+
+    @property
+    def root(self) -> str:
+        return self._with_scheme(lambda scheme: _SPARK_SCHEMES.get(scheme, scheme))
+
+    def _with_scheme(self, rename: Callable[[str], str]) -> str:
+        scheme, _, rest = self.path.rstrip("/").partition("://")
+        host, slash, path = rest.partition("/")
+        if not scheme.startswith("abfs"):  # where the container comes before the @
+            host = host.rpartition("@")[2]
+        return f"{rename(scheme)}://{host}{slash}{path}"
+
+    def problems(self, conn_id: str | None) -> Iterator[Problem]:
+        try:
+            next(iter(self.files(FileSelection())), None)
+        except Exception as error:  # an object store's client has errors of its own
+            detail = f"{type(error).__name__}: {error}"
+            yield Problem("source.path", f"{self.uri} cannot be listed: {detail}", "Check path, `conn_id` and its rights")
+
+    def files(self, selection: FileSelection) -> Iterator[ListedFile]:
+        for name, file in self._listed(recursive=selection.recursive):
+            if selection.matches(name):
+                yield file
+
+    def stat(self, names: Iterable[str]) -> Mapping[str, ListedFile]:
+        names = tuple(names)
+        if len(names) > _MAX_SINGLE_REQUESTS:
+            wanted = set(names)
+            found = self._listed(recursive=any("/" in name for name in names))
+            return {name: file for name, file in found if name in wanted}
+        fs, base = self._place
+        fs.invalidate_cache()
+
+        def one(name: str) -> ListedFile | None:
+            try:
+                return file_from_info(name, fs.info(f"{base}/{name}"))
+            except FileNotFoundError:
+                return None
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return {file.name: file for file in pool.map(one, names) if file}
+
+    def open(self, name: str) -> IO[bytes]:
+        fs, base = self._place
+        opened: IO[bytes] = fs.open(f"{base}/{name}", "rb")
+        return opened
+
+    def _listed(self, *, recursive: bool) -> Iterator[tuple[str, ListedFile]]:
+        fs, base = self._place
+        fs.invalidate_cache()
+        for info in _list_recursively(fs, base) if recursive else fs.ls(base, detail=True):
+            name = str(info["name"])[len(base) :].removeprefix("/")
+            if info.get("type") != "file" or name.endswith("/"):
+                continue
+            if name:
+                yield name, file_from_info(name, info)
+            elif not str(info["name"]).endswith("/"):  # such an object only marks the directory
+                raise NotADirectoryError(f"{self.uri} is a file: name its directory, and the file by `glob`")
+
+
+def _list_recursively(fs: Any, base: str) -> Iterator[Mapping[str, Any]]:
+    """Yield every file below, by one listing if the store has no directories.
+
+    :raises OSError: as :meth:`FileStore.files`. (fsspec's own walk leaves out directories that it cannot list: their files would
+        be taken for removed ones.)
+    """
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.spec import AbstractFileSystem
+
+    if isinstance(fs, AsyncFileSystem):
+        is_flat = type(fs)._find is not AsyncFileSystem._find
+    else:
+        is_flat = type(fs).find is not AbstractFileSystem.find
+    if is_flat:
+        found = fs.find(base, detail=True)
+        yield from found.values() if found else fs.ls(base, detail=True)
+        return
+    pending = [base]
+    while pending:
+        for info in fs.ls(pending.pop(), detail=True):
+            if info.get("type") != "directory":
+                yield info
+            elif not is_hidden(str(info["name"]).rstrip("/").rpartition("/")[2]):
+                pending.append(str(info["name"]))
+
+
+def file_from_info(name: str, info: Mapping[str, Any]) -> ListedFile:
+    """Return a file from what fsspec says of it."""
+    key = next((key for key in _MTIME_KEYS if info.get(key) is not None), None)
+    modified = _microseconds(info[key]) if key else 0
+    if key == _WHOLE_SECONDS:
+        modified -= modified % 1_000_000
+    etag = next((str(info[key]) for key in _ETAG_KEYS if info.get(key)), "")
+    return ListedFile(name, int(info.get("size") or 0), modified, etag.strip('"'))
+
+
+def _microseconds(mtime: Any) -> int:
+    if isinstance(mtime, str):
+        mtime = datetime.fromisoformat(mtime.replace("Z", "+00:00"))
+    if isinstance(mtime, datetime):
+        mtime = mtime if mtime.tzinfo else mtime.replace(tzinfo=timezone.utc)
+        whole = int(mtime.replace(microsecond=0).timestamp())
+        return whole * 1_000_000 + mtime.microsecond
+    return round(float(mtime) * 1_000_000)
+
+
+def open_store(path: str, conn_id: str | None) -> FileStore:
+    """Return the store of a directory. Nothing is looked up yet.
+
+    :raises ValueError: it is neither an absolute path nor a URI.
+    """
+    text = str(path)
+    scheme = _SCHEME.match(text)
+    if scheme and scheme[1].lower() != "file":
+        if not re.match(r"[^/]*://[^/]+", text):
+            raise ValueError(f"`{text}` is neither an absolute path nor a URI such as s3a://bucket/prefix")
+        return ObjectStore(text, conn_id)
+    if scheme:
+        parts = urllib.parse.urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            raise ValueError(f"`{text}` names the host {parts.netloc}")
+        # urlsplit ends the path at ? and #: names of files that hold them must be encoded.
+        text = urllib.parse.unquote(parts.path)
+    if not os.path.isabs(text):
+        raise ValueError(f"`{path}` is not an absolute path")
+    return LocalStore(os.path.normpath(text))

@@ -1,0 +1,238 @@
+"""The contract of a database that JdbcSource reads: relations as values, and what differs between servers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.formats.base import Kind
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.sources.base import SplitReader
+
+SplitKey = tuple[str, ...]
+"""A row's values in the split columns, as the server writes them: they survive JSON, and come back as literals."""
+
+SPARK_MAX_PRECISION = 38
+"""Digits of Spark's largest decimal."""
+
+REFUSED_SQLSTATES = ("22", "23", "25", "28", "3D", "3F", "42", "44", "0A", "0L", "P0")
+"""Classes of SQLSTATE with which PostgreSQL would refuse the statement again. All others may pass."""
+
+
+def escape_template(text: str) -> str:
+    """Return the text with braces doubled, for a place in a template of :class:`SourceColumn`."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+@dataclass(frozen=True)
+class SourceColumn:
+    """A column of a relation, and how its values are read.
+
+    :param name: exactly as the server has it.
+    :param type: the server's name of the type, for messages.
+    :param nullable: whether it may hold NULL; a column of a query always may.
+    :param literal: the type of a literal that is compared with it; empty if values of this type have no order.
+    :param clock: ``zoned``, ``local`` or ``date`` if it can be compared with the database's clock, else empty.
+    :param increases: whether an incrementing cursor can be of this type.
+    :param select: the SQL expression that Spark's JDBC reader reads, with ``{c}`` for the column.
+    :param spark: the Spark expression that makes the value of what was read, with ``{c}`` for it.
+    :param kind: the kind of values that a Spark task reads by itself; None if they might differ from Spark's.
+    :param task: the SQL expression that such a task reads, with ``{c}`` for the column.
+    :param problem: why it cannot be read, empty if it can.
+    :param readable: whether the role may read it.
+    """
+
+    name: str
+    type: str
+    nullable: bool
+    literal: str
+    clock: str = ""
+    increases: bool = False
+    select: str = "{c}"
+    spark: str = "{c}"
+    kind: Kind | None = None
+    task: str = "{c}"
+    problem: str = ""
+    readable: bool = True
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A table, a view or a query.
+
+    :param sql: the text behind FROM.
+    :param name: its name in messages.
+    :param columns: in their order.
+    :param keys: the columns of the primary key, and of each unique index that takes no NULL.
+    :param indexes: the columns of each index that holds all rows in order.
+    :param writers: the server's ids of the tables whose locks its writers hold.
+    """
+
+    sql: str
+    name: str
+    columns: Mapping[str, SourceColumn]
+    keys: tuple[tuple[str, ...], ...] = ()
+    indexes: tuple[tuple[str, ...], ...] = ()
+    writers: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The primary key, else the unique index of the fewest columns; empty if there is none."""
+        return self.keys[0] if self.keys else ()
+
+
+class MissingRelation(NamedTuple):
+    """The answer for a table that does not exist.
+
+    :param hint: which similar table exists, as a clause; empty if none does.
+    """
+
+    name: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class JdbcReaderOptions:
+    """The arguments of Spark's JDBC reader.
+
+    :param url: without credentials.
+    :param driver: the driver's class.
+    :param options: of reader and driver; holds the password.
+    """
+
+    url: str
+    driver: str
+    options: Mapping[str, str] = field(repr=False)
+
+
+class SqlDialect(ABC):
+    """Writes a database's SQL. Names are always quoted, values are always literals."""
+
+    @abstractmethod
+    def quote(self, name: str) -> str: ...
+
+    @abstractmethod
+    def text(self, column: SourceColumn, name: str) -> str:
+        """Return an expression that writes the value of ``name`` so that :meth:`literal` gives it back exactly."""
+
+    @abstractmethod
+    def literal(self, column: SourceColumn, value: str) -> str: ...
+
+    @abstractmethod
+    def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
+        """Return the condition for rows behind these values. ``names`` are expressions that are never NULL."""
+
+    @abstractmethod
+    def upto(self, names: Sequence[str], literals: Sequence[str]) -> str:
+        """Return the condition for rows at or before these values."""
+
+    @abstractmethod
+    def clock(self, column: SourceColumn, instant: datetime) -> str:
+        """Return a literal of the column's type.
+
+        :param instant: a wall clock's time without zone: in UTC, or in the zone of the column's values.
+        """
+
+
+class DatabaseSession(ABC):
+    """An open session of the server."""
+
+    dialect: SqlDialect
+
+    @abstractmethod
+    def rows(self, statement: str) -> list[tuple]: ...
+
+    @abstractmethod
+    def now(self) -> datetime:
+        """Return the time of the database's clock, in UTC."""
+
+    @abstractmethod
+    def table(self, schema: str | None, name: str) -> Relation | MissingRelation:
+        """Look a table or view up in the catalog.
+
+        :param schema: None for the connection's default.
+        """
+
+    @abstractmethod
+    def query(self, query: str, name: str) -> Relation:
+        """Describe the columns of a SELECT without running it.
+
+        :param name: the query's name in messages.
+        :raises SourceRejected: two of its columns have one name.
+        """
+
+    @abstractmethod
+    def server_problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with the server itself, such as its version."""
+
+    @abstractmethod
+    def cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+        """Yield why the values of an incrementing column may not only grow, as far as the catalog shows."""
+
+    @abstractmethod
+    def sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
+        """Return why new rows will get values at or below ``value``, as far as the catalog shows; else an empty text."""
+
+    def identity(self) -> str:
+        """Return the server's own identifier, the same by whatever address it is reached; empty if it has none."""
+        return ""
+
+    def task_read_obstacle(self) -> str:
+        """Return why Spark tasks cannot read this server by themselves, as a clause; empty if they can."""
+        return "it is no PostgreSQL"
+
+    @abstractmethod
+    def wait_for_writers(self, relation: Relation, seconds: float) -> str:
+        """Wait until the transactions that are writing the relation now have ended.
+
+        :return: empty; or which transactions are still writing after that time.
+        """
+
+
+class SourceDatabase(ABC):
+    """The database that an Airflow connection leads to."""
+
+    packages: ClassVar[tuple[str, ...]]
+    conn_id: str
+
+    @property
+    @abstractmethod
+    def uri(self) -> str:
+        """``scheme://host:port/database``."""
+
+    default_schema: ClassVar[str]
+    """The schema in the URI of a table that names none; empty if the database's name stands for it."""
+
+    @abstractmethod
+    def problems(self) -> list[Problem]:
+        """Return what is wrong with the connection, without using it."""
+
+    @abstractmethod
+    def session(self, doing: str) -> AbstractContextManager[DatabaseSession]:
+        """Open a session that only reads.
+
+        :param doing: the purpose, for messages.
+        :raises SourceUnavailable: the server cannot be reached, or broke off.
+        :raises SourceRejected: the server refused a statement.
+        """
+
+    @abstractmethod
+    def spark_reader(self, fetchsize: int) -> JdbcReaderOptions:
+        """Return how Spark's JDBC reader connects.
+
+        :param fetchsize: rows per round trip.
+        """
+
+    def split_reader(self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str]) -> SplitReader:
+        """Return the reader that Spark tasks use.
+
+        :param table: its name in messages.
+        :param statements: per split, the SELECT of its rows' ``columns``.
+        """
+        raise NotImplementedError

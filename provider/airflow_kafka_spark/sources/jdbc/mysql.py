@@ -1,0 +1,515 @@
+"""MariaDB and MySQL for JdbcSource: PyMySQL on the driver, MariaDB's JDBC driver in Spark.
+
+Each type is read by an expression with which no value changes on its way into Spark (:func:`describe_column`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.sources.jdbc.database import (
+    SPARK_MAX_PRECISION,
+    DatabaseSession,
+    JdbcReaderOptions,
+    MissingRelation,
+    Relation,
+    SourceColumn,
+    SourceDatabase,
+    SqlDialect,
+    escape_template,
+)
+
+DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
+OLDEST = {"MariaDB": (10, 3), "MySQL": (8, 0)}
+
+# Keys of the connection's extra that only other users of the connection need.
+_IGNORED = frozenset({"charset", "cursor", "client", "local_infile", "connect_timeout"})
+_TLS_MODES = {
+    "disabled": "disable",
+    "preferred": "disable",
+    "required": "trust",
+    "verify_ca": "verify-ca",
+    "verify_identity": "verify-full",
+}
+
+
+class MysqlDialect(SqlDialect):
+    """Values cross as text: numbers and times as they are written, texts and bytes in hexadecimal, so that no mode of the server
+    (``NO_BACKSLASH_ESCAPES``, ``ANSI_QUOTES``) changes what they mean."""
+
+    def quote(self, name: str) -> str:
+        if not name or "\x00" in name:
+            raise ValueError(f"Not a name in MySQL: {name!r}")
+        return "`" + name.replace("`", "``") + "`"
+
+    def text(self, column: SourceColumn, name: str) -> str:
+        kind = column.literal.split(" ")[0]
+        if kind == "text":
+            # The bytes as they are stored; a query's texts all arrive in one character set.
+            return f"HEX({name})" if " " in column.literal else f"HEX(CONVERT({name} USING utf8mb4))"
+        if kind == "binary":
+            return f"HEX({name})"
+        return f"CAST({name}{_NUMBERS.get(kind, '')} AS CHAR)"
+
+    def literal(self, column: SourceColumn, value: str) -> str:
+        kind, charset, collation = (column.literal.split(" ") + ["", ""])[:3]
+        if kind in ("text", "binary"):
+            plain = _checked(value, r"[0-9A-Fa-f]*")
+            if kind == "binary":
+                return f"X'{plain}'"
+            return f"_{charset} X'{plain}' COLLATE {collation}" if charset else f"_utf8mb4 X'{plain}'"
+        if kind in ("number", "ordinal"):
+            return _checked(value, r"-?[0-9]+(\.[0-9]+)?")
+        if kind == "double":
+            number = _checked(value, r"-?[0-9.]+(e[-+]?[0-9]+)?")
+            return number if "e" in number else f"{number}e0"
+        if kind == "uuid":
+            return f"CAST('{_checked(value, '[0-9A-Fa-f-]+')}' AS UUID)"
+        prefix = {"datetime": "TIMESTAMP", "timestamp": "TIMESTAMP", "date": "DATE", "time": "TIME"}[kind]
+        return f"{prefix}'{_checked(value, '-?[0-9: .-]+')}'"
+
+    def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
+        return _compare(names, literals, ">", ">")
+
+    def upto(self, names: Sequence[str], literals: Sequence[str]) -> str:
+        return _compare(names, literals, "<", "<=")
+
+    def clock(self, column: SourceColumn, instant: datetime) -> str:
+        form = "%Y-%m-%d" if column.clock == "date" else "%Y-%m-%d %H:%M:%S.%f"
+        return self.literal(column, instant.strftime(form))
+
+
+_NUMBERS = {"ordinal": " + 0", "double": " + 0e0"}
+
+
+def _checked(value: str, pattern: str) -> str:
+    if not re.fullmatch(pattern, value):
+        raise ValueError(f"Not a value that this dialect has written: {value!r}")
+    return value
+
+
+def _compare(names: Sequence[str], literals: Sequence[str], strict: str, last: str) -> str:
+    """Return a comparison of rows, column by column: unlike one of whole rows, it uses an index."""
+    first, value = names[0], literals[0]
+    if len(names) == 1:
+        return f"{first} {last} {value}"
+    rest = _compare(names[1:], literals[1:], strict, last)
+    return f"{first} {strict}= {value} AND ({first} {strict} {value} OR ({rest}))"
+
+
+@dataclass(frozen=True)
+class MysqlServer:
+    """The server that a connection of type ``mysql`` leads to, and how to log in."""
+
+    conn_id: str
+    host: str
+    port: int
+    database: str
+    user: str
+    password: str = field(default="", repr=False)
+    connect_timeout: int = 10
+    tls: str = "disable"
+    ca: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.host}:{self.port}/{self.database}"
+
+    def connect(self) -> Any:
+        import pymysql
+
+        context: ssl.SSLContext | None = None
+        if self.tls != "disable":
+            context = ssl.create_default_context(cafile=self.ca or None)
+            context.check_hostname = self.tls == "verify-full"
+            context.verify_mode = ssl.CERT_NONE if self.tls == "trust" else ssl.CERT_REQUIRED
+        return pymysql.connect(
+            host=self.host,
+            port=self.port,
+            user=self.user,
+            password=self.password,
+            database=self.database or None,
+            charset="utf8mb4",
+            connect_timeout=self.connect_timeout,
+            autocommit=True,
+            ssl=context,
+            ssl_disabled=context is None,
+            init_command=f"SET {TIME_ZONE}",
+        )
+
+
+TIME_ZONE = "time_zone = '+00:00'"
+READ_ONLY = "SET SESSION TRANSACTION READ ONLY"
+
+
+@dataclass
+class MysqlSession(DatabaseSession):
+    connection: Any
+    server: MysqlServer
+    dialect = MysqlDialect()
+
+    def rows(self, statement: str) -> list[tuple]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def now(self) -> datetime:
+        found: datetime = self.rows("SELECT UTC_TIMESTAMP(6)")[0][0]
+        return found.replace(tzinfo=timezone.utc)
+
+    @property
+    def _version(self) -> tuple[str, tuple[int, ...]]:
+        text = str(self.rows("SELECT VERSION()")[0][0])
+        numbers = re.findall(r"\d+", text)[:2]
+        return ("MariaDB" if "mariadb" in text.lower() else "MySQL"), tuple(map(int, numbers))
+
+    def server_problems(self) -> Iterator[Problem]:
+        product, version = self._version
+        if version < OLDEST[product]:
+            found, wanted = (".".join(map(str, numbers)) for numbers in (version, OLDEST[product]))
+            what = f"connection `{self.server.conn_id}` leads to {product} {found}; expected {wanted} or newer"
+            yield Problem("source.conn_id", what)
+
+    # --- the catalog ---
+
+    def table(self, schema: str | None, table: str) -> Relation | MissingRelation:
+        schema = schema or self.server.database
+        name = f"{self.dialect.quote(schema)}.{self.dialect.quote(table)}" if schema else self.dialect.quote(table)
+        if not schema:
+            return MissingRelation(name, "; the connection names no database (its `schema`)")
+        place = f"table_schema = {_text(schema)}"
+        tables = [row[0] for row in self.rows(f"SELECT table_name FROM information_schema.tables WHERE {place}")]
+        if table not in tables:
+            alike = [other for other in tables if other.casefold() == table.casefold()]
+            return MissingRelation(name, f"; there is `{alike[0]}`, and names are compared exactly" if alike else "")
+        place += f" AND table_name = {_text(table)}"
+        columns = {
+            row[0]: describe_column(
+                ColumnMetadata(
+                    name=row[0], kind=row[1].lower(), declared=row[2], nullable=row[3] == "YES", unsigned="unsigned" in row[2],
+                    precision=int(row[4] or 0), scale=int(row[5] or 0), charset=row[6] or "", collation=row[7] or "",
+                    readable="select" in row[8].lower(),
+                )
+            )
+            for row in self.rows(_COLUMNS.format(place=place))
+        }  # fmt: skip
+        parts: dict[str, list[tuple]] = {}
+        for index, *facts in self.rows(_INDEXES.format(place=place)):
+            parts.setdefault(index, []).append(tuple(facts))
+        # The primary key first, then the unique index of the fewest columns that takes no NULL.
+        found = sorted(parts.items(), key=lambda item: (item[0] != "PRIMARY", len(item[1]), item[0]))
+        keys, indexes = (
+            tuple(tuple(name for name, *_ in part) for _, part in found if all(holds(*facts) for _, *facts in part))
+            for holds in (lambda unique, nulls, upwards: unique and not nulls, lambda unique, nulls, upwards: upwards)
+        )
+        return Relation(name, name, columns, keys, indexes)
+
+    def query(self, query: str, name: str) -> Relation:
+        # A line of its own: the query may end with a comment.
+        sql = f"({query.strip().rstrip(';')}\n) AS __query"
+        with self.connection.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM {sql} LIMIT 0")
+            # The cursor's public description does not say whether a number is unsigned or a text is binary.
+            fields = cursor._result.fields
+        return Relation(sql, "the query", {f.name: describe_column(_result_column(f)) for f in fields})
+
+    # --- cursors ---
+
+    def cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+        # AUTO_INCREMENT only grows.
+        return iter(())
+
+    def sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
+        # The catalog's counter may be a day old: it proves nothing.
+        return ""
+
+    def wait_for_writers(self, relation: Relation, seconds: float) -> str:
+        # Only a role with the right PROCESS may see the transactions of others.
+        return ""
+
+
+_COLUMNS = """
+SELECT column_name, data_type, column_type, is_nullable, numeric_precision, numeric_scale, character_set_name, collation_name,
+    privileges
+FROM information_schema.columns WHERE {place} ORDER BY ordinal_position
+"""
+
+# A prefix of a column makes an index neither a key nor an order.
+_INDEXES = """
+SELECT index_name, column_name, non_unique = 0 AND sub_part IS NULL, nullable = 'YES', collation = 'A' AND sub_part IS NULL
+FROM information_schema.statistics WHERE {place} AND index_type = 'BTREE' AND column_name IS NOT NULL
+ORDER BY index_name, seq_in_index
+"""
+
+# The protocol's numbers of types.
+_KINDS = {
+    0: "decimal", 1: "tinyint", 2: "smallint", 3: "int", 4: "float", 5: "double", 7: "timestamp", 8: "bigint", 9: "mediumint",
+    10: "date", 11: "time", 12: "datetime", 13: "year", 15: "varchar", 16: "bit", 245: "json", 246: "decimal", 247: "enum",
+    248: "set", 249: "text", 250: "text", 251: "text", 252: "text", 253: "varchar", 254: "char", 255: "geometry",
+}  # fmt: skip
+_UNSIGNED, _ENUM, _SET, _BINARY = 32, 256, 2048, 63
+
+
+def _result_column(result: Any) -> ColumnMetadata:
+    """Return what the protocol says of a query's column."""
+    kind = _KINDS.get(result.type_code, "")
+    if kind in ("text", "varchar", "char"):
+        if result.charsetnr == _BINARY:
+            kind = "blob"
+        elif result.flags & (_ENUM | _SET):
+            kind = "enum" if result.flags & _ENUM else "set"
+    unsigned = bool(result.flags & _UNSIGNED)
+    precision = result.length
+    if kind == "decimal":
+        # The length is the display width, with a point and a sign.
+        precision -= (result.scale > 0) + (not unsigned)
+    return ColumnMetadata(result.name, kind, kind or f"number {result.type_code}", True, unsigned, precision, result.scale)
+
+
+def _text(value: str) -> str:
+    return f"_utf8mb4 X'{value.encode().hex()}'"
+
+
+@dataclass(frozen=True)
+class MysqlDatabase(SourceDatabase):
+    """The server of a connection of type ``mysql``."""
+
+    server: MysqlServer
+    packages: ClassVar[tuple[str, ...]] = (DRIVER,)
+    default_schema: ClassVar[str] = ""
+
+    @property
+    def conn_id(self) -> str:  # type: ignore[override]
+        return self.server.conn_id
+
+    @property
+    def uri(self) -> str:
+        database = f"/{urllib.parse.quote(self.server.database, safe='')}" if self.server.database else ""
+        return f"mysql://{self.server.host}:{self.server.port}{database}"
+
+    def problems(self) -> list[Problem]:
+        return []
+
+    @contextmanager
+    def session(self, doing: str) -> Iterator[MysqlSession]:
+        import pymysql
+
+        try:
+            connection = self.server.connect()
+            try:
+                session = MysqlSession(connection, self.server)
+                session.rows(READ_ONLY)
+                yield session
+            finally:
+                connection.close()
+        except pymysql.Error as error:
+            raise self._explain(error, doing) from None
+        except (OSError, ssl.SSLError) as error:
+            raise SourceUnavailable(self.server.where, doing, str(error)) from error
+
+    def _explain(self, error: Exception, doing: str) -> KafkaSparkError:
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        message = " ".join(str(error.args[-1] if error.args else error).split())
+        detail = message.replace(self.server.password, "***") if self.server.password else message
+        # Errors of the client itself, and those that pass: too many connections, shutdown, lock wait, deadlock, killed, time-out.
+        if code == 0 or 2000 <= code < 3000 or code in (1040, 1053, 1205, 1213, 1317, 1927, 1969, 3024):
+            return SourceUnavailable(self.server.where, doing, detail)
+        return SourceRejected(self.server.where, f"{doing}: {detail}")
+
+    def spark_reader(self, fetchsize: int) -> JdbcReaderOptions:
+        # With a URL of this scheme Spark quotes names in backticks; in double quotes they would be texts.
+        options = {"permitMysqlScheme": "true", "sessionVariables": TIME_ZONE, "sslMode": self.server.tls}
+        options |= {"connectTimeout": str(self.server.connect_timeout * 1000), "tcpKeepAlive": "true"}
+        if self.server.ca:
+            options["serverSslCert"] = self.server.ca
+        query = urllib.parse.urlencode({"permitMysqlScheme": options.pop("permitMysqlScheme")})
+        host = f"[{self.server.host}]" if ":" in self.server.host else self.server.host
+        credentials = {"user": self.server.user, "password": self.server.password}
+        return JdbcReaderOptions(
+            url=f"jdbc:mysql://{host}:{self.server.port}/{urllib.parse.quote(self.server.database, safe='')}?{query}",
+            driver="org.mariadb.jdbc.Driver",
+            options={
+                **options,
+                **{name: value for name, value in credentials.items() if value},
+                "sessionInitStatement": READ_ONLY,
+                "fetchsize": str(fetchsize),
+            },
+        )
+
+
+def read_server(connection: Any) -> MysqlServer:
+    """Return the server of an Airflow connection of type ``mysql``.
+
+    :raises ConnectionInvalid: it has options that mean nothing here.
+    """
+    conn_id, extra = connection.conn_id, dict(connection.extra_dejson)
+    if extra.get("unix_socket"):
+        raise ConnectionInvalid(conn_id, "it leads to a socket file; the JDBC driver connects by TCP", "Give it a host name")
+    if extra.get("iam"):
+        raise ConnectionInvalid(conn_id, "its extra asks for a login by short-lived tokens", "Use a login with a password")
+    tls, ca = _tls(conn_id, extra.get("ssl_mode"), extra.get("ssl"))
+    unknown = ", ".join(f"`{name}`" for name in sorted(set(extra) - _IGNORED - {"unix_socket", "iam", "ssl_mode", "ssl"}))
+    if unknown:
+        raise ConnectionInvalid(
+            conn_id, f"its extra holds {unknown}, which means nothing here", "Remove it, or correct its spelling"
+        )
+    return MysqlServer(
+        conn_id=conn_id,
+        host=connection.host or "localhost",
+        port=int(connection.port or 3306),
+        database=connection.schema or "",
+        user=connection.login or "",
+        password=connection.password or "",
+        connect_timeout=int(extra.get("connect_timeout", 10)),
+        tls=tls,
+        ca=ca,
+    )
+
+
+def _tls(conn_id: str, mode: str | None, options: Mapping[str, Any] | str | None) -> tuple[str, str]:
+    """Return the JDBC driver's ``sslMode`` and the file of the certificate authority."""
+    given = json.loads(options) if isinstance(options, str) else dict(options or {})
+    known = str(mode or ("verify_ca" if given.get("ca") else "required" if given else "disabled")).lower()
+    if known not in _TLS_MODES:
+        raise ConnectionInvalid(conn_id, f"its `ssl_mode` is `{mode}`", f"Use one of {', '.join(_TLS_MODES).upper()}")
+    if more := ", ".join(f"`{name}`" for name in sorted(set(given) - {"ca"})):
+        raise ConnectionInvalid(conn_id, f"its `ssl` holds {more}, which the JDBC driver takes no file for", "Use `ca` only")
+    return _TLS_MODES[known], str(given.get("ca", ""))
+
+
+# --- types --------------------------------------------------------------------------------------------------------------
+
+# Spark's type for an integer, signed and unsigned.
+_INTEGERS = {
+    "tinyint": ("tinyint", "smallint"),
+    "smallint": ("smallint", "int"),
+    "mediumint": ("int", "int"),
+    "int": ("int", "bigint"),
+    "bigint": ("bigint", "decimal(20,0)"),
+}
+_CHARACTERS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json", "enum", "set"})
+_BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+_OTHERS = frozenset({"uuid", "inet4", "inet6"})
+_INCREASING = frozenset({*_INTEGERS, "decimal", "char", "varchar", "datetime", "timestamp", "uuid"})
+_CLOCKS = {"timestamp": "zoned", "datetime": "local", "date": "date"}
+# Stands for a date that is none: farther away than any day these servers know.
+_INVALID_DATE = -(2**62)
+_EPOCH = "TIMESTAMP'1970-01-01 00:00:00'"
+
+
+@dataclass(frozen=True)
+class ColumnMetadata:
+    """What the server says of a column.
+
+    :param kind: the type's name in lower case, without sizes.
+    :param declared: the type's name with sizes, for messages.
+    :param collation: of a text, if it is known.
+    """
+
+    name: str
+    kind: str
+    declared: str
+    nullable: bool
+    unsigned: bool = False
+    precision: int = 0
+    scale: int = 0
+    charset: str = ""
+    collation: str = ""
+    readable: bool = True
+
+
+def describe_column(metadata: ColumnMetadata) -> SourceColumn:
+    """Return the column with the expressions that read it."""
+    select, spark, problem = _read_expressions(metadata)
+    return SourceColumn(
+        name=metadata.name,
+        type=metadata.declared,
+        nullable=metadata.nullable,
+        literal=_literal(metadata),
+        clock=_CLOCKS.get(metadata.kind, ""),
+        increases=metadata.kind in _INCREASING,
+        select=select,
+        spark=spark,
+        problem=problem,
+        readable=metadata.readable,
+    )
+
+
+def _literal(metadata: ColumnMetadata) -> str:
+    """Return how values of the type are written and compared; see :class:`MysqlDialect`."""
+    if metadata.kind in _INTEGERS or metadata.kind in ("decimal", "year"):
+        return "number"
+    if metadata.kind in ("enum", "set", "bit"):
+        # The server sorts them by the number behind the text, but compares them with a text by the text.
+        return "ordinal"
+    if metadata.kind in ("float", "double"):
+        return "double"
+    if metadata.kind in ("datetime", "timestamp", "date", "time", "uuid"):
+        return metadata.kind
+    if metadata.kind in _BYTES:
+        return "binary"
+    if metadata.kind in _CHARACTERS and metadata.kind != "json":
+        return f"text {metadata.charset} {metadata.collation}".rstrip()
+    return ""
+
+
+def _read_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
+    """Return the expression that is read, the expression that Spark makes of it, and why the column cannot be read."""
+    kind = metadata.kind
+    if kind in _INTEGERS:
+        spark = _INTEGERS[kind][metadata.unsigned]
+        # Without a cast, tinyint(1) would become a boolean.
+        select = "CAST({c} AS DECIMAL(20,0))" if spark.startswith("decimal") else "CAST({c} AS SIGNED)"
+        return select, f"CAST({{c}} AS {spark})", ""
+    if kind == "decimal":
+        return ("{c}" if metadata.precision <= SPARK_MAX_PRECISION else "CAST({c} AS CHAR)"), "{c}", ""
+    if kind in ("float", "double"):
+        # Without the addition, a float would be written with six digits.
+        return "({c} + 0e0)", f"CAST({{c}} AS {kind})", ""
+    if kind == "bit":
+        return _bit_expressions(metadata.precision)
+    if kind in _CLOCKS:
+        return _timestamp_expressions(metadata)
+    simple = {"year": ("CAST({c} AS SIGNED)", "CAST({c} AS int)", ""), "time": ("CAST({c} AS CHAR)", "{c}", "")}
+    if kind in simple:
+        return simple[kind]
+    if kind in _CHARACTERS:
+        return "CONVERT({c} USING utf8mb4)", "{c}", ""
+    if kind in _BYTES:
+        return "{c}", "CAST({c} AS binary)", ""
+    if kind in _OTHERS:
+        return "CAST({c} AS CHAR)", "{c}", ""
+    return "NULL", "{c}", "values of its type cannot be read"
+
+
+def _bit_expressions(size: int) -> tuple[str, str, str]:
+    if size == 1:
+        return "CAST({c} AS SIGNED)", "CAST({c} AS boolean)", ""
+    if size < 64:
+        return "CAST({c} AS SIGNED)", "CAST({c} AS bigint)", ""
+    return "CAST(CAST({c} AS UNSIGNED) AS DECIMAL(20,0))", "CAST({c} AS decimal(20,0))", ""
+
+
+def _timestamp_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
+    if metadata.kind == "date":
+        value, spark = "DATEDIFF({c}, DATE'1970-01-01')", "date_from_unix_date(CAST({c} AS int))"
+    else:
+        value = f"TIMESTAMPDIFF(MICROSECOND, {_EPOCH}, {{c}})"
+        spark = (
+            "timestamp_micros(CAST({c} AS bigint))"
+            if metadata.kind == "timestamp"
+            else "CAST(timestamp_micros(CAST({c} AS bigint)) AS timestamp_ntz)"
+        )
+    # A date that is none (0000-00-00) has no distance from another, and would silently become NULL.
+    message = f"column `{metadata.name}` holds a day that is none, as 0000-00-00".replace("\\", "\\\\").replace("'", "\\'")
+    select = f"CASE WHEN {{c}} IS NULL THEN NULL ELSE COALESCE({value}, {_INVALID_DATE}) END"
+    return select, f"if(CAST({{c}} AS bigint) = {_INVALID_DATE}, raise_error('{escape_template(message)}'), {spark})", ""

@@ -1,0 +1,572 @@
+"""PostgreSQL for JdbcSource: psycopg on the driver, pgjdbc in Spark's JDBC reader, ADBC in Spark's tasks.
+
+Each type is read by an expression with which no value changes on its way into Spark (:func:`describe_column`). Timestamps cross
+as microseconds and dates as days: ``java.sql.Timestamp`` would make them depend on the JVM's zone and calendar. Values for which
+Spark has no type cross as the text that the database itself writes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.hooks.postgres import (
+    APPLICATION,
+    PostgresServer,
+    literal,
+    quote,
+    resolve,
+    system_identifier,
+    tables_alike,
+)
+from airflow_kafka_spark.sources.jdbc.database import (
+    REFUSED_SQLSTATES,
+    SPARK_MAX_PRECISION,
+    DatabaseSession,
+    JdbcReaderOptions,
+    MissingRelation,
+    Relation,
+    SourceColumn,
+    SourceDatabase,
+    SqlDialect,
+    escape_template,
+)
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from airflow_kafka_spark.sources.base import SplitReader
+
+DRIVER = "org.postgresql:postgresql:42.7.8"
+OLDEST = 12
+OLDEST_ADBC = (1, 13)
+"""The first release of adbc-driver-postgresql whose values were compared with Spark's."""
+
+# Gives every session the same settings, whatever server, database, role and JVM set: bounds and values cross it as text.
+SESSION = (
+    "SELECT set_config(s.name, v.value, false) FROM pg_catalog.pg_settings s JOIN (VALUES ('TimeZone', 'UTC'), "
+    "('DateStyle', 'ISO, MDY'), ('IntervalStyle', 'postgres'), ('extra_float_digits', '1'), ('bytea_output', 'hex'), "
+    "('xmlbinary', 'base64'), ('client_min_messages', 'warning'), ('standard_conforming_strings', 'on'), "
+    "('statement_timeout', '0'), ('transaction_timeout', '0'), ('idle_in_transaction_session_timeout', '0'), "
+    "('idle_session_timeout', '0'), ('default_transaction_isolation', 'read committed'), "
+    "('default_transaction_read_only', 'on'), ('transaction_read_only', 'on')) v(name, value) ON v.name = s.name"
+)
+
+# libpq's options and pgjdbc's properties; an empty name: the driver needs none.
+_PROPERTIES = {
+    "user": "user",
+    "password": "password",
+    "sslmode": "sslmode",
+    "sslrootcert": "sslrootcert",
+    "sslcert": "sslcert",
+    "sslkey": "sslkey",
+    "sslpassword": "sslpassword",
+    "sslnegotiation": "sslNegotiation",
+    "channel_binding": "channelBinding",
+    "gssencmode": "gssEncMode",
+    "krbsrvname": "kerberosServerName",
+    "options": "options",
+    "connect_timeout": "connectTimeout",
+    "target_session_attrs": "targetServerType",
+    "host": "",
+    "port": "",
+    "dbname": "",
+    "client_encoding": "",
+    "keepalives": "",
+    "keepalives_idle": "",
+    "keepalives_interval": "",
+    "keepalives_count": "",
+    "tcp_user_timeout": "",
+    "sslcompression": "",
+    "sslsni": "",
+    "replication": "",
+}
+_TARGETS = {
+    "any": "any",
+    "read-write": "primary",
+    "primary": "primary",
+    "read-only": "secondary",
+    "standby": "secondary",
+    "prefer-standby": "preferSecondary",
+}
+
+
+class PostgresDialect(SqlDialect):
+    """Values cross as the text of their type's output function, and come back by a cast to the type."""
+
+    def quote(self, name: str) -> str:
+        return quote(name)
+
+    def text(self, column: SourceColumn, name: str) -> str:
+        return f"CAST({name} AS text)"
+
+    def literal(self, column: SourceColumn, value: str) -> str:
+        return f"CAST({literal(value)} AS {column.literal})"
+
+    def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
+        return _compare(names, ">", literals)
+
+    def upto(self, names: Sequence[str], literals: Sequence[str]) -> str:
+        return _compare(names, "<=", literals)
+
+    def clock(self, column: SourceColumn, instant: datetime) -> str:
+        zone = "+00" if column.clock == "zoned" else ""
+        # As a timestamp first: a date takes no time of day.
+        kind = "timestamp with time zone" if zone else "timestamp without time zone"
+        return f"CAST(CAST({literal(f'{instant:%Y-%m-%d %H:%M:%S.%f}{zone}')} AS {kind}) AS {column.literal})"
+
+
+def _compare(names: Sequence[str], operator: str, literals: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"{names[0]} {operator} {literals[0]}"
+    return f"({', '.join(names)}) {operator} ({', '.join(literals)})"
+
+
+@dataclass
+class PostgresSession(DatabaseSession):
+    connection: psycopg.Connection
+    server: PostgresServer
+    dialect = PostgresDialect()
+
+    def rows(self, statement: str) -> list[tuple]:
+        return self.connection.execute(statement.encode()).fetchall()
+
+    def now(self) -> datetime:
+        found: datetime = self.rows("SELECT clock_timestamp()")[0][0]
+        return found.astimezone(timezone.utc)
+
+    def identity(self) -> str:
+        return system_identifier(self.connection)
+
+    # --- the catalog ---
+
+    def server_problems(self) -> Iterator[Problem]:
+        version, release = self.rows("SELECT current_setting('server_version_num')::int, current_setting('server_version')")[0]
+        if version < OLDEST * 10_000:
+            what = f"connection `{self.server.conn_id}` leads to PostgreSQL {release}; expected {OLDEST} or newer"
+            yield Problem("source.conn_id", what)
+
+    def table(self, schema: str | None, table: str) -> Relation | MissingRelation:
+        name = resolve(self.connection, schema, table)
+        found = self.rows(_OID.format(schema=literal(name.schema), table=literal(name.table)))
+        if not found:
+            alike = tables_alike(self.connection, name)
+            return MissingRelation(str(name), f"; there is {alike[0]}, and names are compared exactly" if alike else "")
+        oid, kind, usage = found[0]
+        attributes = self.rows(_ATTRIBUTES.format(oid=oid))
+        writers = tuple(row[0] for row in self.rows(_TREE.format(oid=oid))) if kind in "rp" else ()
+        found = self.rows(_INDEXES.format(oid=oid))
+        keys = tuple(tuple(columns) for columns, unique, _ in found if unique)
+        indexes = tuple(tuple(columns) for columns, _, ordered in found if ordered)
+        return Relation(str(name), str(name), self._columns(attributes, usage), keys, indexes, writers)
+
+    def query(self, query: str, name: str) -> Relation:
+        # A line of its own: the query may end with a comment.
+        sql = f"({query.strip().rstrip(';')}\n) AS __query"
+        attributes = [(*field, False, 0, True) for field in self._describe(f"SELECT * FROM {sql}")]
+        names = [row[0] for row in attributes]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise SourceRejected(name, f"the query has two columns `{twice[0]}`", "Give one of them another name")
+        return Relation(sql, "the query", self._columns(attributes, True))
+
+    def _describe(self, statement: str) -> list[tuple[str, int, int]]:
+        """Return name, type's oid and modifier of each column of a statement.
+
+        The statement is prepared, not run: the server then accepts one statement only, so that a query cannot smuggle in another.
+        """
+        from psycopg.errors import error_from_result
+        from psycopg.pq import ExecStatus
+
+        libpq = self.connection.pgconn
+        result = libpq.prepare(b"", statement.encode())
+        if result.status == ExecStatus.COMMAND_OK:
+            result = libpq.describe_prepared(b"")
+        if result.status != ExecStatus.COMMAND_OK:
+            raise error_from_result(result)
+        return [((result.fname(i) or b"").decode(), result.ftype(i), result.fmod(i)) for i in range(result.nfields)]
+
+    def _columns(self, attributes: Sequence[tuple], usage: bool) -> Mapping[str, SourceColumn]:
+        """Return the columns by name.
+
+        :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, and the right to read.
+        :param usage: whether the role may use the schema.
+        """
+        oids = ",".join(str(row[1]) for row in attributes)
+        modifiers = ",".join(str(row[2]) for row in attributes)
+        with self.connection.transaction():
+            # So that names of types mean the same in every session, whatever its search_path.
+            self.rows("SELECT set_config('search_path', '', true)")
+            types = self.rows(_TYPES.format(oids=literal(f"{{{oids}}}"), modifiers=literal(f"{{{modifiers}}}")))
+        micros = MICROS if self.connection.info.server_version >= 140_000 else MICROS_BEFORE_14
+        columns = {}
+        for (name, _, _, required, dimensions, readable), facts in zip(attributes, types, strict=True):
+            columns[name] = describe_column(
+                name, facts, required=required, dimensions=dimensions, readable=readable and usage, micros=micros
+            )
+        return columns
+
+    # --- cursors ---
+
+    def cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+        for name, increment, cycles, _ in self._sequences(relation, column):
+            what = "runs downwards" if increment < 0 else "begins again when it is used up (CYCLE)" if cycles else ""
+            if what:
+                found = f"its sequence {name} {what}; expected values that only grow"
+                yield Problem("source.incrementing_column", f"`{column.name}`: {found}", "Use a timestamp, or bulk")
+
+    def sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
+        for name, _, _, last in self._sequences(relation, column):
+            if last is not None and last < int(value):
+                return f"sequence {name} of `{column.name}` is at {last}, and rows up to {value} were read: it was set back"
+        return ""
+
+    def _sequences(self, relation: Relation, column: SourceColumn) -> list[tuple]:
+        """Return the sequences that belong to the column: name, increment, CYCLE, and the last value if that may be seen."""
+        if not relation.writers or column.type not in ("smallint", "integer", "bigint"):
+            return []
+        return self.rows(_SEQUENCES.format(oid=relation.writers[0], column=literal(column.name)))
+
+    def task_read_obstacle(self) -> str:
+        if importlib.util.find_spec("adbc_driver_postgresql") is None:
+            return "adbc-driver-postgresql is not installed"
+        release = importlib.metadata.version("adbc-driver-postgresql")
+        if tuple(map(int, re.findall(r"\d+", release)[:2])) < OLDEST_ADBC:
+            return f"adbc-driver-postgresql {release} is older than {'.'.join(map(str, OLDEST_ADBC))}"
+        encoding = self.connection.info.parameter_status("server_encoding")
+        return "" if encoding == "UTF8" else f"the database's texts are in {encoding}"
+
+    # --- writers ---
+
+    def wait_for_writers(self, relation: Relation, seconds: float) -> str:
+        tables = f"relation IN ({', '.join(map(str, relation.writers))})" if relation.writers else "relation >= 16384"
+        writing = (
+            "SELECT virtualtransaction, min(pid) FROM pg_catalog.pg_locks WHERE locktype = 'relation' AND granted "
+            f"AND mode IN ({_WRITE_LOCKS}) AND pid IS DISTINCT FROM pg_backend_pid() "
+            f"AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()) AND {tables} GROUP BY 1"
+        )
+        # A virtual transaction id is never used again: an id that is listed later is one that was listed at first.
+        waiting = dict(self.rows(writing))
+        until, pause = time.monotonic() + seconds, 0.005
+        while waiting:
+            if time.monotonic() >= until:
+                pids = ", ".join(str(pid) if pid else "a prepared transaction" for pid in waiting.values())
+                return f"transactions that write it (server process {pids})"
+            time.sleep(pause)
+            pause = min(pause * 2, 0.25)
+            waiting = {key: pid for key, pid in self.rows(writing) if key in waiting}
+        return ""
+
+
+_WRITE_LOCKS = "'RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'"
+
+_OID = """
+SELECT c.oid::bigint, c.relkind::text, has_schema_privilege(n.oid, 'USAGE')
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = {schema} AND c.relname = {table} AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+"""
+
+_ATTRIBUTES = """
+SELECT a.attname, a.atttypid::bigint, a.atttypmod, a.attnotnull OR t.typnotnull, a.attndims,
+    has_column_privilege(a.attrelid, a.attnum, 'SELECT')
+FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+# The table itself first. Transactions that write a partition or child table hold their locks on that one.
+_TREE = """
+WITH RECURSIVE tree AS (
+    SELECT {oid}::oid AS oid, 0 AS depth
+    UNION ALL SELECT i.inhrelid, tree.depth + 1 FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid)
+SELECT oid::bigint FROM tree ORDER BY depth, oid
+"""
+
+# The primary key first, then the index of the fewest columns. A key is unique at any time and takes no NULL; rows are in their
+# own order in a btree that sorts upwards, by the column's collation and the type's usual order.
+_INDEXES = """
+SELECT k.columns, i.indisunique AND i.indimmediate AND k.required, m.amname = 'btree' AND k.usual
+FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+JOIN pg_catalog.pg_am m ON m.oid = c.relam
+CROSS JOIN LATERAL (
+    SELECT array_agg(a.attname::text ORDER BY n) AS columns, bool_and(a.attnotnull) AS required,
+        bool_and(i.indoption[n - 1] = 0 AND i.indcollation[n - 1] IN (0, a.attcollation) AND o.opcdefault) AS usual
+    FROM generate_series(1, i.indnkeyatts) AS n
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n - 1]
+    JOIN pg_catalog.pg_opclass o ON o.oid = i.indclass[n - 1]) AS k
+WHERE i.indrelid = {oid} AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+ORDER BY i.indisprimary DESC, i.indnkeyatts, i.indexrelid
+"""
+
+# format_type(oid, -1), not NULL: that would call char(5) "character", which as a cast means char(1).
+_TYPES = """
+WITH RECURSIVE declared AS (
+    SELECT place, oid, modifier FROM unnest({oids}::oid[], {modifiers}::int[]) WITH ORDINALITY AS d(oid, modifier, place)),
+base AS (
+    SELECT place, oid, modifier FROM declared
+    UNION ALL
+    SELECT b.place, t.typbasetype, t.typtypmod FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.oid WHERE t.typtype = 'd')
+SELECT format_type(d.oid, d.modifier), format_type(t.oid, -1), b.modifier, t.typtype::text,
+    coalesce(format_type(e.oid, -1), ''), coalesce(e.typtype::text, ''),
+    t.typtype = 'e' OR t.oid IN (1042, 1043) OR EXISTS (
+        SELECT FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod
+        WHERE m.amname = 'btree' AND o.opcdefault AND o.opcintype = t.oid)
+FROM declared d JOIN base b ON b.place = d.place
+JOIN pg_catalog.pg_type t ON t.oid = b.oid AND t.typtype <> 'd'
+LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
+ORDER BY d.place
+"""
+
+_SEQUENCES = """
+SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname), s.seqincrement, s.seqcycle,
+    CASE WHEN has_sequence_privilege(c.oid, 'SELECT,USAGE') THEN pg_sequence_last_value(c.oid) END
+FROM pg_catalog.pg_depend d
+JOIN pg_catalog.pg_class c ON c.oid = d.objid AND c.relkind = 'S'
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_sequence s ON s.seqrelid = c.oid
+JOIN pg_catalog.pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')
+    AND d.refobjid = {oid} AND a.attname = {column}
+"""
+
+
+@dataclass(frozen=True)
+class PostgresDatabase(SourceDatabase):
+    """The server of a connection of type ``postgres``."""
+
+    server: PostgresServer
+    packages: ClassVar[tuple[str, ...]] = (DRIVER,)
+    default_schema: ClassVar[str] = "public"
+
+    @property
+    def conn_id(self) -> str:  # type: ignore[override]
+        return self.server.conn_id
+
+    @property
+    def uri(self) -> str:
+        host = f"[{self.server.host}]" if ":" in self.server.host else self.server.host
+        return f"postgres://{host}:{self.server.port}/{urllib.parse.quote(self.server.database, safe='')}"
+
+    @property
+    def _options(self) -> dict[str, str]:
+        from psycopg.conninfo import conninfo_to_dict
+
+        return {name: str(value) for name, value in conninfo_to_dict(self.server.conninfo).items() if value is not None}
+
+    def problems(self) -> list[Problem]:
+        where = f"connection `{self.conn_id}`"
+        unknown = sorted(set(self._options) - set(_PROPERTIES))
+        found = [
+            Problem("source.conn_id", f"{where} has `{name}`, for which the JDBC driver has nothing", "Remove it from its extra")
+            for name in unknown
+        ]
+        if self.server.host.startswith("/"):
+            what = f"{where} leads to a socket file, {self.server.host}; the JDBC driver connects by TCP"
+            found.append(Problem("source.conn_id", what, "Give it a host name"))
+        return found
+
+    @contextmanager
+    def session(self, doing: str) -> Iterator[PostgresSession]:
+        import psycopg
+
+        try:
+            connection = psycopg.connect(self.server.named(APPLICATION), autocommit=True, prepare_threshold=None)
+            try:
+                session = PostgresSession(connection, self.server)
+                session.rows(SESSION)
+                yield session
+            finally:
+                connection.close()
+        except psycopg.Error as error:
+            raise self._explain(error, doing) from self.server.cause(error)
+
+    def _explain(self, error: psycopg.Error, doing: str) -> KafkaSparkError:
+        state = error.sqlstate or ""
+        diagnosis = error.diag
+        parts = [diagnosis.message_primary, diagnosis.message_detail, diagnosis.message_hint]
+        message = "; ".join(" ".join(part.split()).rstrip(".") for part in parts if part) or " ".join(str(error).split())
+        detail = self.server.scrub(message)
+        if state[:2] in REFUSED_SQLSTATES:
+            return SourceRejected(self.server.where, f"{doing}: {detail}")
+        return SourceUnavailable(self.server.where, doing, detail)
+
+    def spark_reader(self, fetchsize: int) -> JdbcReaderOptions:
+        options = self._options
+        properties = {_PROPERTIES[name]: value for name, value in options.items() if _PROPERTIES.get(name)}
+        if "targetServerType" in properties:
+            properties["targetServerType"] = _TARGETS.get(properties["targetServerType"], "any")
+        hosts = (options.get("host") or "localhost").split(",")
+        ports = (options.get("port") or "5432").split(",")
+        ports = ports * len(hosts) if len(ports) == 1 else ports
+        addresses = ",".join(f"{_bracketed(host)}:{port}" for host, port in zip(hosts, ports, strict=False))
+        return JdbcReaderOptions(
+            url=f"jdbc:postgresql://{addresses}/{urllib.parse.quote(self.server.database, safe='')}",
+            driver="org.postgresql.Driver",
+            options={
+                **properties,
+                "ApplicationName": APPLICATION,
+                "tcpKeepAlive": "true",
+                "sessionInitStatement": SESSION,
+                "fetchsize": str(fetchsize),
+            },
+        )
+
+    def split_reader(self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str]) -> SplitReader:
+        from airflow_kafka_spark.sources.jdbc.tasks.read import PostgresSplitReader
+
+        named = tuple((column.name, column.kind) for column in columns if column.kind is not None)
+        return PostgresSplitReader(self.server, SESSION, table, named, tuple(statements))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+# --- types --------------------------------------------------------------------------------------------------------------
+
+ZONED, LOCAL, DATE = "timestamp with time zone", "timestamp without time zone", "date"
+
+_PLAIN = {
+    "smallint": "smallint",
+    "integer": "int",
+    "bigint": "bigint",
+    "real": "float",
+    "double precision": "double",
+    "boolean": "boolean",
+    "bytea": "binary",
+}
+_TEXTS = frozenset({"text", "character varying"})
+_INCREASING = frozenset({"smallint", "integer", "bigint", "numeric", "oid", "uuid", "text", "character varying", ZONED, LOCAL})
+
+# Exact for every timestamp there is. Before PostgreSQL 14, extract() gave a double, which holds no microseconds of far centuries.
+MICROS = "CAST(extract(epoch FROM {c}) * 1000000 AS bigint)"
+MICROS_BEFORE_14 = (
+    "(CAST(date_part('epoch', date_trunc('second', {c})) AS bigint) * 1000000 "
+    "+ CAST(date_part('microseconds', {c}) AS bigint) % 1000000)"
+)
+_CLOCKS = {ZONED: "zoned", LOCAL: "local", DATE: "date"}
+
+
+def describe_column(name: str, facts: tuple, *, required: bool, dimensions: int, readable: bool, micros: str) -> SourceColumn:
+    """Return a column of a relation or query with the expressions that read it.
+
+    :param facts: a row of ``_TYPES``: the declared type, the type behind its domains, that one's modifier and kind, the type
+        and kind of an array's elements, and whether a btree index can order it.
+    :param micros: the expression for a timestamp's microseconds.
+    """
+    declared, base, modifier, _, element, element_kind, orders = facts
+    kind: Kind | None = None
+    if element:
+        select, spark = _array_expressions(name, element, modifier, dimensions, domain=element_kind == "d")
+        task, orders = select, False
+        # Arrays of several dimensions are read as JSON that the server writes.
+        kind = "text" if dimensions > 1 else None
+    else:
+        select, spark = _scalar_expressions(name, base, modifier, micros)
+        kind, task = _task_scalar(name, base, modifier, select)
+    return SourceColumn(
+        name=name,
+        type=declared,
+        nullable=not required,
+        literal=base if orders else "",
+        clock=_CLOCKS.get(base, ""),
+        increases=base in _INCREASING,
+        select=select,
+        spark=spark,
+        kind=kind,
+        task=task,
+        readable=readable,
+    )
+
+
+def _scalar_expressions(name: str, base: str, modifier: int, micros: str) -> tuple[str, str]:
+    if base in _PLAIN or base in _TEXTS:
+        return ("CAST({c} AS text)" if base in _TEXTS else "{c}"), "{c}"
+    if base == "oid":
+        return "CAST({c} AS bigint)", "{c}"
+    if base == "bpchar":
+        # A cast to text strips the blanks that pad it, which are part of the value.
+        return (f"rpad(CAST({{c}} AS text), {modifier - 4})" if modifier > 4 else "CAST({c} AS text)"), "{c}"
+    if base == "numeric":
+        return ("{c}" if _fits(modifier) else "CAST({c} AS text)"), "{c}"
+    if base in (ZONED, LOCAL):
+        spark = "timestamp_micros({c})"
+        return _finite(name, micros), spark if base == ZONED else f"CAST({spark} AS timestamp_ntz)"
+    if base == DATE:
+        return _finite(name, "({c} - DATE '1970-01-01')", "integer"), "date_from_unix_date({c})"
+    return "CAST({c} AS text)", "{c}"
+
+
+def _task_scalar(name: str, base: str, modifier: int, select: str) -> tuple[Kind | None, str]:
+    """Return the kind and the expression by which a task reads: as the type itself, if Arrow has one for it."""
+    if base in ("real", "double precision"):
+        return None, select
+    if base in ("smallint", "integer", "bigint", "boolean", "bytea"):
+        kind: Kind = "boolean" if base == "boolean" else "binary" if base == "bytea" else "integer"
+        return kind, f"CAST({{c}} AS {base})"
+    if base == "oid":
+        return "integer", select
+    if base == "numeric" and _fits(modifier):
+        # Reading it as text takes a quarter of the time.
+        return ("decimal" if (modifier - 4) & 2047 <= 6 else "fine decimal"), "CAST({c} AS text)"
+    if base in _LAST:
+        return _KINDS[base], _in_range(name, base)
+    return "text", select
+
+
+# The last value of each type that fits into microseconds, as Spark and Arrow hold it. Beyond it, ADBC would wrap around.
+_LAST = {ZONED: "294247-01-10 04:00:54.775807+00", LOCAL: "294247-01-10 04:00:54.775807", DATE: "5874897-12-31"}
+_KINDS: dict[str, Kind] = {ZONED: "zoned", LOCAL: "local", DATE: "date"}
+
+
+def _in_range(name: str, base: str) -> str:
+    """Return an expression that fails with a message on a value that Arrow cannot hold."""
+    message = escape_template(literal(f'column "{name}" holds '))
+    within = f"{{c}} > CAST('-infinity' AS {base}) AND {{c}} <= CAST('{_LAST[base]}' AS {base})"
+    return f"CASE WHEN {within} THEN {{c}} WHEN {{c}} IS NULL THEN NULL ELSE CAST({message} || {{c}} AS {base}) END"
+
+
+def _fits(modifier: int) -> bool:
+    """Return True if ``numeric(p,s)`` is one of Spark's decimals."""
+    if modifier < 0:
+        return False
+    precision, scale = (modifier - 4) >> 16, (((modifier - 4) & 2047) ^ 1024) - 1024
+    return precision <= SPARK_MAX_PRECISION and 0 <= scale <= precision
+
+
+def _finite(name: str, expression: str, kind: str = "bigint") -> str:
+    """Return an expression that fails with a message on infinity. It depends on the row: a constant would fail planning."""
+    message = escape_template(literal(f'column "{name}" holds '))
+    return f"CASE WHEN isfinite({{c}}) THEN {expression} WHEN {{c}} IS NULL THEN NULL ELSE CAST({message} || {{c}} AS {kind}) END"
+
+
+def _array_expressions(name: str, element: str, modifier: int, dimensions: int, *, domain: bool) -> tuple[str, str]:
+    if dimensions > 1:
+        return "CAST(array_to_json({c}) AS text)", "{c}"
+    select, spark = _element_expressions("" if domain else element, modifier)
+    message = escape_template(literal(f'column "{name}" holds an array of more than one dimension: '))
+    flat = f"CAST({message} || array_ndims({{c}}) AS integer)"
+    return f"CASE WHEN array_ndims({{c}}) > 1 AND {flat} > 0 THEN NULL ELSE {select} END", spark
+
+
+def _element_expressions(element: str, modifier: int) -> tuple[str, str]:
+    if element in _PLAIN and element != "bytea":
+        return "{c}", "{c}"
+    if element == "numeric" and _fits(modifier):
+        kind = f"decimal({(modifier - 4) >> 16},{(modifier - 4) & 2047})"
+        return "CAST({c} AS text[])", f"transform({{c}}, x -> CAST(x AS {kind}))"
+    casts = {ZONED: "CAST(x AS timestamp)", LOCAL: "CAST(x AS timestamp_ntz)", DATE: "CAST(x AS date)"}
+    if element == "bytea":
+        casts["bytea"] = "unhex(substr(x, 3))"
+    cast = casts.get(element)
+    return "CAST({c} AS text[])", f"transform({{c}}, x -> {cast})" if cast else "{c}"

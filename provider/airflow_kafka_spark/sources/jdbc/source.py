@@ -1,0 +1,230 @@
+"""Tables and queries of a database as frozen windows of rows."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_kafka_spark.errors import ConnectionInvalid, Problem
+from airflow_kafka_spark.hooks.connections import kind_of, look_up
+from airflow_kafka_spark.hooks.postgres import parse_name
+from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+from airflow_kafka_spark.sources.jdbc.options import JdbcOptions
+from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_kafka_spark.sources.base import SplitReader
+    from airflow_kafka_spark.sources.jdbc.database import SourceDatabase
+
+
+@dataclass(frozen=True)
+class JdbcSource(JdbcOptions, RowSource):
+    """Reads windows of a table or query: of PostgreSQL by Spark's tasks themselves, where that is exact (:meth:`reader`); else,
+    and of MariaDB and MySQL, by Spark's JDBC reader.
+
+    A window is the rows of ``(last, end]`` in the order of the *split columns*: those of the cursor, of the key, or both.
+    ``last`` is where the previous window ended, ``end`` a row that existed when the window was frozen. It is cut into splits by
+    counting rows in the database, along an index on these columns where there is one: composite keys, text keys and skewed ones
+    give splits of the same size. Comparisons are the database's own, with its collations, when cutting and when reading.
+
+    Guarantee, in every mode: splits are frozen with the window. They tile it: no row is in two of them, and every attempt reads
+    each by the same bounds. What a transaction commits, updates or deletes between two attempts changes what an unpublished split
+    holds, and never makes a published one be read again. So a row is published once per window, *as long as its split columns
+    keep their values while the window is open*: a row whose key is changed may move from a published split into one that is not.
+
+    What the windows of a pipeline hold together depends on the mode:
+
+    - ``bulk``: the whole table, again and again, by its key. Each time is a *pass*: one window, or several where ``max_records``
+      (or the limit of 2 000 splits) cuts it short, each of which goes on behind the one before. After a complete pass the next
+      window begins a new one. Rows that appear while a pass is under way are in it or in the next.
+    - ``incrementing``: every row once, by a column whose values only grow; later updates are not seen. A row that becomes visible
+      with a smaller value than one already published is never read. So transactions that are writing the table are waited for
+      when a window is frozen (``writers_timeout``; on a primary of PostgreSQL). What remains are values that were drawn long
+      before they are inserted (clients that reserve ranges of ids, a sequence with CACHE); on MariaDB and MySQL, all rows that
+      are committed in another order than that of their values.
+    - ``timestamp``: every row, and every version of it that is still the last one when its window is read, by a column that each
+      insert and update sets. Rows younger than ``delay`` wait. A row is missed that becomes visible with a timestamp before one
+      already published: when its transaction was neither waited for (as above) nor over within ``delay`` after the timestamp.
+    - ``timestamp+incrementing``: the same; rows of one timestamp are told apart by the incrementing column.
+
+    A row that is updated while a window with a timestamp is open leaves it: its new timestamp lies behind the window's end. It is
+    published again by a later window because it has changed, and not twice by this one.
+
+    Columns arrive as they are: ``smallint``, ``int``, ``bigint``, ``float``, ``double``, ``boolean``, ``decimal(p,s)``, ``date``,
+    ``binary``, ``string``; with time zone as ``timestamp``, without as ``timestamp_ntz``, both to the microsecond; arrays as
+    arrays. As the text that the database writes: ``numeric`` without precision or with more than Spark's 38 digits (it is never
+    rounded), ``json``, ``uuid``, enums, ``time``, intervals, network addresses, arrays of several dimensions (JSON) and whatever
+    else there is. ``infinity`` in a date or timestamp, which Spark cannot hold, fails the read and names the column.
+
+    :param conn_id: Airflow connection of type ``postgres`` or ``mysql``. Executors connect with it too: certificate files have to
+        be there.
+    :param table: ``table`` or ``schema.table``, as written, not folded to lower case; ``"My schema"."my.table"`` where a name
+        holds a dot. Or give ``query``.
+    :param query: a SELECT, as it can stand in a FROM clause. It has no primary key: give ``key``, or a cursor.
+    :param mode: as above; by default what the columns given imply: ``bulk`` without a cursor.
+    :param cursor: the same as ``incrementing_column``, for short.
+    :param incrementing_column: Connect's ``incrementing.column.name``.
+    :param timestamp_column: Connect's ``timestamp.column.name``: a timestamp, or a date (whole days then, once they are over).
+    :param delay: seconds that rows have to be old, by the database's clock, before a window with a timestamp takes them
+        (Connect's ``timestamp.delay.interval.ms``); default 0.
+    :param db_timezone: the zone of a timestamp column without zone (Connect's ``db.timezone``); default UTC.
+    :param validate_non_null: refuse a cursor column that takes NULL (Connect's ``validate.non.null``). With False, rows without
+        a cursor are never read.
+    :param key: the columns to cut by, for ``bulk`` and between rows of one timestamp; default the primary key. They need not be
+        unique: rows of equal keys are in one split. In ``bulk``, rows with a NULL in it are a split of their own.
+    :param include_columns: those to read, in this order; default all.
+    :param split_records: rows per split, and so per Spark task and Kafka transaction; default 250 000.
+    :param max_records: rows per window, at most; None (default) for all there are, up to 2 000 splits. Rows of equal split
+        columns stay together, even if that is more.
+    :param writers_timeout: seconds to wait, when a window with a cursor is frozen, for transactions that are writing the table;
+        then the task fails and may be retried. 0 does not wait. Default 60.
+    :param fetchsize: rows per round trip to the database, where Spark's JDBC reader reads; default 10 000.
+    """
+
+    template_fields: ClassVar[Sequence[str]] = (
+        "conn_id", "table", "query", "cursor", "incrementing_column", "timestamp_column", "key", "include_columns"
+    )  # fmt: skip
+
+    # --- the contract ---
+
+    @property
+    def uri(self) -> str:
+        """``postgres://host:port/database/schema/table``, ``mysql://host:port/database/table``.
+
+        :raises ConnectionInvalid: the connection cannot be used.
+        """
+        database = self.database()
+        schema, table = self._parts
+        parts = [schema or (database.default_schema if self.query is None else ""), table]
+        # In MariaDB a schema is a database.
+        base = database.uri if database.default_schema or not schema else database.uri.rpartition("/")[0]
+        return "/".join([base, *(urllib.parse.quote(part, safe="") for part in parts if part)])
+
+    @property
+    def asset_uri(self) -> str:
+        """``x-jdbc://conn_id/schema/table``: only the connection knows the host, and Airflow does not check x- schemes."""
+        if any("{{" in (text or "") for text in (self.conn_id, self.table, self.query)):
+            return f"x-jdbc://{self.conn_id}/{self.table or 'query'}"
+        parts = [self.conn_id, *(part for part in self._parts if part)]
+        return "x-jdbc://" + "/".join(urllib.parse.quote(part, safe="") for part in parts)
+
+    @property
+    def _parts(self) -> tuple[str | None, str]:
+        try:
+            return (None, self.name) if self.query is not None else parse_name(self.name)
+        except ValueError:
+            return None, self.name
+
+    def origin(self) -> Endpoint:
+        """Return server, database and table; the query, the mode and the cursor."""
+        from airflow_kafka_spark.sources.jdbc.windows import find_relation
+
+        database = self.database()
+        server, _, name = database.uri.rpartition("/")
+        with database.session("asking where the table is") as session:
+            identity = session.identity()
+            table = find_relation(self, session).name if self.query is None else "a query"
+        place = {SERVER: server, "database": name, "table": table, **({SERVER_ID: identity} if identity else {})}
+        query = {"query": self.name} if self.query is not None else {}
+        return Endpoint(place, {**query, "mode": self.effective_mode, "cursor": ", ".join(self.cursor_columns)})
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The database's JDBC driver. Looks the connection up.
+
+        :raises ConnectionInvalid: the connection cannot be used.
+        """
+        return self.database().packages
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """UTC as the session's zone, in which Spark makes timestamps without zone."""
+        return {"spark.sql.session.timeZone": "UTC"}
+
+    def database(self) -> SourceDatabase:
+        """Return the database that the connection leads to.
+
+        :raises ConnectionInvalid: the connection is not defined, of another type, or has options that mean nothing here.
+        """
+        connection = look_up(self.conn_id, "postgres", "mysql")
+        if kind_of(connection) == "postgres":
+            from airflow_kafka_spark.hooks import postgres
+            from airflow_kafka_spark.sources.jdbc.postgres import PostgresDatabase
+
+            return PostgresDatabase(postgres.read_server(connection))
+        import pymysql  # noqa: F401
+
+        from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, read_server
+
+        return MysqlDatabase(read_server(connection))
+
+    def validate(self) -> list[Problem]:
+        """Return all that is wrong with options, connection, server, table, columns and their types, cursor, key and rights."""
+        from airflow_kafka_spark.sources.jdbc.validation import ServerValidation
+
+        found = self.option_problems()
+        try:
+            database = self.database()
+        except ConnectionInvalid as error:
+            return [*found, Problem("source.conn_id", error.found, error.action)]
+        except ImportError as error:
+            package = error.name or str(error)
+            extra = f"airflow-provider-kafka-spark[{'mysql' if 'mysql' in package else 'postgres'}]"
+            return [
+                *found,
+                Problem("source", f"the package `{package}` is not installed", f"Install it with `pip install '{extra}'`"),
+            ]
+        found += database.problems()
+        found += ServerValidation(self, database, options_valid=not found).problems()
+        # A column may be unfit both to be read and to be split by.
+        return list(dict.fromkeys(found))
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the columns, as the catalog has them now.
+
+        :raises SourceUnavailable: the server cannot be reached.
+        :raises SourceRejected: there is no such table, or a column is missing.
+        """
+        from airflow_kafka_spark.sources.jdbc.windows import find_relation, selected_columns
+
+        with self.database().session("reading the catalog") as session:
+            return tuple(column.name for column in selected_columns(self, find_relation(self, session)))
+
+    def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
+        """Decide the next window's end and its splits, by one pass over the index of the split columns.
+
+        See :meth:`RowSource.freeze`.
+
+        :raises SourceUnavailable: the server does not answer, or other transactions write the table for longer than
+            ``writers_timeout``.
+        :raises SourceRejected: the table is not what the options say, or the position is another table's or cursor's.
+        """
+        from airflow_kafka_spark.sources.jdbc.windows import freeze_window
+
+        return freeze_window(self, self.database(), position)
+
+    def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
+        """Return the rows of these splits, with the columns that the table has now. See :meth:`RowSource.frame`.
+
+        :raises SourceRejected: a column that the splits were cut by is gone.
+        """
+        from airflow_kafka_spark.sources.jdbc.reading import read_frame
+
+        return read_frame(self, self.database(), spark, splits)
+
+    def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
+        """Return how tasks read these splits, or why only Spark can. See :meth:`RowSource.reader`.
+
+        Tasks read PostgreSQL in UTF-8, by ADBC, if no needed column is an array or a floating-point number, which Java writes in
+        its own way.
+
+        :raises SourceUnavailable: the server does not answer.
+        :raises SourceRejected: a column that the splits were cut by is gone.
+        """
+        from airflow_kafka_spark.sources.jdbc.reading import make_split_reader
+
+        return make_split_reader(self, self.database(), splits, columns)

@@ -1,0 +1,104 @@
+"""Reading splits of a PostgreSQL table as Arrow, with ADBC (a binary COPY)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import adbc_driver_manager
+import adbc_driver_postgresql.dbapi as adbc
+import pyarrow as pa
+
+from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.formats.tasks.text import concatenated
+from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer
+from airflow_kafka_spark.sources.base import SplitReader
+from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
+
+BATCH_BYTES = 2 << 20
+"""Roughly how much is read ahead of what is sent."""
+
+_BATCH_SIZE_OPTION = "adbc.postgresql.batch_size_hint_bytes"
+_DECIMAL_CHARACTERS = b"0123456789.-"
+
+
+@dataclass(frozen=True)
+class PostgresSplitReader(SplitReader):
+    """Reads splits of a PostgreSQL table or query.
+
+    :param server: host, database and login, with the password.
+    :param session: the statement that makes the session's settings.
+    :param table: its name in messages.
+    :param columns: names and kinds of the columns.
+    :param statements: per split, the SELECT of its rows, with the columns in this order.
+    """
+
+    server: PostgresServer
+    session: str
+    table: str
+    columns: tuple[tuple[str, Kind], ...]
+    statements: tuple[str, ...]
+
+    def read(self, split: int) -> Iterator[pa.RecordBatch]:
+        with self._source_errors(f"reading split {split}"), self._cursor() as cursor:
+            cursor.execute(self.session)
+            cursor.fetchall()
+            cursor.adbc_statement.set_options(**{_BATCH_SIZE_OPTION: str(BATCH_BYTES)})
+            cursor.execute(self.statements[split])
+            for batch in _batches(cursor):
+                yield self._checked(batch)
+
+    @contextmanager
+    def _cursor(self) -> Iterator[Any]:
+        # Arrow takes texts for UTF-8, whatever encoding the connection asks for.
+        connection = adbc.connect(f"{self.server.named(APPLICATION)} client_encoding=UTF8")
+        try:
+            cursor = connection.cursor()
+            try:
+                yield cursor
+            finally:
+                with suppress(Exception):
+                    cursor.close()
+        finally:
+            with suppress(Exception):
+                connection.close()
+
+    def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the batch under the columns' own names.
+
+        :raises SourceRejected: a decimal is NaN, for which Spark has nothing.
+        """
+        for (name, kind), column in zip(self.columns, batch.columns, strict=True):
+            if kind in ("decimal", "fine decimal") and concatenated(column).translate(None, _DECIMAL_CHARACTERS):
+                raise SourceRejected(self.table, f"column `{name}` holds NaN, for which Spark's decimals have nothing")
+        return pa.RecordBatch.from_arrays(batch.columns, [name for name, _ in self.columns])
+
+    @contextmanager
+    def _source_errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
+            raise self._source_error(error, doing) from self.server.cause(error)
+
+    def _source_error(self, error: Exception, doing: str) -> KafkaSparkError:
+        detail = self.server.scrub(server_message(error))
+        if (getattr(error, "sqlstate", None) or "")[:2] in REFUSED_SQLSTATES:
+            return SourceRejected(self.table, f"{doing}: {detail}")
+        return SourceUnavailable(self.server.where, doing, detail)
+
+
+def _batches(cursor: Any) -> Iterable[pa.RecordBatch]:
+    """Return the batches of a result. An error in the middle has its SQLSTATE in ADBC's own reader, but not in pyarrow's."""
+    own = getattr(getattr(cursor, "_results", None), "reader", None)
+    return own if own is not None else cursor.fetch_record_batch()
+
+
+def server_message(error: BaseException) -> str:
+    """Return the server's message, which ADBC puts between its own words and the whole statement."""
+    text = str(error)
+    found = re.search(r"(?:ERROR|FATAL):\s+(.*)", text)
+    return " ".join((found[1] if found else text.partition("Query was:")[0]).split())

@@ -1,0 +1,150 @@
+"""Checks of a JdbcSource that need its server: relation, columns and their types, cursor, key, rights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, MissingRelation, Relation, SourceColumn, SourceDatabase
+from airflow_kafka_spark.sources.jdbc.options import JdbcOptions, quoted_list
+from airflow_kafka_spark.sources.jdbc.reading import select_statement
+from airflow_kafka_spark.sources.jdbc.windows import look_up_relation, selected_columns, split_columns
+
+T = TypeVar("T")
+
+_CONNECTION_ACTION = "Correct the connection, or see to the server"
+
+
+@dataclass(frozen=True)
+class ServerValidation:
+    """Checks the options of a source against its server. Each question opens a session of its own.
+
+    :param options: the source's options.
+    :param database: the server.
+    :param options_valid: whether the checks without a server found nothing; only then a statement is tried.
+    """
+
+    options: JdbcOptions
+    database: SourceDatabase
+    options_valid: bool
+
+    def problems(self) -> list[Problem]:
+        """Return all that would keep a window from being frozen and read."""
+        found, failed = self._ask("source.conn_id", "connecting", lambda session: list(session.server_problems()))
+        if failed or found:
+            return [*failed, *(found or [])]
+        where = "source.query" if self.options.query is not None else "source.table"
+        if list(self.options.relation_problems()):
+            return []
+        relation, failed = self._ask(where, "looking for the table", lambda session: look_up_relation(self.options, session))
+        if relation is None:
+            return failed
+        if isinstance(relation, MissingRelation):
+            return [Problem(where, f"there is no table {relation.name}{relation.hint}", "Create it, or correct its name")]
+        found = [*self._column_problems(relation), *self._case_problems(relation), *self._cursor_problems(relation)]
+        found += self._key_problems(relation)
+        if not found and self.options_valid:
+            _, found = self._ask(where, "trying to read it", lambda session: self._try_statement(session, relation))
+        return found
+
+    def _ask(self, where: str, doing: str, question: Callable[[DatabaseSession], T]) -> tuple[T | None, list[Problem]]:
+        """Return the answer; or None and a problem if the server gave none."""
+        try:
+            with self.database.session(doing) as session:
+                return question(session), []
+        except KafkaSparkError as error:
+            action = getattr(error, "action", "") if where != "source.conn_id" else _CONNECTION_ACTION
+            return None, [Problem(where, error.found, action)]
+
+    def _try_statement(self, session: DatabaseSession, relation: Relation) -> None:
+        order = split_columns(self.options, relation)
+        statement = select_statement(session, relation, selected_columns(self.options, relation), order)
+        session.rows(f"SELECT * FROM {statement} LIMIT 0")
+
+    # --- columns ---
+
+    def _column_problems(self, relation: Relation) -> Iterator[Problem]:
+        names = relation.columns if self.options.include_columns is None else self.options.include_columns
+        if not relation.columns:
+            yield Problem("source", f"{relation.name} has no columns")
+        for name in names:
+            column = relation.columns.get(name)
+            if column is None:
+                yield _missing_column("source.include_columns", relation, name)
+            elif not column.readable:
+                yield _unreadable_column(relation, column)
+            elif column.problem:
+                action = "Leave it out with `include_columns=`, or cast it with `query=`"
+                yield Problem(f"source column `{name}`", f"{column.problem} ({column.type})", action)
+
+    def _case_problems(self, relation: Relation) -> Iterator[Problem]:
+        names = list(relation.columns if self.options.include_columns is None else self.options.include_columns)
+        for number, name in enumerate(names):
+            alike = [other for other in names[:number] if other.casefold() == name.casefold() and other != name]
+            if alike:
+                what = f"{relation.name} has `{alike[0]}` too, and Spark does not tell upper from lower case"
+                action = "Leave one out with `include_columns=`, or rename it with `query=`"
+                yield Problem(f"source column `{name}`", what, action)
+
+    def _cursor_problems(self, relation: Relation) -> Iterator[Problem]:
+        mode = self.options.effective_mode.split("+")
+        for part, option, name in self.options.cursor_options:
+            if part not in mode or not name:
+                continue
+            column = relation.columns.get(name)
+            where = f"source.{option}"
+            if column is None:
+                yield _missing_column(where, relation, name)
+                continue
+            yield from _order_problems(where, relation, column)
+            if column.nullable and self.options.validate_non_null and self.options.query is None:
+                what = f"`{name}` takes NULL, and rows without a cursor are never read"
+                yield Problem(where, what, "Make it NOT NULL, or accept that with `validate_non_null=False`")
+            if part == "timestamp" and not column.clock:
+                what = f"`{name}` is of type {column.type}; expected a timestamp or a date"
+                yield Problem(where, what, "Name another column, or use `incrementing_column`")
+            elif part == "incrementing" and column.literal:
+                yield from self._incrementing_problems(where, relation, column)
+
+    def _incrementing_problems(self, where: str, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+        if not column.increases:
+            what = f"`{column.name}` is of type {column.type}, whose values do not grow with every row"
+            yield Problem(where, what, "Name a column that is filled from a sequence, or use another mode")
+            return
+        found, failed = self._ask(where, "looking at its sequence", lambda open_: list(open_.cursor_problems(relation, column)))
+        yield from found or failed
+
+    def _key_problems(self, relation: Relation) -> Iterator[Problem]:
+        for name in self.options.key:
+            column = relation.columns.get(name)
+            if column is None:
+                yield _missing_column("source.key", relation, name)
+            else:
+                yield from _order_problems("source.key", relation, column)
+        if self.options.effective_mode != "bulk" or self.options.key:
+            return
+        if not relation.key:
+            what = f"{relation.name} has no primary key, nor a unique index that takes no NULL, to cut it by"
+            yield Problem("source.key", what, "Name columns to order its rows by with `key=`; they need not be unique")
+        for name in relation.key:
+            yield from _order_problems("source.key", relation, relation.columns[name])
+
+
+def _order_problems(where: str, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+    if not column.readable:
+        yield _unreadable_column(relation, column)
+    if not column.literal:
+        yield Problem(where, f"`{column.name}` is of type {column.type}, whose values are in no order", "Name another column")
+
+
+def _missing_column(where: str, relation: Relation, name: str) -> Problem:
+    alike = [c for c in relation.columns if c.casefold() == name.casefold()]
+    hint = f"only `{alike[0]}`: names are compared exactly" if alike else f"it has {quoted_list(relation.columns)}"
+    return Problem(where, f"{relation.name} has no column `{name}`; {hint}", "Correct the name")
+
+
+def _unreadable_column(relation: Relation, column: SourceColumn) -> Problem:
+    what = f"the connection's role may not read it in {relation.name}"
+    return Problem(f"source column `{column.name}`", what, f"GRANT SELECT ON {relation.name} TO ...")

@@ -1,0 +1,373 @@
+"""Where a window of rows ends and how it is split: by counting in the database, in the order of the split columns.
+
+The split columns are the cursor, the key or both (:func:`split_columns`). A position, and each split, holds their values as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.hooks.postgres import parse_name
+from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
+from airflow_kafka_spark.sources.jdbc.database import (
+    DatabaseSession,
+    MissingRelation,
+    Relation,
+    SourceColumn,
+    SourceDatabase,
+    SplitKey,
+)
+from airflow_kafka_spark.sources.jdbc.options import JdbcOptions
+
+MAX_BYTES = 500_000
+"""The most that a window's splits take as JSON: long text keys make for fewer splits."""
+
+
+# --- the relation -------------------------------------------------------------------------------------------------------
+
+
+def look_up_relation(options: JdbcOptions, session: DatabaseSession) -> Relation | MissingRelation:
+    """Return the table or query that the options name, as the server describes it now."""
+    if options.query is not None:
+        return session.query(options.query, options.name)
+    return session.table(*parse_name(options.table or ""))
+
+
+def find_relation(options: JdbcOptions, session: DatabaseSession) -> Relation:
+    """Return the table or query that the options name.
+
+    :raises SourceRejected: there is no such table.
+    """
+    found = look_up_relation(options, session)
+    if isinstance(found, MissingRelation):
+        raise SourceRejected(options.name, f"there is no table {found.name}{found.hint}", "Create it, or correct `table`")
+    return found
+
+
+def selected_columns(options: JdbcOptions, relation: Relation) -> tuple[SourceColumn, ...]:
+    """Return the columns to read, in their order.
+
+    :raises SourceRejected: one is missing, or cannot be read.
+    """
+    names = relation.columns if options.include_columns is None else options.include_columns
+    columns = [column_of(relation, name) for name in names]
+    for column in columns:
+        if column.problem:
+            raise SourceRejected(relation.name, f"column `{column.name}` cannot be read: {column.problem}")
+    return tuple(columns)
+
+
+def column_of(relation: Relation, name: str) -> SourceColumn:
+    """Return the column of this name.
+
+    :raises SourceRejected: there is none.
+    """
+    try:
+        return relation.columns[name]
+    except KeyError:
+        raise SourceRejected(
+            relation.name, f"there is no column `{name}`; there are {', '.join(f'`{c}`' for c in relation.columns)}"
+        ) from None
+
+
+# --- the order ----------------------------------------------------------------------------------------------------------
+
+
+def split_columns(options: JdbcOptions, relation: Relation) -> tuple[str, ...]:
+    """Return the columns that order the rows: the cursor; behind a timestamp also the key, which orders rows of one timestamp."""
+    cursor, key = options.cursor_columns, tuple(options.key) or relation.key
+    if options.effective_mode == "bulk":
+        return key
+    if options.effective_mode != "timestamp":
+        return cursor
+    usable = [relation.columns[name] for name in key if name in relation.columns]
+    return cursor + tuple(c.name for c in usable if c.name not in cursor and c.literal and not c.nullable and c.readable)
+
+
+@dataclass(frozen=True)
+class SplitOrder:
+    """The split columns of a relation, and SQL conditions on them.
+
+    :param columns: the split columns.
+    :param names: the quoted expressions that stand for them.
+    """
+
+    session: DatabaseSession
+    columns: tuple[SourceColumn, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, session: DatabaseSession, relation: Relation, names: Sequence[str]) -> SplitOrder:
+        """Return the order by these columns of the relation.
+
+        :raises SourceRejected: a column is missing.
+        """
+        columns = tuple(column_of(relation, name) for name in names)
+        return cls(session, columns, tuple(session.dialect.quote(name) for name in names))
+
+    @property
+    def sql(self) -> str:
+        return ", ".join(self.names)
+
+    @property
+    def texts(self) -> str:
+        """Expressions for the columns' values as :data:`SplitKey`."""
+        return ", ".join(self.session.dialect.text(c, name) for c, name in zip(self.columns, self.names, strict=True))
+
+    def not_null(self) -> list[str]:
+        """Return the conditions that no split column is NULL."""
+        return [f"{name} IS NOT NULL" for column, name in zip(self.columns, self.names, strict=True) if column.nullable]
+
+    def any_null(self) -> str:
+        """Return the condition that a split column is NULL; empty if none can be."""
+        return " OR ".join(f"{name} IS NULL" for column, name in zip(self.columns, self.names, strict=True) if column.nullable)
+
+    def after(self, values: Sequence[str]) -> str:
+        return self.session.dialect.after(self.names, self._literals(values))
+
+    def upto(self, values: Sequence[str]) -> str:
+        return self.session.dialect.upto(self.names, self._literals(values))
+
+    def _literals(self, values: Sequence[str]) -> list[str]:
+        return [self.session.dialect.literal(column, value) for column, value in zip(self.columns, values, strict=True)]
+
+    def split_condition(self, split: Mapping[str, Any]) -> str:
+        """Return the condition for the rows of a split."""
+        if split.get("null"):
+            return self.any_null() or "1 = 0"
+        conditions = self.not_null()
+        if split.get("after") is not None:
+            conditions.append(self.after(split["after"]))
+        conditions.append(self.upto(split["to"]))
+        return " AND ".join(f"({condition})" for condition in conditions)
+
+
+# --- the position -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WindowStart:
+    """Where the next window begins.
+
+    :param order: the names of the split columns.
+    :param after: the last row of the previous window in this order; None to begin with the first row.
+    :param table_pass: the number of the pass over the table; ``bulk`` only.
+    """
+
+    order: tuple[str, ...]
+    after: SplitKey | None = None
+    table_pass: int = 1
+
+
+def resolve_start(options: JdbcOptions, relation: Relation, position: Mapping[str, Any] | None) -> WindowStart:
+    """Return where the window behind ``position`` begins.
+
+    :raises SourceRejected: the position is that of another table, mode or cursor.
+    """
+    order = split_columns(options, relation)
+    if not order:
+        raise SourceRejected(relation.name, "it has no primary key", "Name the columns to cut it by with `key=`")
+    if position is None:
+        return WindowStart(order)
+    mode = options.effective_mode
+    recorded_order, cursor = tuple(position["order"]), len(options.cursor_columns)
+    recorded = (position["mode"], position.get("table"), recorded_order[:cursor])
+    now = (mode, relation.name if options.query is None else None, options.cursor_columns)
+    if recorded != now:
+        was = f'mode "{recorded[0]}" on {_named(recorded[2])} of {recorded[1] or "a query"}'
+        asked = f'"{now[0]}" on {_named(now[2])} of {now[1] or "a query"}'
+        action = "Put the options back, or give the operator a new `pipeline=` name to begin anew"
+        raise SourceRejected(relation.name, f"earlier windows were read in {was}, the options say {asked}", action)
+    table_pass = position.get("pass", 1)
+    if position.get("complete"):
+        return WindowStart(order, None, table_pass + 1)
+    after = position.get("after")
+    if after is None:
+        return WindowStart(order, None, table_pass)
+    # The previous window may have ended between rows that only its own order separates.
+    return WindowStart(recorded_order, tuple(after), table_pass)
+
+
+def _named(columns: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in columns) or "its key"
+
+
+def _position(
+    options: JdbcOptions, relation: Relation, start: WindowStart, after: SplitKey | None, *, complete: bool
+) -> dict[str, Any]:
+    bulk = options.effective_mode == "bulk"
+    return {
+        "mode": options.effective_mode,
+        "table": relation.name if options.query is None else None,
+        "order": list(start.order),
+        "after": None if bulk and complete else list(after) if after else None,
+        **({"pass": start.table_pass, "complete": complete} if bulk else {}),
+    }
+
+
+# --- the window ---------------------------------------------------------------------------------------------------------
+
+
+def freeze_window(options: JdbcOptions, database: SourceDatabase, position: Mapping[str, Any] | None) -> FrozenWindow:
+    """Decide the window behind ``position``; see :meth:`RowSource.freeze`."""
+    with database.session("freezing a window") as session:
+        relation = find_relation(options, session)
+        start = resolve_start(options, relation, position)
+        order = SplitOrder.of(session, relation, start.order)
+        cursor = options.effective_mode != "bulk"
+        if cursor:
+            _check_sequence(options, session, relation, start)
+        nulls = 0
+        if not cursor and start.after is None and order.any_null():
+            ((nulls,),) = session.rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.any_null()}")
+        end = _find_end(options, order, relation, start)
+        if end is None:
+            splits = ({"order": list(start.order), "null": True},) if nulls else ()
+            return FrozenWindow(splits, _position(options, relation, start, start.after, complete=True), nulls)
+        if cursor and options.writers_timeout > 0:
+            # Only now that the end is known: this must see every transaction that may still insert before the end.
+            writers = session.wait_for_writers(relation, options.writers_timeout)
+            if writers:
+                raise SourceUnavailable(
+                    relation.name, f"waiting {options.writers_timeout:g} s for {writers}", "it is still writing"
+                )
+        return _split_window(options, order, relation, start, end, nulls)
+
+
+def _check_sequence(options: JdbcOptions, session: DatabaseSession, relation: Relation, start: WindowStart) -> None:
+    if start.after is None or options.effective_mode != "incrementing":
+        return
+    reason = session.sequence_reset(relation, column_of(relation, start.order[0]), start.after[0])
+    if reason:
+        action = "Its new rows would never be read: give the operator a new `pipeline=` name to begin anew"
+        raise SourceRejected(relation.name, reason, action)
+
+
+def _find_end(options: JdbcOptions, order: SplitOrder, relation: Relation, start: WindowStart) -> SplitKey | None:
+    """Return the last row behind ``start``; None if there is none."""
+    conditions = order.not_null()
+    if start.after is not None:
+        conditions.append(order.after(start.after))
+    clock = order.columns[0].clock
+    if options.effective_mode.startswith("timestamp") and clock:
+        instant = order.session.now() - timedelta(seconds=options.delay)
+        if clock != "zoned":
+            instant = instant.astimezone(ZoneInfo(options.db_timezone))
+        wall = instant.replace(tzinfo=None) if clock != "zoned" else instant.astimezone(timezone.utc).replace(tzinfo=None)
+        conditions.append(f"{order.names[0]} < {order.session.dialect.clock(order.columns[0], wall)}")
+    downwards = ", ".join(f"{name} DESC" for name in order.names)
+    # Sorted inside: beside CAST("id" AS text), which is called "id" too, ORDER BY "id" would sort texts.
+    row = f"SELECT {order.sql} FROM {relation.sql}{_where(conditions)} ORDER BY {downwards} LIMIT 1"
+    found = order.session.rows(f"SELECT {order.texts} FROM ({row}) AS __end")
+    return tuple(found[0]) if found else None
+
+
+def _split_window(
+    options: JdbcOptions, order: SplitOrder, relation: Relation, start: WindowStart, end: SplitKey, nulls: int
+) -> FrozenWindow:
+    most = options.split_records * (MAX_SPLITS - bool(nulls))
+    limit = min(most, options.max_records or most)
+    ranges = _RangeQueries(order, relation, start, end)
+    unique = any(set(key) <= set(start.order) for key in relation.keys)
+    find_bounds = ranges.step_along_index if unique and ranges.indexed else ranges.number_rows
+    bounds = find_bounds(options.split_records, limit)
+    splits, last, rows, whole = _splits_between(start, bounds)
+    rest = 0
+    if whole and rows < limit:
+        rest = ranges.count(last, end)
+        if rest:
+            splits.append(_split(start, last, end))
+            last = end
+    remaining = not (whole and rows < limit) and ranges.any(last, end)
+    if last is not None and not unique:
+        # Rows of equal split columns are all taken if a bound falls between them.
+        rows, rest = (ranges.count(start.after, last) if splits else 0), 0
+    if nulls:
+        splits.append({"order": list(start.order), "null": True})
+    position = _position(options, relation, start, last, complete=not remaining)
+    return FrozenWindow(tuple(splits), position, rows + rest + nulls, remaining)
+
+
+@dataclass(frozen=True)
+class _RangeQueries:
+    """Queries for ranges of a window's rows."""
+
+    order: SplitOrder
+    relation: Relation
+    start: WindowStart
+    end: SplitKey
+
+    @property
+    def indexed(self) -> bool:
+        """Return True if an index gives the rows in this order without sorting."""
+        columns = self.start.order
+        return any(index[: len(columns)] == columns for index in self.relation.indexes)
+
+    def step_along_index(self, size: int, limit: int) -> Iterator[tuple[int, SplitKey]]:
+        """Yield every ``size``-th row, and how many rows there are up to it, by one step along an index each.
+
+        Several times faster than numbering the rows. No two rows may have the same split columns.
+        """
+        after, taken = self.start.after, 0
+        while taken < limit:
+            step = min(size, limit - taken)
+            row = f"SELECT {self.order.sql} FROM {self._between(after, self.end)} ORDER BY {self.order.sql}"
+            found = self.order.session.rows(f"SELECT {self.order.texts} FROM ({row} LIMIT 1 OFFSET {step - 1}) AS __cut")
+            if not found:
+                return
+            after, taken = tuple(found[0]), taken + step
+            yield taken, after
+
+    def number_rows(self, size: int, limit: int) -> Iterator[tuple[int, SplitKey]]:
+        """Yield every ``size``-th row, and its number, by one query that sorts and numbers all rows."""
+        rows = f"SELECT {self.order.sql} FROM {self._between(self.start.after, self.end)} ORDER BY {self.order.sql} LIMIT {limit}"
+        numbered = f"SELECT {self.order.sql}, row_number() OVER (ORDER BY {self.order.sql}) AS __row FROM ({rows}) AS __rows"
+        found = self.order.session.rows(
+            f"SELECT __row, {self.order.texts} FROM ({numbered}) AS __numbered "
+            f"WHERE __row % {size} = 0 OR __row = {limit} ORDER BY __row"
+        )
+        for row, *values in found:
+            yield row, tuple(values)
+
+    def count(self, after: SplitKey | None, upto: SplitKey) -> int:
+        found: int = self.order.session.rows(f"SELECT count(*) FROM {self._between(after, upto)}")[0][0]
+        return found
+
+    def any(self, after: SplitKey | None, upto: SplitKey) -> bool:
+        return bool(self.order.session.rows(f"SELECT 1 FROM {self._between(after, upto)} LIMIT 1"))
+
+    def _between(self, after: SplitKey | None, upto: SplitKey) -> str:
+        lower = [self.order.after(after)] if after is not None else []
+        return f"{self.relation.sql}{_where([*self.order.not_null(), *lower, self.order.upto(upto)])}"
+
+
+def _splits_between(
+    start: WindowStart, bounds: Iterator[tuple[int, SplitKey]]
+) -> tuple[list[dict[str, Any]], SplitKey | None, int, bool]:
+    """Return the splits between the bounds, as many as fit into :data:`MAX_BYTES`; the last bound that was taken; how many rows
+    there are up to it; and whether all bounds were taken."""
+    splits: list[dict[str, Any]] = []
+    after, size, rows = start.after, 0, 0
+    for row, values in bounds:
+        if after != values:
+            split = _split(start, after, values)
+            size += len(json.dumps(split))
+            if size > MAX_BYTES and splits:
+                return splits, after, rows, False
+            splits.append(split)
+        after, rows = values, row
+    return splits, after, rows, True
+
+
+def _split(start: WindowStart, after: SplitKey | None, to: SplitKey) -> dict[str, Any]:
+    return {"order": list(start.order), "to": list(to), **({"after": list(after)} if after is not None else {})}
+
+
+def _where(conditions: Sequence[str]) -> str:
+    return f" WHERE {' AND '.join(f'({condition})' for condition in conditions)}" if conditions else ""

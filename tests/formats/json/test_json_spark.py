@@ -1,0 +1,109 @@
+"""Json follows Spark's from_json, and differs where its docstring says so; DDL is read as Spark reads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_kafka_spark.errors import SchemaInvalid
+from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.formats.types import _from_json_value, parse_ddl
+from tests.formats.json.test_json_meaning import GOOD
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DIFFERENT = {
+    # Spark writes JSON text anew where a string was asked for.
+    ("string", "1.10"): "1.1",
+    ("string", "1E5"): "100000.0",
+    ("string", '{ "x" : 1.10, "y": [null ] }'): '{"x":1.1,"y":[null]}',
+    ("string", r'["\u0041", {}]'): '["A",{}]',
+    # The same number; Spark reads it as an integer first.
+    ("double", "-0"): 0.0,
+}
+"""What Spark says, where Json says something else on purpose."""
+
+SILENT = [
+    ("decimal(5,2)", "1.235", "1.24"),
+    ("double", "1e400", "inf"),
+    ("float", "1e39", "inf"),
+    ("date", '"2026-11-05T07:08:09Z"', "2026-11-05"),
+    ("timestamp", '"2026-11-05T07:08:09.1234567Z"', "2026-11-05 07:08:09.123456+00:00"),
+    ("int NOT NULL", "null", "None"),
+    ("decimal(38,10)", '"1,5"', "15.0000000000"),
+]
+"""Where Spark turns a value silently into another one, and Json refuses it."""
+
+SCHEMAS = [
+    "id bigint NOT NULL COMMENT 'x', customer STRING, amount Decimal(12,2)",
+    "a int, b integer, c long, d short, e byte, f real, g dec, h numeric(3)",
+    "i timestamp_ltz, j timestamp_ntz, k smallint, l tinyint, m string, n double, o boolean",
+    "a: int, b: struct<c: array<map<string, double>>, `d e`: date NOT NULL>",
+    "struct<a:int,b:binary>",
+    "`a``b` int, `1` boolean, date date, struct int, not_null float",
+    "a decimal( 5 , 5 ), b char(3), c varchar(7)",
+    "a int COMMENT \"two words\" , b int not null comment ''",
+    "a map<string,struct<x:int COMMENT 'c'>>",
+    "a",
+    "a int,",
+    "a foo",
+    "a array<int",
+    "a decimal(39,0)",
+    "a decimal(3,4)",
+    "a struct<b>",
+    "a-b int",
+    "a varchar",
+    "a bigint(20)",
+    "12 int",
+    "a int b int",
+    "a map<string>",
+]
+
+
+Said = dict[tuple[str, str], Any]
+
+
+@pytest.fixture(scope="module")
+def said(spark: SparkSession) -> Said:
+    """Return what Spark's ``from_json`` makes of all values of this module, by type and text, in one job."""
+    from pyspark.sql import functions as F
+
+    values = [*((t, v) for t, v, _ in GOOD if t != "varchar(3)"), *((t, v) for t, v, _ in SILENT)]
+    kinds = {t: f"c{n}" for n, t in enumerate(sorted({t for t, _ in values}))}
+    frame = spark.createDataFrame([(f'{{"{kinds[t]}":{v}}}'.encode(),) for t, v in values], "v binary").coalesce(1)
+    read = F.from_json(F.col("v").cast("string"), ", ".join(f"{c} {t}" for t, c in kinds.items()))
+    rows = frame.select(read.alias("j")).toArrow().column("j").to_pylist()
+    return {(t, v): row[kinds[t]] for (t, v), row in zip(values, rows, strict=True)}
+
+
+def test_follows_spark_for_every_good_value_but_the_documented_ones(said: Said) -> None:
+    differences = {}
+    for data_type, text, _ in (case for case in GOOD if case[0] != "varchar(3)"):
+        decoded = Json(f"a {data_type}").decoder().decode([f'{{"a":{text}}}'.encode()])
+        ours = decoded.batch.to_pylist()[0]["a"]
+        if repr(ours) != repr(said[data_type, text]):
+            differences[data_type, text] = said[data_type, text]
+    assert differences == DIFFERENT
+
+
+@pytest.mark.parametrize(("data_type", "text", "spark_says"), SILENT, ids=[f"{t}={v}" for t, v, _ in SILENT])
+def test_refuses_what_spark_changes_silently(said: Said, data_type: str, text: str, spark_says: str) -> None:
+    assert str(said[data_type, text]) == spark_says
+    decoded = Json(f"a {data_type}").decoder().decode([f'{{"a":{text}}}'.encode()])
+    assert [at for at, _ in decoded.bad] == [0]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_ddl_is_read_as_spark_reads_it(spark: SparkSession, schema: str) -> None:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    try:
+        wanted = StructType.fromDDL(schema).jsonValue()
+    except PySparkException:
+        with pytest.raises(SchemaInvalid):
+            parse_ddl(schema)
+    else:
+        assert parse_ddl(schema) == _from_json_value(wanted).fields

@@ -1,0 +1,131 @@
+"""Options of operators in a DAG file: groups, templates, mapped tasks and what Airflow serializes."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from datetime import timedelta
+
+import pytest
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_kafka_spark.formats import Json, Raw
+from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
+from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, WindowOptions
+from airflow_kafka_spark.operators.publishing import sink_problems
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink
+from airflow_kafka_spark.sources import FilesSource
+
+RUN = Run("d", "r", "t")
+
+
+def to_files(**options):
+    given = {"task_id": "t", "topics": "a", "group_id": "g", "value": Raw(), "sink": FilesSink("/tmp/x"), **options}
+    return KafkaToSinkOperator(**given)
+
+
+def test_a_rendered_template_is_in_the_group_of_its_option():
+    made = to_files(topics=["{{ x }}-1"], group_id="g-{{ x }}", max_records="{{ 6 * 7 }}", pipeline="{{ x }}", follows="{{ x }}")
+    made.render_template_fields({"x": "orders"})
+    assert made.read_options.subscription.topics == ("orders-1",)
+    assert made.read_options.group_id == made.group_id == "g-orders"
+    assert made.read_options.record_limit == 42
+    assert made.ledger_options.pipeline == made.pipeline == "orders"
+    assert made.follow_options.follows == "orders"
+
+
+def test_a_dead_letter_topic_that_renders_to_nothing_is_none():
+    made = to_files(errors_deadletterqueue_topic_name="{{ none_given }}")
+    made.render_template_fields({"none_given": ""})
+    assert made.errors.topic is None
+
+
+def test_groups_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        to_files().read_options.group_id = "other"
+
+
+def test_options_that_exclude_each_other_are_found_without_a_server():
+    read = ReadOptions("a", None, "g", max_records=5, ending_offsets="2026-01-01T00:00:00Z")
+    assert [p.where for p in FollowOptions("up").problems(read)] == ["max_records", "ending_offsets"]
+    window = WindowOptions("interval", timedelta(seconds=-1))
+    assert {p.where for p in window.problems(read, FollowOptions("up"))} == {"grace", "max_records", "follows", "ending_offsets"}
+    assert [p.where for p in ReadOptions(None, None, "", read_with="x").problems()] == ["topics", "read_with", "group_id"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda sink, **o: KafkaToKafkaOperator(task_id="t", topics="a", group_id="g", sink=sink, **o),
+        lambda sink, **o: SourceToKafkaOperator(task_id="t", source=FilesSource("/tmp/x", "json"), sink=sink, **o),
+    ],
+)
+class TestSinkOfAnOperatorThatPublishes:
+    def test_it_takes_the_operators_connection(self, make):
+        made = make(KafkaSink(topic="b"), kafka_conn_id="second")
+        assert made.sink.conn_id == "second"
+        assert [outlet.uri for outlet in made.outlets] == ["kafka://second/b"]
+
+    def test_another_connection_is_refused(self, make):
+        made = make(KafkaSink(topic="b", conn_id="third"), kafka_conn_id="second")
+        assert [p.where for p in sink_problems(made.sink, made.kafka_conn_id)] == ["sink.conn_id"]
+
+    def test_a_template_of_the_connection_is_rendered_for_both(self, make):
+        made = make(KafkaSink(topic="b-{{ x }}"), kafka_conn_id="{{ x }}")
+        made.render_template_fields({"x": "second"})
+        assert (made.kafka_conn_id, made.sink.conn_id, made.sink.topic) == ("second", "second", "b-second")
+        assert not sink_problems(made.sink, made.kafka_conn_id)
+
+    def test_another_kind_of_sink_is_a_problem(self, make):
+        made = make(FilesSink("/tmp/x"))
+        assert [p.where for p in sink_problems(made.sink, made.kafka_conn_id)] == ["sink"]
+
+
+def test_a_key_is_a_column_or_several():
+    assert KafkaSink("t").key_columns == ()
+    assert KafkaSink("t", key="id").key_columns == ("id",)
+    assert KafkaSink("t", key=["a", "b"]).key_columns == ("a", "b")
+
+
+def test_following_takes_everything_that_was_published():
+    options = {"task_id": "t", "topics": "a", "group_id": "g", "sink": KafkaSink("b")}
+    assert KafkaToKafkaOperator(**options).max_records == 10_000_000
+    assert KafkaToKafkaOperator(**options, follows="up").max_records is None
+    assert KafkaToKafkaOperator(**options, max_records=None).max_records is None
+
+
+def test_mapped_tasks_are_made_of_a_serialized_dag():
+    with DAG("d", schedule=None) as dag:
+        names = ["a", "b"]
+        KafkaToSinkOperator.partial(task_id="files", group_id="g", value=Json(schema="id bigint"), sink=FilesSink("/x")).expand(
+            topics=names
+        )
+        KafkaToKafkaOperator.partial(task_id="copy", topics="a", group_id="g").expand(sink=[KafkaSink(name) for name in names])
+        SourceToKafkaOperator.partial(task_id="publish", source=FilesSource("/x", "json"), kafka_conn_id="second").expand_kwargs(
+            [{"sink": KafkaSink(name), "pipeline": f"to-{name}"} for name in names]
+        )
+    read = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    assert {task.task_id for task in read.tasks} == {"files", "copy", "publish"}
+    made = dag.get_task("copy").unmap({"sink": KafkaSink("b")})
+    assert (made.sink.topic, made.sink.conn_id, made.read_options.group_id) == ("b", "kafka_default", "g")
+    made = dag.get_task("publish").unmap({"sink": KafkaSink("b"), "pipeline": "to-b"})
+    assert (made.sink.conn_id, made.ledger_options.pipeline) == ("second", "to-b")
+    made = dag.get_task("files").unmap({"topics": "b"})
+    made.render_template_fields({})
+    assert made.subscription.topics == ("b",)
+
+
+def test_an_option_from_another_task_makes_this_one_depend_on_it():
+    from airflow.providers.standard.operators.empty import EmptyOperator
+
+    with DAG("d", schedule=None):
+        before = EmptyOperator(task_id="before")
+        after = to_files(starting_offsets=before.output, upstream_counts=before.output)
+    assert after.upstream_task_ids == {"before"}
+
+
+def test_default_args_reach_every_option():
+    with DAG("d", schedule=None, default_args={"kafka_conn_id": "second", "errors_tolerance": "all", "keep_windows": 7}):
+        made = to_files()
+    assert (made.kafka_conn_id, made.errors.tolerance, made.ledger_options.keep_windows) == ("second", "all", 7)

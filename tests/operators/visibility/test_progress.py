@@ -1,0 +1,76 @@
+"""What is told of a window's progress, and to a store that does not want to know."""
+
+from __future__ import annotations
+
+from airflow_kafka_spark.operators.visibility.progress import KEY, Progress, store_of
+from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, Target, Window
+
+RANGES = tuple(OffsetRange("t", p, 100, 200 if p else 100) for p in range(5))
+
+
+class Store:
+    """What is told, in order; refuses all there is while it is ``down``."""
+
+    def __init__(self):
+        self.told, self.down, self.asked = [], False, 0
+
+    def set(self, key, value):
+        self.asked += 1
+        if self.down:
+            raise RuntimeError("404 Task instance not found")
+        assert key == KEY
+        self.told.append((value["step"], value["splits_done"], value["splits"], value["records_done"], value["records_total"]))
+
+
+def window(**facts):
+    return Window("p", 3, facts.pop("ranges", RANGES), "run", "2026-01-01T00:00:00Z", **facts)
+
+
+def test_a_job_without_the_splits_that_are_published_already_counts_them_as_done():
+    store = Store()
+    progress = Progress(store)
+    progress.begin(window(target=Target("u", "id", 1)))
+    progress.step("move")
+    progress.told(0, 3)
+    progress.told(2, 3)
+    progress.done()
+    assert store.told == [
+        ("plan", 0, 4, 0, 400),
+        ("move", 0, 4, 0, 400),
+        ("move", 1, 4, 100, 400),
+        ("move", 3, 4, 300, 400),
+        ("commit", 4, 4, 400, 400),
+    ]
+
+
+def test_a_source_that_has_not_counted_its_rows_has_no_total():
+    store = Store()
+    progress = Progress(store)
+    progress.begin(window(ranges=(), source=SourcePlan(({}, {}), {}, None, False, {})))
+    progress.told(1, 2)
+    assert store.told == [("plan", 0, 2, 0, 0), ("plan", 1, 2, 0, 0)]
+
+
+def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while(caplog):
+    store = Store()
+    store.down = True
+    progress = Progress(store)
+    progress.begin(window())
+    progress.step("move")
+    for finished in range(9):
+        progress.told(finished, 9)
+    progress.done()
+    assert (store.asked, store.told) == (1, [])
+    assert caplog.text.count("was not published, which does it no harm: 404") == 1
+
+
+def test_without_a_store_nothing_is_told():
+    progress = Progress(store_of({}))
+    progress.begin(window())
+    progress.step("close")
+
+
+def test_the_window_of_an_interval_goes_by_the_name_of_that():
+    progress = Progress()
+    progress.begin(Window("p.lane", 1, RANGES, "run", "", interval=(1767225600000, 1767229200000)))
+    assert progress.to_dict()["name"] == "20260101T000000Z-20260101T010000Z"

@@ -1,0 +1,243 @@
+"""Publishing a split without Spark: places, headers, times, topics, refusals, and the marker that makes it happen once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
+from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.partitioner import partition_of
+from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.road.relay_worker import Filtered
+from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
+from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, Split, Window
+from tests.support.oracle import committed_messages
+from tests.support.waiting import settled
+
+PARTITIONS = 4
+
+
+@pytest.fixture
+def hook(kafka, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
+    with KafkaHook() as made:
+        yield made
+
+
+@pytest.fixture
+def topic(kafka, unique):
+    name = unique("published")
+    kafka.create_topic(name, PARTITIONS)
+    return name
+
+
+@pytest.fixture
+def ledger(hook, unique):
+    name = unique("ledger")
+    made = Ledger(hook, unique("pipe"), "dag/run1/task", topic=name)
+    with made:
+        window = Window(made.pipeline, 1, (), "dag/run1/task", utc_now(), source=SourcePlan(({"n": 0}, {"n": 1})))
+        made.plan(window)
+        yield made
+
+
+@pytest.fixture
+def publisher(hook, ledger, topic):
+    return Publisher(
+        config=hook.producer_config(),
+        reading=hook.consumer_config(),
+        ledger=ledger.place,
+        prefix=ledger.split_prefix,
+        topic=topic,
+        partitions={topic: PARTITIONS},
+        transaction_timeout=60,
+    )
+
+
+def batch(count: int, start: int = 0, **columns: pa.Array) -> pa.RecordBatch:
+    keys = [str(n).encode() for n in range(start, start + count)]
+    given = {"key": pa.array(keys, pa.binary()), "value": pa.array([b"v" + k for k in keys], pa.binary()), **columns}
+    return pa.RecordBatch.from_pydict(given)
+
+
+def records(kafka, topic):
+    """Committed records, in order of partition and offset."""
+    found = committed_messages(kafka.connection_extra(), topic)
+    return sorted(found, key=lambda m: (m.partition(), m.offset()))
+
+
+def test_each_row_is_one_record_and_the_marker_tells_where_they_lie(kafka, publisher, topic):
+    marker = publisher.publish(0, Incoming(iter([batch(25_000), batch(5, 25_000)])))
+    found = records(kafka, topic)
+    assert {m.key(): m.value() for m in found} == {str(n).encode(): b"v%d" % n for n in range(25_005)}
+    assert len(found) == marker.records == 25_005
+    assert marker.bytes == sum(len(m.key()) + len(m.value()) for m in found)
+    for part in marker.landed:
+        offsets = [m.offset() for m in found if m.partition() == part.partition]
+        assert (part.first, part.last, part.records) == (offsets[0], offsets[-1], len(offsets))
+
+
+def test_a_split_that_is_published_is_not_published_again(kafka, publisher, topic):
+    marker = publisher.publish(0, Incoming(iter([batch(100)])))
+    assert publisher.publish(0, Incoming(iter([batch(100, 1000)]))) == marker
+    assert len(records(kafka, topic)) == 100
+    publisher.publish(1, Incoming(iter([batch(10, 2000)])))
+    assert len(records(kafka, topic)) == 110
+
+
+def test_a_split_without_rows_is_published_too(kafka, publisher, topic):
+    assert publisher.publish(0, Incoming(iter([]))).records == 0
+    assert publisher.publish(0, Incoming(iter([batch(5)]))).records == 0
+    assert records(kafka, topic) == []
+
+
+def test_a_task_of_an_attempt_that_was_taken_over_publishes_nothing(kafka, hook, ledger, publisher, topic):
+    with Ledger(hook, ledger.pipeline, "dag/run1/task", topic=ledger.topic.name) as newer:
+        newer.reopen(newer.memory.open_entry)
+        with pytest.raises(Fenced):
+            publisher.publish(0, Incoming(iter([batch(100)])))
+        newer.published()
+        newer.close({}, {})
+    with pytest.raises(Fenced):
+        publisher.publish(0, Incoming(iter([batch(100)])))
+    assert records(kafka, topic) == []
+
+
+def test_a_task_that_is_fenced_in_the_middle_takes_the_marker_of_the_one_that_fenced_it(kafka, publisher, topic):
+    """Spark's speculation: the same split twice at once."""
+
+    def rows():
+        yield batch(100)
+        assert publisher.publish(0, Incoming(iter([batch(100)]))).records == 100
+        yield batch(100, 100)
+
+    assert publisher.publish(0, Incoming(rows())).records == 100
+    assert len(records(kafka, topic)) == 100
+
+
+def test_keys_are_placed_as_the_java_client_places_them(kafka, publisher, topic, unique):
+    """librdkafka's murmur2 partitioner is Java's, and decides on its own."""
+    keys = [unique("key").encode() * (n % 7) + bytes([n % 256]) for n in range(500)]
+    other = unique("oracle")
+    kafka.create_topic(other, PARTITIONS)
+    oracle = Producer({**kafka.connection_extra(), "partitioner": "murmur2"})
+    for key in keys:
+        oracle.produce(other, b"", key)
+    oracle.flush(30)
+    publisher.publish(0, Incoming(iter([batch(500, key=pa.array(keys, pa.binary()))])))
+    expected, found = ({m.key(): m.partition() for m in records(kafka, name)} for name in (other, topic))
+    assert found == expected and len(set(found.values())) == PARTITIONS
+
+
+def test_records_without_a_key_go_round(kafka, publisher, topic):
+    publisher.publish(0, Incoming(iter([batch(10, key=pa.nulls(10, pa.binary())) for _ in range(PARTITIONS)])))
+    found = records(kafka, topic)
+    assert len(found) == 40 and {m.partition() for m in found} == set(range(PARTITIONS))
+    assert all(m.key() is None for m in found)
+
+
+def test_headers_and_timestamps_are_those_of_the_columns(kafka, publisher, topic):
+    pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    headers = pa.array([[{"key": "a", "value": b"1"}, {"key": "b", "value": b""}], [], None], pairs)
+    publisher.publish(
+        0, Incoming(iter([batch(3, headers=headers, timestamp=pa.array([1_750_000_000_123, 5, None], pa.int64()))]))
+    )
+    found = {m.key(): m for m in records(kafka, topic)}
+    assert found[b"0"].headers() == [("a", b"1"), ("b", b"")]
+    assert found[b"1"].headers() is None and found[b"2"].headers() is None
+    assert found[b"0"].timestamp()[1] == 1_750_000_000_123 and found[b"1"].timestamp()[1] == 5
+    assert found[b"2"].timestamp()[1] > 1_700_000_000_000
+
+
+def test_a_partition_column_decides_and_null_leaves_it_to_the_key(kafka, publisher, topic):
+    column = pa.array([n % PARTITIONS for n in range(50)] + [None] * 50, pa.int32())
+    publisher.publish(0, Incoming(iter([batch(100, partition=column)])))
+    found = {int(m.key()): m.partition() for m in records(kafka, topic)}
+    assert [found[n] for n in range(50)] == [n % PARTITIONS for n in range(50)]
+    assert [found[n] for n in range(50, 100)] == [partition_of(str(n).encode(), PARTITIONS) for n in range(50, 100)]
+
+
+def test_a_topic_column_decides(kafka, publisher, topic, unique):
+    other = unique("other")
+    kafka.create_topic(other, 2)
+    names = pa.array([topic if n % 3 else other for n in range(90)])
+    marker = replace(publisher, topic=None).publish(0, Incoming(iter([batch(90, topic=names)])))
+    assert (len(records(kafka, topic)), len(records(kafka, other))) == (60, 30)
+    assert {part.topic for part in marker.landed} == {topic, other}
+
+
+@pytest.mark.parametrize(
+    "columns, error, match",
+    [
+        ({"partition": pa.array([0, 1, 9], pa.int32())}, RowRejected, "Row 3 .*partition 9.*0 to 3"),
+        ({"topic": pa.array(["{topic}", None, "{topic}"])}, RowRejected, "topic is null"),
+        ({"topic": pa.array(["{topic}", "nowhere-at-all", "{topic}"])}, TopicMissing, "nowhere-at-all"),
+        ({"value": pa.array([b"x", b"y" * 2_000_000, b"z"], pa.binary())}, RowRejected, "Row 2 .*max.message.bytes"),
+    ],
+)
+def test_a_row_that_cannot_be_a_record_is_named_and_nothing_of_its_split_is_committed(
+    kafka, hook, publisher, topic, columns, error, match
+):
+    if "topic" in columns:
+        columns = {"topic": pa.array([name and name.format(topic=topic) for name in columns["topic"].to_pylist()])}
+    with pytest.raises(error, match=match):
+        publisher.publish(0, Incoming(iter([batch(3, **columns)])))
+    assert records(kafka, topic) == []
+    # What was aborted lies behind no open transaction, and the split can still be published.
+    settled(topic)
+    assert publisher.publish(0, Incoming(iter([batch(3)]))).records == 3
+
+
+@pytest.mark.parametrize(
+    "config, said",
+    [({"max.message.bytes": "1500"}, "max.message.bytes"), ({"message.timestamp.before.max.ms": "1000"}, "before.max.ms")],
+)
+def test_a_record_that_its_topic_does_not_take_is_no_fault_of_the_brokers_and_nothing_is_committed(
+    kafka, hook, publisher, unique, config, said
+):
+    """A retry alone does not help, so nobody is told that it may. Random bytes: what is sent is compressed."""
+    strict = unique("strict")
+    kafka.create_topic(strict, 1, config=config)
+    rows = batch(3, value=pa.array([os.urandom(3000)] * 3, pa.binary()), timestamp=pa.array([1_700_000_000_000] * 3))
+    publisher = replace(publisher, topic=strict, partitions={strict: 1}, conn_id="kafka_here")
+    with pytest.raises(KafkaRefused, match=f"kafka_here.*sending rows to topic `{strict}`.*{said}"):
+        publisher.publish(0, Incoming(iter([rows])))
+    assert records(kafka, strict) == []
+
+
+def test_a_marker_that_was_never_committed_does_not_count(kafka, publisher, topic, monkeypatch):
+    """A task dies with its records and its marker sent; Spark runs it again within the same attempt."""
+
+    def dies(point):
+        if point == "publish.marked":
+            raise ZeroDivisionError
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(faults, "reached", dies)
+        publisher.publish(0, Incoming(iter([batch(100)])))
+    assert publisher.publish(0, Incoming(iter([batch(100)]))).records == 100
+    assert len(records(kafka, topic)) == 100
+
+
+def test_a_split_whose_account_does_not_arrive_is_not_published(kafka, publisher, topic):
+    """The last row, which tells what was read, is missing: what feeds the task has failed in the middle."""
+    rows = batch(100, **{END: pa.nulls(100, pa.string())})
+    with pytest.raises(RowsCutOff):
+        publisher.publish(0, Incoming(iter([rows])))
+    assert records(kafka, topic) == []
+
+
+def test_a_split_of_which_nothing_arrives_is_not_published(kafka, publisher, topic):
+    """A filter lets the account pass, so no rows at all are no empty split."""
+    split = Split(0, OffsetRange("orders", 0, 0, 100))
+    with pytest.raises(RowsCutOff):
+        publisher.publish(0, Filtered(iter([]), split=split, encoder=KeyValueEncoder({})))

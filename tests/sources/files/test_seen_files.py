@@ -1,0 +1,121 @@
+"""What is remembered of the files that were read: pure functions, and properties of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_kafka_spark.sources.files.seen_files import FORGET_ABOVE, KEEP_REMOVED, MAX_REMEMBERED, SeenFiles, TooManyFiles
+from airflow_kafka_spark.sources.files.store import ListedFile
+
+SECOND = 1_000_000
+
+
+def file(number: int, size: int = 10, mtime: int | None = None, etag: str = "") -> ListedFile:
+    return ListedFile(f"f{number:06}", size, SECOND * (number if mtime is None else mtime), etag)
+
+
+def through_json(seen_files: SeenFiles) -> SeenFiles:
+    return SeenFiles.load(json.loads(json.dumps(seen_files.dump())))
+
+
+def take(seen_files: SeenFiles, listed: list[ListedFile], most: int, settled: int) -> tuple[SeenFiles, list[ListedFile]]:
+    """One window."""
+    listing = seen_files.classify(listed, None)
+    taken = listing.new[:most]
+    return through_json(seen_files.after_window(listing, taken, settled)), list(taken)
+
+
+def test_a_directory_of_any_size_is_read_once_and_its_memory_is_bounded():
+    files = [file(n) for n in range(40_000)]
+    seen_files, seen = SeenFiles(), []
+    while len(seen) < len(files):
+        seen_files, taken = take(seen_files, files, 4_000, settled=10**9 * SECOND)
+        assert taken
+        seen += taken
+        assert len(seen_files.entries) <= FORGET_ABOVE
+        assert len(json.dumps(seen_files.dump())) < 230_000
+    assert seen == files
+    assert seen_files.classify(files, None).new == ()
+    assert seen_files.horizon is not None
+    assert seen_files.horizon < files[-1].key
+
+
+def test_the_horizon_stays_before_what_was_listed_and_not_read():
+    """Also when an unread file is old: it came late, and its turn is in a later window."""
+    files = [file(n) for n in range(14_000)]
+    seen_files = SeenFiles()
+    for _ in range(2):
+        seen_files, _ = take(seen_files, files, 4_990, settled=10**9 * SECOND)
+    late = [file(100_000 + n, mtime=5) for n in range(2_000)]
+    listed = [*files, *late]
+    seen = []
+    for _ in range(10):
+        seen_files, taken = take(seen_files, listed, 1_000, settled=10**9 * SECOND)
+        seen += taken
+    assert sorted(f.name for f in seen) == sorted(f.name for f in [*late, *files[9_980:]])
+
+
+def test_nothing_younger_than_the_lateness_is_forgotten():
+    files = [file(n, mtime=7) for n in range(MAX_REMEMBERED)]
+    seen_files = SeenFiles()
+    for _ in range(3):
+        seen_files, taken = take(seen_files, files, 5_000, settled=7 * SECOND)
+        assert len(taken) == 5_000
+    assert seen_files.horizon is None
+    assert len(json.dumps(seen_files.dump())) < 330_000
+    with pytest.raises(TooManyFiles, match=f"at most {MAX_REMEMBERED}"):
+        take(seen_files, [*files, file(MAX_REMEMBERED, mtime=7)], 1, settled=7 * SECOND)
+    after, _ = take(seen_files, [*files, file(MAX_REMEMBERED, mtime=7)], 1, settled=8 * SECOND)
+    assert len(after.entries) == FORGET_ABOVE
+
+
+def test_files_that_appear_behind_the_horizon_are_counted():
+    files = [file(n) for n in range(12_000)]
+    seen_files = SeenFiles()
+    for _ in range(3):
+        seen_files, _ = take(seen_files, files, 4_000, settled=10**9 * SECOND)
+    assert seen_files.classify(files, None).late == 0
+    assert seen_files.classify([*files, file(50_000, mtime=3)], None).late == 1
+    assert seen_files.classify(files[5:], None).late == 0
+
+
+def test_files_that_are_gone_are_forgotten_once_they_are_settled():
+    files = [file(n) for n in range(3_000)]
+    seen_files, _ = take(SeenFiles(), files, 3_000, settled=0)
+    young, _ = take(seen_files, [file(5_000)], 10, settled=100 * SECOND)
+    assert len(young.entries) == 3_001 - 100
+    old, _ = take(seen_files, [file(5_000)], 10, settled=4_000 * SECOND)
+    assert len(old.entries) == 1
+    few, _ = take(SeenFiles(), files[: KEEP_REMOVED - 1], KEEP_REMOVED, settled=0)
+    few, _ = take(few, [file(5_000)], 10, settled=4_000 * SECOND)
+    assert len(few.entries) == KEEP_REMOVED
+
+
+@pytest.mark.parametrize("other", [file(1, size=11), file(1, mtime=2), file(1, etag="b")])
+def test_a_file_is_another_by_size_time_or_etag(other):
+    seen_files, _ = take(SeenFiles(), [file(1)], 1, settled=0)
+    assert seen_files.classify([file(1)], None).read == (file(1),)
+    assert seen_files.classify([other], None).changed == (other,)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_windows_of_a_growing_directory_give_each_file_once(data):
+    """Files come in any order of modification times, windows take as many as they like, listed files may be removed."""
+    seen_files, there, seen, number = SeenFiles(), [], [], 0
+    everything = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        for mtime in data.draw(st.lists(st.integers(0, 20), max_size=8)):
+            there.append(file(number, mtime=mtime))
+            everything.append(there[-1])
+            number += 1
+        seen_files, taken = take(seen_files, there, data.draw(st.integers(0, 6)), settled=data.draw(st.integers(0, 30)) * SECOND)
+        seen += taken
+        gone = data.draw(st.sets(st.sampled_from(seen))) if seen else set()
+        there = [f for f in there if f not in gone]
+    seen_files, taken = take(seen_files, there, len(everything), settled=0)
+    assert sorted(f.name for f in [*seen, *taken]) == [f.name for f in everything]

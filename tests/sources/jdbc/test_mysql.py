@@ -1,0 +1,288 @@
+"""JdbcSource on MariaDB: the same windows, with its own quoting, collations and types."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.sources.jdbc.mysql import MysqlDialect
+from airflow_kafka_spark.sources.jdbc.source import JdbcSource
+from tests.sources.jdbc.kit import (
+    KeyedTable,
+    Types,
+    check_types,
+    depth,
+    every_row,
+    keyed_tables,
+    read,
+    same,
+    through_json,
+    type_names,
+)
+from tests.sources.jdbc.spark_process import JdbcSpark
+from tests.support.mariadb import EmbeddedMariaDB, missing
+
+pytest.importorskip("pymysql")
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a server")
+
+CONN = "maria_shop"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedMariaDB]:
+    with EmbeddedMariaDB() as started:
+        os.environ[f"AIRFLOW_CONN_{CONN.upper()}"] = started.connection_uri()
+        yield started
+        del os.environ[f"AIRFLOW_CONN_{CONN.upper()}"]
+
+
+@pytest.fixture
+def spark(server: EmbeddedMariaDB, jdbc_spark: JdbcSpark) -> JdbcSpark:
+    return jdbc_spark
+
+
+class Shop:
+    """An empty database."""
+
+    def __init__(self, server: EmbeddedMariaDB) -> None:
+        self.server = server
+        self.connection = server.connect()
+        self.execute("DROP DATABASE shop")
+        self.execute("CREATE DATABASE shop CHARACTER SET utf8mb4")
+        self.execute("USE shop")
+
+    def execute(self, statement: str, *values: Any) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement, values or None)
+
+    def fill(self, columns: str, rows: list[tuple]) -> None:
+        self.execute("DROP TABLE IF EXISTS t")
+        self.execute(f"CREATE TABLE t (n bigint, {columns})")
+        with self.connection.cursor() as cursor:
+            for number, row in enumerate(rows):
+                cursor.execute(f"INSERT INTO t VALUES ({', '.join(['%s'] * (len(row) + 1))})", (number, *row))
+
+
+@pytest.fixture
+def shop(server: EmbeddedMariaDB) -> Iterator[Shop]:
+    made = Shop(server)
+    yield made
+    made.connection.close()
+
+
+quote = MysqlDialect().quote
+
+TEXT = st.text(st.sampled_from("aAbB'\"\\%_ éßÄ"), max_size=4)
+MOMENT = st.datetimes(datetime(1000, 1, 1), datetime(9999, 12, 30))
+KEYS: dict[str, st.SearchStrategy[Any]] = {
+    "int": st.integers(-3, 3) | st.integers(-(2**31), 2**31 - 1),
+    "bigint unsigned": st.integers(0, 2**64 - 1),
+    "varchar(10)": TEXT,
+    "varchar(10) CHARACTER SET latin1": TEXT,
+    "varchar(10) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin": TEXT | st.sampled_from(["𝄞", "日本"]),
+    "varchar(10) CHARACTER SET utf8mb4 COLLATE utf8mb4_german2_ci": TEXT,
+    "char(5)": TEXT.map(str.rstrip),
+    "decimal(12,3)": st.decimals(-1000, 1000, places=3),
+    "double": st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False).filter(
+        lambda x: x == 0 or 1e-300 < abs(x) < 1e300
+    ),
+    "float": st.floats(-1000, 1000, width=32, allow_subnormal=False),
+    "varbinary(5)": st.binary(max_size=3),
+    "date": st.dates(date(1000, 1, 1)),
+    "datetime(6)": MOMENT,
+    "datetime": MOMENT.map(lambda m: m.replace(microsecond=0)),
+    "timestamp(6) DEFAULT '2020-01-01'": st.datetimes(datetime(1971, 1, 1), datetime(2037, 1, 1)),
+    "time(6)": st.timedeltas(timedelta(hours=-800), timedelta(hours=800)),
+    "enum('zoo','it''s','apple')": st.sampled_from(["zoo", "it's", "apple"]),
+    "uuid": st.uuids().map(str),
+    "bit(5)": st.integers(0, 31),
+    "year": st.integers(1950, 2100),
+}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(keyed_tables(KEYS, quote, never_null=("timestamp",)), st.integers(1, 20), st.none() | st.integers(1, 25), st.booleans())
+def test_splits_tile_the_table(shop: Shop, table: KeyedTable, split_records: int, max_records: int | None, indexed: bool) -> None:
+    shop.execute("SET time_zone = '+00:00'")
+    shop.fill(table.columns, table.rows)
+    if indexed:
+        shop.execute(f"CREATE INDEX i ON t ({table.index})")
+    source = JdbcSource(CONN, "t", key=table.key, include_columns=["n"], split_records=split_records, max_records=max_records)
+    found, _ = every_row(source)
+    assert sorted(found) == [(n,) for n in range(len(table.rows))]
+
+
+def test_incrementing_and_timestamp_windows_follow_each_other(shop: Shop) -> None:
+    shop.execute(
+        "CREATE TABLE t (id bigint AUTO_INCREMENT PRIMARY KEY, at datetime(3) NOT NULL, ts timestamp(6) NOT NULL DEFAULT now(6))"
+    )
+    for number in range(25):
+        shop.execute(
+            "INSERT INTO t (at, ts) VALUES (utc_timestamp() - interval %s second, now(6) - interval %s second)",
+            number // 4,
+            number // 4,
+        )
+    for options in (
+        {"cursor": "id"},
+        {"timestamp_column": "at"},
+        {"timestamp_column": "ts"},
+        {"timestamp_column": "at", "cursor": "id"},
+    ):
+        source = JdbcSource(CONN, "shop.t", include_columns=["id"], split_records=3, max_records=10, **options)
+        assert source.validate() == []
+        shop.execute("UPDATE t SET at = at - interval 5 second, ts = ts - interval 5 second")
+        found, seen = every_row(source)
+        assert sorted(found) == [(n,) for n in range(1, 26)]
+        assert [frozen.rows for frozen in seen] == [10, 10, 5]
+        assert source.freeze(seen[-1].position).splits == ()
+    shop.execute("UPDATE t SET at = utc_timestamp() - interval 600 second WHERE id < 5")
+    shop.execute("UPDATE t SET at = utc_timestamp() WHERE id >= 5")
+    assert JdbcSource(CONN, "t", timestamp_column="at", delay=300).freeze(None).rows == 4
+    assert JdbcSource(CONN, "t", timestamp_column="at", delay=300, db_timezone="Asia/Tokyo").freeze(None).rows == 25
+
+
+# The values as PyMySQL takes them.
+TYPES: Types = [
+    ("tinyint", "tinyint", [(-128, -128)]),
+    ("tinyint(1)", "tinyint", [(2, 2), (1, 1)]),
+    ("tinyint unsigned", "smallint", [(255, 255)]),
+    ("smallint", "smallint", [(-32768, -32768)]),
+    ("smallint unsigned", "int", [(65535, 65535)]),
+    ("mediumint unsigned", "int", [(16777215, 16777215)]),
+    ("int", "int", [(-(2**31), -(2**31))]),
+    ("int unsigned", "bigint", [(2**32 - 1, 2**32 - 1)]),
+    ("bigint", "bigint", [(-(2**63), -(2**63)), (2**63 - 1, 2**63 - 1)]),
+    ("bigint unsigned", "decimal(20,0)", [(2**64 - 1, Decimal(2**64 - 1))]),
+    ("decimal(38,10)", "decimal(38,10)", [(Decimal("-9999999999999999999999999999.9999999999"),) * 2]),
+    (
+        "decimal(65,30)",
+        "string",
+        [("12345678901234567890123456789012345.1", "12345678901234567890123456789012345.100000000000000000000000000000")],
+    ),
+    ("float", "float", [(16777216.0, 16777216.0), (0.5, 0.5)]),
+    ("double", "double", [(0.1, 0.1), (1.7976931348623157e308, 1.7976931348623157e308)]),
+    ("bit(1)", "boolean", [(1, True), (0, False)]),
+    ("bit(64)", "decimal(20,0)", [(2**64 - 1, Decimal(2**64 - 1))]),
+    ("char(4)", "string", [("ab", "ab")]),
+    ("varchar(20)", "string", [("é𝄞'\"\\", "é𝄞'\"\\"), ("", "")]),
+    ("varchar(20) CHARACTER SET latin1", "string", [("éß", "éß")]),
+    ("longtext", "string", [("x" * 70000, "x" * 70000)]),
+    ("json", "string", [('{"a": [1, "é"]}',) * 2]),
+    ("enum('a','it''s')", "string", [("it's", "it's")]),
+    ("set('a','b')", "string", [("a,b", "a,b")]),
+    ("binary(3)", "binary", [(b"\x00\xff", b"\x00\xff\x00")]),
+    ("varbinary(3)", "binary", [(b"\x00\xff'", b"\x00\xff'")]),
+    ("longblob", "binary", [(b"\x00\xff", b"\x00\xff"), (b"", b"")]),
+    ("date", "date", [("0001-01-01", date(1, 1, 1)), ("9999-12-31", date(9999, 12, 31)), ("1582-10-10", date(1582, 10, 10))]),
+    (
+        "datetime(6)",
+        "timestamp_ntz",
+        [
+            ("0001-01-01 00:00:00.000001", datetime(1, 1, 1, 0, 0, 0, 1)),
+            ("9999-12-31 23:59:59.999999", datetime(9999, 12, 31, 23, 59, 59, 999999)),
+            ("2026-03-29 02:30:00.123456", datetime(2026, 3, 29, 2, 30, 0, 123456)),
+        ],
+    ),
+    ("datetime", "timestamp_ntz", [("2026-03-29 02:30:00", datetime(2026, 3, 29, 2, 30))]),
+    (
+        "timestamp(6) NULL",
+        "timestamp",
+        [("2026-03-29 02:30:00.123456", datetime(2026, 3, 29, 2, 30, 0, 123456, tzinfo=timezone.utc))],
+    ),
+    ("time(3)", "string", [("-838:59:59.123", "-838:59:59.123")]),
+    ("year", "int", [(2026, 2026)]),
+    ("uuid", "string", [("6f9619ff-8b86-d011-b42d-00c04fc964ff",) * 2]),
+    ("inet6", "string", [("::1", "::1")]),
+]
+
+
+def test_every_type_survives_by_value(shop: Shop, spark: JdbcSpark) -> None:
+    """From a table, and most of them from a query too, where the catalog says nothing."""
+    shop.execute("SET time_zone = '+00:00'")
+    columns = ", ".join(f"{quote(name)} {kind}" for name, (kind, _, _) in zip(type_names(TYPES), TYPES, strict=True))
+    shop.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
+    for number in range(depth(TYPES) + 1):
+        row = [values[number][0] if number < len(values) else None for _, _, values in TYPES]
+        shop.execute(f"INSERT INTO t VALUES ({', '.join(['%s'] * (len(row) + 1))})", number, *row)
+    for source in (JdbcSource(CONN, "t", split_records=2), JdbcSource(CONN, query="SELECT * FROM t", key="id", split_records=2)):
+        assert source.validate() == []
+        check_types(spark.read(source, source.freeze(None).splits), TYPES)
+
+
+def test_a_day_that_is_none_is_refused(shop: Shop, spark: JdbcSpark) -> None:
+    for kind, value in (("date", "0000-00-00"), ("datetime", "0000-00-00 00:00:00"), ("date", "2026-02-00")):
+        shop.execute("DROP TABLE IF EXISTS t")
+        shop.execute(f"CREATE TABLE t (id int PRIMARY KEY, `born \\'{{x}}` {kind})")
+        shop.execute("INSERT INTO t VALUES (1, %s)", value)
+        source = JdbcSource(CONN, "t")
+        told = "column `born \\'{x}` holds a day that is none"
+        assert told in spark.read(source, source.freeze(None).splits).error, value
+
+
+def test_partition_i_is_split_i(shop: Shop, spark: JdbcSpark) -> None:
+    shop.fill("a varchar(9) CHARACTER SET latin1, b int NOT NULL", [("äéA"[n % 3] if n % 7 else None, n % 5) for n in range(100)])
+    source = JdbcSource(CONN, "t", key=("a", "b"), include_columns=["n"], split_records=9)
+    frozen = through_json(source.freeze(None))
+    answer = spark.read(source, frozen.splits)
+    same([row for part in answer.parts for row in part], [{"n": n} for n in range(100)])  # type: ignore[arg-type]
+    expected = [sorted(row[0] for row in part) for part in read(source, frozen.splits)]
+    assert [sorted(row["n"] for row in part) for part in answer.parts] == expected
+    assert server_password(shop) not in spark.traces + answer.plan + repr(source.database())
+
+
+def server_password(shop: Shop) -> str:
+    return shop.server.password
+
+
+def test_problems_are_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.execute("CREATE TABLE bare (x int, p point, s varchar(3), UNIQUE (s))")
+    shop.execute("CREATE TABLE `Case` (id int)")
+
+    def told(source: JdbcSource) -> dict[str, str]:
+        return {problem.where: f"{problem.what}. {problem.action}" for problem in source.validate()}
+
+    assert set(told(JdbcSource(CONN, "bare"))) == {"source.key", "source column `p`"}
+    assert "takes NULL" in told(JdbcSource(CONN, "bare", cursor="x", include_columns=["x"]))["source.cursor"]
+    assert "in no order" in told(JdbcSource(CONN, "bare", key="p", include_columns=["x"]))["source.key"]
+    assert "there is `Case`" in told(JdbcSource(CONN, "case"))["source.table"]
+    assert "syntax" in told(JdbcSource(CONN, query="SELEC 1", key="x"))["source.query"]
+    assert "syntax" in told(JdbcSource(CONN, query="SELECT 1 AS x) AS y; DROP TABLE bare; SELECT (1", key="x"))["source.query"]
+    monkeypatch.setenv("AIRFLOW_CONN_DOWN", "mysql://u:s3cr3t@127.0.0.1:1/db")
+    down = told(JdbcSource("down", "t"))["source.conn_id"]
+    assert "127.0.0.1:1/db" in down and "s3cr3t" not in down
+    with pytest.raises(SourceUnavailable):
+        JdbcSource("down", "t").freeze(None)
+    server = shop.server
+    monkeypatch.setenv("AIRFLOW_CONN_WRONG", f"mysql://{server.user}:s3cr3t@{server.host}:{server.port}/shop")
+    assert "Access denied" in told(JdbcSource("wrong", "t"))["source.conn_id"]
+    monkeypatch.setenv("AIRFLOW_CONN_ODD", f"{server.connection_uri()}?sll=1")
+    assert "`sll`" in told(JdbcSource("odd", "t"))["source.conn_id"]
+    with pytest.raises(SourceRejected, match="there is no table"):
+        JdbcSource(CONN, "t").freeze(None)
+
+
+def test_rights_are_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.execute("CREATE TABLE t (id int PRIMARY KEY, secret int)")
+    shop.execute("CREATE OR REPLACE USER reader IDENTIFIED BY 's3cr3t'")
+    shop.execute("GRANT SELECT (id), INSERT ON shop.t TO reader")
+    monkeypatch.setenv("AIRFLOW_CONN_READER", f"mysql://reader:s3cr3t@{shop.server.host}:{shop.server.port}/shop")
+    assert [problem.where for problem in JdbcSource("reader", "t").validate()] == ["source column `secret`"]
+    assert JdbcSource("reader", "t", include_columns=["id"]).validate() == []
+
+
+def test_uris() -> None:
+    os.environ["AIRFLOW_CONN_URIS"] = "mysql://u:p@db.example/shop"
+    try:
+        assert JdbcSource("uris", "orders").uri == "mysql://db.example:3306/shop/orders"
+        assert JdbcSource("uris", "other.orders").uri == "mysql://db.example:3306/other/orders"
+        assert "mariadb" in JdbcSource("uris", "orders").packages[0]
+    finally:
+        del os.environ["AIRFLOW_CONN_URIS"]

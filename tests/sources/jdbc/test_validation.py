@@ -1,0 +1,216 @@
+"""What is wrong with a table, a query or their options is told before anything starts, all of it at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from airflow_kafka_spark.sources.jdbc.source import JdbcSource
+from airflow_kafka_spark.testing import EmbeddedPostgres
+from tests.sinks.postgres.kit import Place, names, new_place
+from tests.sources.jdbc.kit import source_of
+
+
+@pytest.fixture
+def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[Place]:
+    """A schema of its own in PostgreSQL, and an Airflow connection that leads to it."""
+    with new_place(postgres, unique("orders").replace("-", "_")) as found:
+        found.execute(
+            "CREATE TABLE t (id bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT now(), maybe int, later timestamptz, "
+            'doc json NOT NULL, flag boolean NOT NULL, "Name" text NOT NULL, tags int[] NOT NULL)'
+        )
+        yield found
+
+
+def told(source: JdbcSource) -> dict[str, str]:
+    """Where, and what with its remedy; each place once."""
+    problems = source.validate()
+    assert len(names(problems)) == len(problems), problems
+    assert all(where.startswith("source") for where in names(problems))
+    return {problem.where: f"{problem.what}. {problem.action}" for problem in problems}
+
+
+GOOD: list[dict[str, Any]] = [
+    {},
+    {"cursor": "id"},
+    {"cursor": "id", "mode": "incrementing"},
+    {"incrementing_column": "id"},
+    {"timestamp_column": "at", "delay": 60},
+    {"timestamp_column": "at", "cursor": "id"},
+    {"timestamp_column": "later", "validate_non_null": False},
+    {"key": ["Name", "id"]},
+    {"key": "maybe"},
+    {"include_columns": ["id", "doc"]},
+    {"mode": "bulk", "max_records": 10},
+]
+
+
+def test_good_options_have_no_problems(place: Place) -> None:
+    for options in GOOD:
+        assert source_of(place, **options).validate() == [], options
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"mode": "incremental"}, "source.mode", "expected one of bulk, incrementing"),
+    ({"mode": "incrementing"}, "source.cursor", "needs it"),
+    ({"mode": "timestamp"}, "source.timestamp_column", "needs it"),
+    ({"mode": "timestamp+incrementing", "cursor": "id"}, "source.timestamp_column", "needs it"),
+    ({"mode": "bulk", "cursor": "id"}, "source.cursor", "means nothing"),
+    ({"mode": "incrementing", "cursor": "id", "timestamp_column": "at"}, "source.timestamp_column", "means nothing"),
+    ({"cursor": "id", "incrementing_column": "maybe", "validate_non_null": False}, "source.cursor", "the same option"),
+    ({"cursor": "at", "timestamp_column": "at"}, "source.timestamp_column", "incrementing column too"),
+    ({"cursor": "id", "key": "id"}, "source.key", "cut by the cursor"),
+    ({"delay": 5}, "source.delay", "means nothing"),
+    ({"timestamp_column": "at", "delay": -1}, "source.delay", "at least 0"),
+    ({"split_records": 0}, "source.split_records", "at least 1"),
+    ({"split_records": "10"}, "source.split_records", "whole number"),
+    ({"max_records": 0}, "source.max_records", "at least 1"),
+    ({"fetchsize": 0}, "source.fetchsize", "at least 1"),
+    ({"writers_timeout": -1}, "source.writers_timeout", "at least 0"),
+    ({"db_timezone": "Mars/Olympus"}, "source.db_timezone", "not a time zone"),
+    ({"key": ["id", "id"]}, "source.key", "twice"),
+    ({"include_columns": []}, "source.include_columns", "it is empty"),
+    ({"include_columns": ["id", "nothing"]}, "source.include_columns", "no column `nothing`"),
+    ({"include_columns": ["NAME"]}, "source.include_columns", "only `Name`: names are compared exactly"),
+    ({"key": "nothing"}, "source.key", "no column `nothing`"),
+    ({"key": "doc"}, "source.key", "in no order"),
+    ({"key": "tags"}, "source.key", "in no order"),
+    ({"cursor": "nothing"}, "source.cursor", "no column `nothing`"),
+    ({"incrementing_column": "nothing"}, "source.incrementing_column", "no column `nothing`"),
+    ({"cursor": "maybe"}, "source.cursor", "takes NULL"),
+    ({"timestamp_column": "later"}, "source.timestamp_column", "takes NULL"),
+    ({"cursor": "flag"}, "source.cursor", "do not grow"),
+    ({"timestamp_column": "Name"}, "source.timestamp_column", "expected a timestamp or a date"),
+]
+
+
+def test_a_bad_option_is_named(place: Place) -> None:
+    for options, where, what in BAD:
+        found = told(source_of(place, **options))
+        assert list(found) == [where], options
+        assert what in found[where], options
+
+
+def test_all_problems_are_told_at_once(place: Place) -> None:
+    place.execute("CREATE TABLE bare (x int)")
+    source = source_of(place, "bare", split_records=0, max_records=-1, include_columns=["y"], db_timezone="x", delay=1)
+    expected = {"split_records", "max_records", "include_columns", "db_timezone", "delay", "key"}
+    assert set(told(source)) == {f"source.{option}" for option in expected}
+
+
+def test_either_a_table_or_a_query(place: Place) -> None:
+    assert "neither is given" in told(JdbcSource(place.conn_id))["source"]
+    assert "both are given" in told(JdbcSource(place.conn_id, "t", query="SELECT 1"))["source"]
+    assert "it is empty" in told(JdbcSource(place.conn_id, query=" ;"))["source.query"]
+    assert "not the name of a table" in told(JdbcSource(place.conn_id, "a.b.c"))["source.table"]
+
+
+def test_a_table_that_is_not_there(place: Place) -> None:
+    assert "there is no table" in told(source_of(place, "nothing"))["source.table"]
+    assert f'there is "{place.schema}"."t", and names are compared exactly' in told(source_of(place, "T"))["source.table"]
+    assert "there is no table" in told(JdbcSource(place.conn_id, "nowhere.t"))["source.table"]
+
+
+def test_a_query_that_cannot_be_read(place: Place) -> None:
+    assert "syntax error" in told(JdbcSource(place.conn_id, query="SELEC 1", key="x"))["source.query"]
+    assert "does not exist" in told(JdbcSource(place.conn_id, query="SELECT * FROM nothing", key="x"))["source.query"]
+    assert "two columns `a`" in told(JdbcSource(place.conn_id, query="SELECT 1 AS a, 2 AS a", key="a"))["source.query"]
+    assert "no primary key" in told(JdbcSource(place.conn_id, query="SELECT 1 AS a"))["source.key"]
+    assert "no column `b`" in told(JdbcSource(place.conn_id, query="SELECT 1 AS a", cursor="b"))["source.cursor"]
+    dropping = f"SELECT 1 AS a) AS x; DROP TABLE {place.quoted}.t; SELECT (SELECT 1"
+    assert "multiple commands" in told(JdbcSource(place.conn_id, query=dropping, key="a"))["source.query"]
+    deleting = f"WITH gone AS (DELETE FROM {place.quoted}.t RETURNING id) SELECT id FROM gone"
+    assert "must be at the top level" in told(JdbcSource(place.conn_id, query=deleting, key="id"))["source.query"]
+    assert "t" in place.tables()
+
+
+def test_a_table_without_a_usable_key(place: Place) -> None:
+    place.execute("CREATE TABLE bare (x int, y int)")
+    place.execute(
+        "CREATE UNIQUE INDEX ON bare (x); CREATE UNIQUE INDEX ON bare (y) WHERE y > 0; CREATE UNIQUE INDEX ON bare (abs(y))"
+    )
+    assert "no primary key" in told(source_of(place, "bare"))["source.key"]
+    assert source_of(place, "bare", key="x").validate() == []
+    assert source_of(place, "bare", cursor="x", validate_non_null=False).validate() == []
+    place.execute("ALTER TABLE bare ALTER x SET NOT NULL")
+    assert source_of(place, "bare").validate() == []
+
+
+def test_a_cursor_whose_sequence_does_not_only_grow(place: Place) -> None:
+    place.execute("CREATE TABLE round (id int PRIMARY KEY GENERATED BY DEFAULT AS IDENTITY (CYCLE MAXVALUE 10))")
+    place.execute("CREATE TABLE down (id int PRIMARY KEY GENERATED ALWAYS AS IDENTITY (INCREMENT -1))")
+    assert "begins again" in told(source_of(place, "round", cursor="id"))["source.incrementing_column"]
+    assert "runs downwards" in told(source_of(place, "down", cursor="id"))["source.incrementing_column"]
+    assert source_of(place, "down").validate() == []
+
+
+def test_columns_that_only_differ_in_case(place: Place) -> None:
+    place.execute('CREATE TABLE c (id int PRIMARY KEY, "Id" int)')
+    assert "upper from lower case" in told(source_of(place, "c"))["source column `Id`"]
+    assert source_of(place, "c", include_columns=["Id"]).validate() == []
+
+
+def test_a_table_without_columns(place: Place) -> None:
+    place.execute("CREATE TABLE empty ()")
+    assert "no columns" in told(source_of(place, "empty"))["source"]
+
+
+def test_missing_rights_are_told(place: Place) -> None:
+    role = f"reader_{place.schema}"
+    place.execute(f"CREATE ROLE {role} LOGIN PASSWORD 's3cr3t'")
+    server = place.server
+    fields = {"conn_type": "postgres", "host": server.host, "port": server.port, "schema": server.database, "login": role}
+    try:
+        place.connect_with(json.dumps({**fields, "password": "s3cr3t"}))
+        source = source_of(place, include_columns=["id"])
+        assert "may not read it" in told(source)["source column `id`"]
+        place.execute(f"GRANT SELECT ON t TO {role}")
+        assert "may not read it" in told(source)["source column `id`"], "not without the schema"
+        place.execute(f"GRANT USAGE ON SCHEMA {place.schema} TO {role}")
+        assert source.validate() == []
+        place.execute(f"REVOKE SELECT ON t FROM {role}; GRANT SELECT (id, at) ON t TO {role}")
+        assert source.validate() == []
+        assert source_of(place, timestamp_column="at", include_columns=["id"]).validate() == []
+        assert "may not read it" in told(source_of(place, key="Name", include_columns=["id"]))["source column `Name`"]
+        assert len(source_of(place).validate()) == 6
+        view = f"SELECT * FROM {place.quoted}.t"
+        assert "permission denied" in told(JdbcSource(place.conn_id, query=view, key="id"))["source.query"]
+    finally:
+        place.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_connection_that_leads_nowhere(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "it is not defined" in told(JdbcSource("nothing_of_that_name", "t"))["source.conn_id"]
+    monkeypatch.setenv("AIRFLOW_CONN_WEB", "http://example.org")
+    assert "of type `http`" in told(JdbcSource("web", "t"))["source.conn_id"]
+    monkeypatch.setenv("AIRFLOW_CONN_DOWN", "postgres://u:s3cr3t@127.0.0.1:1/db")
+    down = told(JdbcSource("down", "t", cursor="id", split_records=0))
+    assert set(down) == {"source.conn_id", "source.split_records"}
+    assert "127.0.0.1:1/db" in down["source.conn_id"]
+    server = place.server
+    wrong = f"postgres://{server.user}:s3cr3t@{server.host}:{server.port}/{server.database}"
+    monkeypatch.setenv("AIRFLOW_CONN_WRONG", wrong)
+    assert "password authentication failed" in told(JdbcSource("wrong", "t"))["source.conn_id"]
+    assert "s3cr3t" not in str(told(JdbcSource("wrong", "t"))) + str(down)
+
+
+def test_what_the_driver_for_spark_does_not_know_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """psycopg would connect, and every task fail."""
+    monkeypatch.setenv("AIRFLOW_CONN_SOCKET", json.dumps({"conn_type": "postgres", "host": "/var/run", "schema": "x"}))
+    sockets = [problem.what for problem in JdbcSource("socket", "t").validate()]
+    assert any("by TCP" in what for what in sockets)
+    uri = place.server.connection_uri()
+    place.connect_with(f"{uri}?passfile=%2Ftmp%2Fnothing")
+    assert "`passfile`" in told(source_of(place))["source.conn_id"]
+    place.connect_with(f"{uri}?sslmode=prefer&connect_timeout=5&options=-csearch_path%3Dpg_catalog")
+    assert source_of(place).validate() == []
+
+
+def test_nothing_is_changed(place: Place) -> None:
+    before = place.tables()
+    source_of(place, cursor="id").validate()
+    assert place.tables() == before
+    assert place.one("SELECT last_value FROM t_id_seq") == 1

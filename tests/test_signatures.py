@@ -1,0 +1,85 @@
+"""What ``help()``, an IDE and an API reference show of the package's public constructors."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from enum import Enum
+from importlib import import_module
+
+import pytest
+from airflow.providers.common.compat.sdk import BaseOperator
+
+PACKAGES = ("operators", "sensors", "sinks", "sources", "formats", "transforms")
+
+
+def public_classes() -> list[type]:
+    modules = [import_module(f"airflow_kafka_spark.{name}") for name in PACKAGES]
+    found = {getattr(module, name): None for module in modules for name in module.__all__}
+    return [
+        each
+        for each in found
+        if inspect.isclass(each)
+        and each.__module__.startswith("airflow_kafka_spark.")
+        and not inspect.isabstract(each)
+        and not issubclass(each, Enum)
+    ]
+
+
+CLASSES = public_classes()
+OF_AIRFLOW = [each for each in CLASSES if issubclass(each, BaseOperator)]
+OWN = [each for each in CLASSES if each not in OF_AIRFLOW]
+
+
+def name_of(cls: type) -> str:
+    return cls.__name__
+
+
+def ours(cls: type) -> list[type]:
+    """The class and those of this package that it inherits from."""
+    return [each for each in cls.__mro__ if each.__module__.startswith("airflow_kafka_spark.")]
+
+
+def parameters(cls: type) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(cls).parameters)
+
+
+def documented(*classes: type) -> set[str]:
+    """The parameters that docstrings describe."""
+    return set(re.findall(r":param (\w+):", "\n".join(each.__dict__.get("__doc__") or "" for each in classes)))
+
+
+def test_there_are_many_public_classes() -> None:
+    assert len(OF_AIRFLOW) == 7 and len(OWN) > 30
+
+
+@pytest.mark.parametrize("cls", OWN, ids=name_of)
+def test_no_constructor_takes_parameters_that_it_does_not_show(cls: type) -> None:
+    assert not [p.name for p in parameters(cls).values() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+
+
+@pytest.mark.parametrize("cls", OF_AIRFLOW, ids=name_of)
+def test_an_operator_hides_nothing_but_the_parameters_of_airflows_own(cls: type) -> None:
+    """What a class in between takes is either shown, or given by the public class, so that a second value is an error."""
+    shown = parameters(cls)
+    between = {n for each in ours(cls)[1:] if "__init__" in vars(each) for n in inspect.signature(each.__init__).parameters}
+    required = {name: None for name, p in shown.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY}
+    for name in between - shown.keys() - {"self", "kwargs"}:
+        with pytest.raises(TypeError, match=f"multiple values for keyword argument '{name}'"):
+            cls(**{"task_id": "task", **required, name: None})
+    assert set(cls.template_fields) <= shown.keys()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("cls", OF_AIRFLOW, ids=name_of)
+def test_one_docstring_of_an_operator_describes_every_parameter(cls: type) -> None:
+    assert not parameters(cls).keys() - documented(cls)
+
+
+@pytest.mark.parametrize("cls", OF_AIRFLOW, ids=name_of)
+def test_every_parameter_of_an_operator_has_a_type(cls: type) -> None:
+    assert not [p.name for p in parameters(cls).values() if p.annotation is p.empty]
+
+
+@pytest.mark.parametrize("cls", OWN, ids=name_of)
+def test_every_parameter_is_described_where_it_is_defined(cls: type) -> None:
+    assert not parameters(cls).keys() - documented(*ours(cls))
