@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from airflow_kafka_spark.cli.commands import main
+from airflow_kafka_spark.cli.definition import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
 from airflow_kafka_spark.cli import output
-from airflow_kafka_spark.cli.definition import make_parser
 from airflow_kafka_spark.errors import KafkaSparkError
 
 if TYPE_CHECKING:
@@ -38,22 +37,12 @@ class ChangeOptions(TypedDict):
     dry_run: bool
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    :param argv: its arguments. Default: those of this process.
-    :return: 0; 1 if the command was refused or Kafka did not answer; 2 if the arguments are invalid. The message says why.
-    """
-    args = make_parser().parse_args(argv)
-    return run(args.command, args)
-
-
 def run(command: str, args: argparse.Namespace) -> int:
     """Run one command with parsed arguments.
 
     :param command: name of the command.
     :param args: its arguments.
-    :return: the exit code, as :func:`main` returns it.
+    :return: 0; 1 if the command was refused or Kafka did not answer; 2 if the arguments are invalid. The message says why.
     """
     from airflow_kafka_spark.control.pipelines import to_json
 

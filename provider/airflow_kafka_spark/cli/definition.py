@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from airflow.cli.cli_config import ActionCommand, Arg, GroupCommand, positive_int
 
@@ -164,3 +164,15 @@ def make_parser(prog: str = "python -m airflow_kafka_spark") -> argparse.Argumen
         for arg in command.args:
             arg.add_to_parser(subparser)
     return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    :param argv: its arguments. Default: those of this process.
+    :return: 0; 1 if the command was refused or Kafka did not answer; 2 if the arguments are invalid. The message says why.
+    """
+    from airflow_kafka_spark.cli.commands import run
+
+    args = make_parser().parse_args(argv)
+    return run(args.command, args)
