@@ -6,7 +6,7 @@ import statistics
 
 from benchmarks.bench import Stand
 
-SPLITS = (50, 200, 800)
+SPLITS = (20, 80, 320, 800)
 ROWS = 10
 
 

@@ -218,6 +218,30 @@ _OF_READING = (
         breaks="Records that are deleted while a window is read fail it.",
         tests=(f"{_READER}::test_records_deleted_before_they_are_read_are_an_error",),
     ),
+    Mutant(
+        name="reading-replaced-records-unnoticed",
+        path="sources/kafka/tasks/read.py",
+        old="(message.leader_epoch() or 0) > self.epoch",
+        new="False",
+        breaks="A record that was written in place of a planned one is not read.",
+        tests=("tests/operators/test_log_truncated.py::test_a_reader_hands_out_records_of_the_log_that_was_planned_only",),
+    ),
+    Mutant(
+        name="reading-splits-without-leader-epochs",
+        path="windows/plan.py",
+        old="window.epochs.get(piece.topic_partition, -1)",
+        new="-1",
+        breaks="Each split carries the leader epoch with which its window was planned.",
+        tests=("tests/windows/test_plan.py::test_each_split_carries_the_leader_epoch_with_which_its_partition_was_planned",),
+    ),
+    Mutant(
+        name="reading-splits-lose-their-epoch-on-the-way",
+        path="windows/model.py",
+        old="return Split(index, OffsetRange(self.topics[topic], partition, start, end), epoch)",
+        new="return Split(index, OffsetRange(self.topics[topic], partition, start, end))",
+        breaks="A task gets its split as it was planned, leader epoch included.",
+        tests=("tests/windows/test_model.py::test_splits_are_the_same_when_they_were_packed_and_a_task_unpickles_few_objects",),
+    ),
 )
 
 _OF_SOURCES = (

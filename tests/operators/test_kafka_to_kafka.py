@@ -109,8 +109,8 @@ def test_all_problems_come_at_once_those_of_sql_too_and_nothing_is_touched(order
     for part in ("would go round", "offest", "delete"):
         assert part in text
     with pytest.raises(ValidationError) as found:
-        orders.run(columns={}, output_key="nothing", read_with="spark", transaction_timeout=1_000_000)
-    for part in ("they are empty", "no column `nothing`", "read_with", "transaction.max.timeout.ms"):
+        orders.run(columns={}, output_key="nothing", partition="x", transaction_timeout=1_000_000)
+    for part in ("they are empty", "no column `nothing`", "sink.partition", "transaction.max.timeout.ms"):
         assert part in str(found.value)
     with pytest.raises(ValidationError, match="does not exist"):
         orders.run(topic="nowhere")

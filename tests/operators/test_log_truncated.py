@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,12 +14,17 @@ from confluent_kafka import Producer
 from airflow_kafka_spark.control.pipelines import find
 from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.errors import LedgerBehind, LogTruncated
+from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.ledger.topic import LedgerTopic
+from airflow_kafka_spark.operators import KafkaToKafkaOperator
+from airflow_kafka_spark.sinks import FilesSink, PostgresSink
+from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 from airflow_kafka_spark.testing import EmbeddedKafka
+from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.instants import instant_ms, iso
-from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from tests.support.intervals import BEGIN, Intervals
 from tests.support.oracle import wait_stable
 from tests.support.pipelines import order, pipeline, row_of
@@ -185,3 +192,159 @@ def test_between_topics_what_is_published_is_not_published_again_where_the_ledge
             reset(hook, orders.name, refused.value.to, why="the ledger's tail is lost", **options)
         assert orders.run("run3")["records_read"] == 20
         assert orders.check() == 200
+
+
+# --- a log that is cut off, and grows again, after the driver has looked at it and before a task reads it ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateFilesSink(FilesSink):
+    """A sink before whose first split something happens: when it begins, the driver has compared the log."""
+
+    before: Callable[[], None]
+
+    def begin(self, window, splits, shape):
+        self.before()
+        return super().begin(window, splits, shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatePostgresSink(PostgresSink):
+    before: Callable[[], None]
+
+    def begin(self, window, splits, shape):
+        self.before()
+        return super().begin(window, splits, shape)
+
+
+class LateOperator(KafkaToKafkaOperator):
+    def __init__(self, before=None, **options):
+        super().__init__(**{"task_id": "task", **options})
+        self.before = before
+
+    def _relay(self, *arguments):
+        if self.before is not None:
+            self.before()
+        super()._relay(*arguments)
+
+
+@pytest.fixture
+def grown(lone):
+    """Makes a log of 20 orders, of which the last 10 are lost when what it returns is called: then 30 others are there."""
+
+    def grow(topic: str) -> Callable[[], None]:
+        send(lone, topic, range(10))
+        file = segment(lone, topic)
+        size = file.stat().st_size
+        send(lone, topic, range(10, 20))
+
+        def lose() -> None:
+            cut_off(lone, file, size)
+            send(lone, topic, range(100, 130))
+
+        return lose
+
+    return grow
+
+
+LEFT = (*range(10), *range(100, 130))
+"""The orders that are in such a log in the end."""
+
+
+def give_up(flow, error: LogTruncated) -> None:
+    """The command that the error names."""
+    assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 20, 10)
+    with KafkaHook() as hook:
+        options = {"ledger_topic": f"ledger-{flow.name}", "group_id": flow.name, "discard_open": True}
+        reset(hook, flow.name, {flow.topic: {"0": error.end}}, why="read what is there now", **options)
+
+
+WAYS = {
+    "tasks": {},
+    "two splits": {"split_records": 10},
+    "arrow": {"transforms": [Sql(filter="value.id >= 0")]},
+    "sql": {"transforms": [Sql({"id": "id", "customer": "customer", "amount": "amount", "placed_at": "placed_at"})]},
+    "spark": {"read_with": "spark"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_records_of_a_log_that_is_cut_off_between_look_and_read_are_not_committed(lone, grown, unique, tmp_path, way):
+    with pipeline("files", lone, None, unique, tmp_path, **WAYS[way]) as flow:
+        lose = grown(flow.topic)
+        with pytest.raises(LogTruncated) as refused:
+            flow.run("run1", sink=LateFilesSink(path=flow.place, before=lose))
+        assert flow.rows() == []
+        with pytest.raises(LogTruncated):
+            flow.run("run1")
+        give_up_at_start(flow, refused.value)
+        assert flow.run("run2")["records_read"] == 40
+        assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in LEFT)
+
+
+def give_up_at_start(flow, error: LogTruncated) -> None:
+    """The open window is given up, and nothing of it is in the sink."""
+    assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 20, 10)
+    assert error.found_epoch > error.known_epoch >= 0
+    with KafkaHook() as hook:
+        options = {"ledger_topic": f"ledger-{flow.name}", "group_id": flow.name, "discard_open": True}
+        reset(hook, flow.name, "earliest", why="nothing of it was moved", **options)
+
+
+def test_what_is_cut_off_between_look_and_read_is_a_gap_where_lost_records_are_passed_over(lone, grown, unique, tmp_path):
+    with pipeline("files", lone, None, unique, tmp_path, data_loss="skip", split_records=5) as flow:
+        report = flow.run("run1", sink=LateFilesSink(path=flow.place, before=grown(flow.topic)))
+        lost = [{"topic": flow.topic, "partition": 0, "start": start, "end": start + 5} for start in (10, 15)]
+        assert (report["records_read"], report["gaps"]) == (10, lost)
+        assert flow.run("run2")["records_read"] == 20
+        assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in (*range(10), *range(110, 130)))
+
+
+def test_a_split_of_records_that_were_cut_off_is_not_committed_by_itself(lone, grown, postgres, unique, tmp_path):
+    with pipeline("postgres-split", lone, lambda: postgres, unique, tmp_path, split_records=10) as flow:
+        sink = LatePostgresSink(conn_id="warehouse", table=flow.place, atomic="split", before=grown(flow.topic))
+        with pytest.raises(LogTruncated) as refused:
+            flow.run("run1", sink=sink)
+        assert sorted(flow.rows()) == [row_of(order(n)) for n in range(10)], "these are in the log, and the first split's"
+        give_up(flow, refused.value)
+        assert flow.run("run2")["records_read"] == 30
+        assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in LEFT)
+
+
+@pytest.mark.parametrize("filter", [None, "id >= 0"])
+def test_a_partition_that_was_cut_off_is_not_published_to_another_topic(lone, grown, unique, tmp_path, filter):
+    with relay(lone, unique, tmp_path, filter=filter, value=Json(schema="id bigint")) as orders:
+        orders.make = LateOperator
+        lose = grown(orders.topic)
+        with pytest.raises(LogTruncated) as refused:
+            orders.run("run1", before=lose)
+        assert orders.read(orders.output) == []
+        with KafkaHook() as hook:
+            options = {"ledger_topic": f"ledger-{orders.name}", "group_id": orders.name, "discard_open": True}
+            reset(hook, orders.name, "earliest", why="nothing of it was moved", **options)
+        assert refused.value.end == 10
+        assert orders.run("run2")["records_read"] == 40
+        assert orders.check() == 40
+
+
+def test_a_reader_hands_out_records_of_the_log_that_was_planned_only(lone, grown, unique, tmp_path):
+    with pipeline("files", lone, None, unique, tmp_path) as flow, KafkaHook() as hook:
+        place, lose = TopicPartition(flow.topic, 0), grown(flow.topic)
+        epoch = read_log(hook, [flow.topic]).partitions[place].epoch
+        lone.restart()
+        config = hook.consumer_config()
+
+        def read(start: int, end: int, **options):
+            reader = Reader(config, OffsetRange(*place, start, end), **options)
+            return [offset for records in reader for offset in records.offsets.to_pylist()], reader.gaps
+
+        assert read(5, 20, epoch=epoch) == (list(range(5, 20)), []), "an election that loses nothing"
+        lose()
+        assert read(0, 10, epoch=epoch) == (list(range(10)), []), "what is left was planned"
+        assert read(5, 20, epoch=epoch, skip_lost=True) == (list(range(5, 10)), [Gap(*place, 10, 20)])
+        assert read(15, 20, epoch=epoch, skip_lost=True) == ([], [Gap(*place, 15, 20)])
+        assert read(5, 20)[0] == list(range(5, 20)), "nobody knows the epoch"
+        for start, end, cut in ((5, 20, 10), (15, 18, 10)):
+            with pytest.raises(LogTruncated) as refused:
+                read(start, end, epoch=epoch)
+            assert (refused.value.position, refused.value.end, refused.value.known_epoch) == (end, cut, epoch)

@@ -253,5 +253,5 @@ def test_other_sinks_are_outlets_and_their_templates_are_rendered(tmp_path):
     made = operator(path=f"{tmp_path}/{{{{ ds }}}}")
     assert len(made.outlets) == 1
     made.render_template_fields({"ds": "2026-01-01"})
-    assert [sink.path for sink in made.other_sinks] == [f"{tmp_path}/2026-01-01"]
+    assert [sink.path for sink in made.sinks[1:]] == [f"{tmp_path}/2026-01-01"]
     assert made.transforms[0] == Filter(to="topic")

@@ -34,20 +34,20 @@ def problems(orders, **options) -> dict[str, str]:
 
 
 WRONG = [
-    ({"topic": "nowhere-at-all"}, "topic", "does not exist"),
-    ({"topic": None}, "topic", "none is given"),
-    ({"topic_column": "customer"}, "topic", "both are given"),
-    ({"key": "nothing"}, "key", "no column `nothing`.*id, customer, amount, placed_at"),
-    ({"key": ["id", "customer"], "key_format": String()}, "key", "holds one column"),
-    ({"value": Raw()}, "value", "Raw holds one column"),
-    ({"value_columns": ["id", "id"]}, "value", "`id` is there twice"),
-    ({"headers": {"h": "nothing"}}, "headers", "no column `nothing`"),
-    ({"timestamp": "nothing"}, "timestamp", "no column"),
-    ({"partition": "nothing"}, "partition", "no column"),
-    ({"transaction_timeout": 100_000}, "transaction_timeout", "transaction.max.timeout.ms"),
-    ({"transaction_timeout": 0}, "transaction_timeout", "not a number of seconds"),
-    ({"producer_config": {"transactional.id": "x"}}, "producer_config", "own affair"),
-    ({"producer_config": {"acks": "1"}}, "producer_config", "loses records"),
+    ({"topic": "nowhere-at-all"}, "sink.topic", "does not exist"),
+    ({"topic": None}, "sink.topic", "none is given"),
+    ({"topic_column": "customer"}, "sink.topic", "both are given"),
+    ({"key": "nothing"}, "sink.key", "no column `nothing`.*id, customer, amount, placed_at"),
+    ({"key": ["id", "customer"], "key_format": String()}, "sink.key", "holds one column"),
+    ({"value": Raw()}, "sink.value", "Raw holds one column"),
+    ({"value_columns": ["id", "id"]}, "sink.value", "`id` is there twice"),
+    ({"headers": {"h": "nothing"}}, "sink.headers", "no column `nothing`"),
+    ({"timestamp": "nothing"}, "sink.timestamp", "no column"),
+    ({"partition": "nothing"}, "sink.partition", "no column"),
+    ({"transaction_timeout": 100_000}, "sink.transaction_timeout", "transaction.max.timeout.ms"),
+    ({"transaction_timeout": 0}, "sink.transaction_timeout", "not a number of seconds"),
+    ({"producer_config": {"transactional.id": "x"}}, "sink.producer_config", "own affair"),
+    ({"producer_config": {"acks": "1"}}, "sink.producer_config", "loses records"),
     ({"source": {"cursor": "nothing"}}, "source.cursor", "nothing"),
     ({"table": "no_such_table"}, "source.table", "no_such_table"),
     ({"pipeline": "\n"}, "pipeline", ".*"),
@@ -68,7 +68,7 @@ def test_what_is_wrong_is_said_before_anything_starts_and_all_of_it_at_once(orde
         assert told in found["errors_deadletterqueue_topic_name"]
         assert told in problems(orders, transforms=[Filter(to=topic)])["transforms[0] Filter.to"]
     found = problems(orders, key="nothing", transaction_timeout=100_000, source={"cursor": "nothing"}, topic="nowhere-at-all")
-    assert {"transaction_timeout", "topic", "source.cursor"} <= found.keys()
+    assert {"sink.transaction_timeout", "sink.topic", "source.cursor"} <= found.keys()
     assert committed_records(orders.kafka.connection_extra(), orders.topic) == []
 
 

@@ -512,5 +512,5 @@ def subjects(
     yield IntoTwoSinks(flow("files"))
     yield IntoTwoSinks(flow("postgres"))
     yield ByInterval(flow("postgres"), chance)
-    yield BetweenTopics(stack.enter_context(relay(kafka, unique, place("relay"), split_records=100)))
+    yield BetweenTopics(stack.enter_context(relay(kafka, unique, place("relay"))))
     yield FromTable(stack.enter_context(shop(kafka, postgres, unique, place("shop"))), stack)

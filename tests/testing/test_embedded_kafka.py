@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from airflow_kafka_spark.errors import JavaMissing, ServerFailed, ServerInvalid
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.testing import _processes as processes
+from airflow_kafka_spark.testing._kafka_nodes import CHECKPOINT
 from tests.testing.parents import gone
 
 QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
@@ -172,6 +173,14 @@ def test_records_are_kept_and_transactions_work_with_few_partitions(kafka: Embed
 def test_properties_are_over_those_of_the_class(odd: Odd) -> None:
     config = config_of(AdminClient(odd.kafka.connection_extra()), ResourceType.BROKER, "1")
     assert (config["auto.create.topics.enable"], config["log.retention.ms"]) == ("true", "12345")
+
+
+def test_nodes_that_share_a_checkpoint_have_ids_of_their_own(kafka: EmbeddedKafka, odd: Odd) -> None:
+    nodes = [some.broker(0).data for some in (kafka, odd.kafka)]
+    assert len({(node / CHECKPOINT).read_bytes() for node in nodes}) == 1
+    ids = [dict(line.split("=", 1) for line in (node / "meta.properties").read_text().split() if "=" in line) for node in nodes]
+    for name in ("cluster.id", "directory.id"):
+        assert len({known[name] for known in ids}) == 2
 
 
 # --- faults ---

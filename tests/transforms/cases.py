@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
 from airflow_kafka_spark.road.arrow.program_worker import Program
-from airflow_kafka_spark.transforms import chain
+from airflow_kafka_spark.transforms import apply_chain
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -159,7 +159,7 @@ def run(spark: SparkSession, cases: Sequence[Case]) -> dict[str, Outcome]:
 def _outcome(spark: SparkSession, case: Case) -> Outcome:
     given = case.table()
     try:
-        frame = chain(spark.createDataFrame(given), case.transforms)
+        frame = apply_chain(spark.createDataFrame(given), case.transforms)
         made, types = frame.toArrow(), {f.name: f.dataType.simpleString() for f in frame.schema}
     except Exception as error:
         return Outcome(given, error=error)

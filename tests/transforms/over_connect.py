@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from airflow_kafka_spark.errors import ValidationError
-from airflow_kafka_spark.transforms import Cast, Condition, Filter, Sql, chain
+from airflow_kafka_spark.transforms import Cast, Condition, Filter, Sql, apply_chain
 from tests.transforms.cases import SETTINGS, Case, Row, check, run
 from tests.transforms.test_chain import CASES
 
@@ -33,7 +33,7 @@ def main() -> None:
     wrong = [Cast("no:int8"), Filter(predicate=Condition("no = 1")), Sql({"a": "1 +"}), lambda f: f.withColumn("more", F.lit(1))]
     for transform in wrong:
         try:
-            chain(frame, [transform])
+            apply_chain(frame, [transform])
         except ValidationError as error:
             print(error)
         else:

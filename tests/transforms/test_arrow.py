@@ -15,7 +15,16 @@ from pyspark.sql import functions as F
 
 from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
 from airflow_kafka_spark.road.arrow.program_worker import Program
-from airflow_kafka_spark.transforms import Cast, Condition, Filter, InsertField, MaskField, ReplaceField, TopicNameMatches, chain
+from airflow_kafka_spark.transforms import (
+    Cast,
+    Condition,
+    Filter,
+    InsertField,
+    MaskField,
+    ReplaceField,
+    TopicNameMatches,
+    apply_chain,
+)
 from tests.transforms.cases import Outcome, table_of
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -210,7 +219,7 @@ RECORDS = (
 def test_names_of_topics_are_matched_in_arrow_as_in_spark(spark, pattern) -> None:
     topics = ["orders", "orders.eu", "orders.eu-1", "ordersxeu", "xorders.eu", "a.eu-12", ".", "", None]
     given = table_of([(None, None, topic, 0, 0, None, None) for topic in topics], RECORDS)
-    assert_alike(chain(spark.createDataFrame(given), [Filter(predicate=TopicNameMatches(pattern), negate=True)]), given)
+    assert_alike(apply_chain(spark.createDataFrame(given), [Filter(predicate=TopicNameMatches(pattern), negate=True)]), given)
 
 
 def test_a_program_grows_with_the_length_of_its_chain_and_not_faster(spark) -> None:
@@ -221,7 +230,7 @@ def test_a_program_grows_with_the_length_of_its_chain_and_not_faster(spark) -> N
     given = table_of([], RECORDS)
 
     def size(times: int) -> int:
-        return len(program_of(chain(spark.createDataFrame(given), five * times), given.schema).nodes)
+        return len(program_of(apply_chain(spark.createDataFrame(given), five * times), given.schema).nodes)
 
     once = size(1)
     assert 20 < once < size(4) < 5 * once

@@ -9,8 +9,8 @@ from pyspark.sql import functions as F
 
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.transforms import (
-    ByColumns,
     Cast,
+    ColumnTransform,
     Condition,
     DropHeaders,
     ExtractField,
@@ -32,7 +32,7 @@ from airflow_kafka_spark.transforms import (
     TopicNameMatches,
     Transform,
     ValueToKey,
-    chain,
+    apply_chain,
 )
 from tests.transforms.cases import THE_END, Case, Row, check
 
@@ -48,7 +48,7 @@ class Shout(Transform):
 
 
 @dataclass(frozen=True)
-class Numbered(ByColumns):
+class Numbered(ColumnTransform):
     """Another, by columns, with errors of its own."""
 
     def changes(self, record):
@@ -370,14 +370,14 @@ def orders(spark):
 )
 def test_what_the_types_do_not_allow_is_told_before_the_job(orders, transforms, words) -> None:
     with pytest.raises(ValidationError) as caught:
-        chain(orders, transforms)
+        apply_chain(orders, transforms)
     for word in words:
         assert word in str(caught.value)
 
 
 def test_a_frame_that_is_none_of_records_is_told_at_once(orders) -> None:
     with pytest.raises(ValidationError, match=r"(?s)no column `topic`.*a column `more`.*`offset` is int; expected bigint"):
-        chain(orders.drop("topic").withColumn("more", F.lit(1)).withColumn("offset", F.lit(1)), [])
+        apply_chain(orders.drop("topic").withColumn("more", F.lit(1)).withColumn("offset", F.lit(1)), [])
 
 
 @pytest.mark.parametrize(
@@ -395,11 +395,11 @@ def test_a_frame_that_is_none_of_records_is_told_at_once(orders) -> None:
 )
 def test_a_function_that_leaves_out_adds_or_moves_records_fails_the_job(orders, function) -> None:
     with pytest.raises(Exception, match="left out, added or moved records"):
-        chain(orders, [function]).collect()
+        apply_chain(orders, [function]).collect()
 
 
 def test_columns_that_are_known_to_be_null_only_are_taken_as_what_they_should_be(orders) -> None:
     frame = orders.withColumn("headers", F.lit(None)).withColumn("key", F.lit(None)).withColumn("timestamp", F.lit(None))
-    made = chain(frame, [InsertHeader("h", "1"), ValueToKey("id", predicate=Condition("id = 1"))])
+    made = apply_chain(frame, [InsertHeader("h", "1"), ValueToKey("id", predicate=Condition("id = 1"))])
     rows = made.where("__kafka_end is null").select("key.id", F.size("headers").alias("headers"), "timestamp").collect()
     assert [tuple(row) for row in rows] == [(None, 1, None), (1, 1, None), (None, 1, None), (None, 1, None)]

@@ -27,7 +27,7 @@ from airflow_kafka_spark.transforms import (
     TopicNameMatches,
     ValueToKey,
 )
-from airflow_kafka_spark.transforms.moments import read, written
+from airflow_kafka_spark.transforms.date_patterns import format_timestamp, parse_timestamp
 from tests.transforms.cases import Case, Row, check
 
 
@@ -606,7 +606,7 @@ def test_moments_are_written_as_java_writes_them(spark) -> None:
     first = datetime(2015, 12, 20, 12, 5, tzinfo=timezone.utc)
     days = [first + timedelta(days=3 * n, milliseconds=n * 3600007) for n in range(130)]
     frame = spark.createDataFrame([(day,) for day in days], "at timestamp").coalesce(1)
-    found = frame.select(*(written(F.col("at"), pattern) for pattern in WRITTEN)).collect()
+    found = frame.select(*(format_timestamp(F.col("at"), pattern) for pattern in WRITTEN)).collect()
     java = spark._jvm.java
     for number, pattern in enumerate(WRITTEN):
         simple = java.text.SimpleDateFormat(pattern, java.util.Locale.US)
@@ -618,5 +618,5 @@ def test_moments_are_written_as_java_writes_them(spark) -> None:
 def test_years_of_two_digits_are_among_the_80_before_and_the_20_behind(spark) -> None:
     frame = spark.createDataFrame([(text,) for text in ("31.12.45", "23.11.46", "29.02.60", "29.02.00")], "t string").coalesce(1)
     now = datetime(2026, 11, 22, tzinfo=timezone.utc)
-    found = frame.select(F.year(read(F.col("t"), "dd.MM.yy", now))).collect()
+    found = frame.select(F.year(parse_timestamp(F.col("t"), "dd.MM.yy", now))).collect()
     assert [row[0] for row in found] == [2045, 1946, 1960, 2000]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from airflow_kafka_spark import transforms as t
-from airflow_kafka_spark.transforms.fields import path_of
+from airflow_kafka_spark.transforms.options import parse_path
 
 FINE = [
     t.Cast("a:int8, b:string"),
@@ -103,25 +103,25 @@ WRONG = [
 
 
 def test_good_options_have_no_problems() -> None:
-    assert t.problems(FINE) == []
+    assert t.chain_problems(FINE) == []
 
 
 @pytest.mark.parametrize(("transform", "words"), WRONG, ids=lambda given: str(given)[:60])
 def test_a_wrong_option_is_named(transform, words) -> None:
-    text = "\n".join(map(str, t.problems([transform])))
+    text = "\n".join(map(str, t.chain_problems([transform])))
     for word in words:
         assert word in text
 
 
 def test_all_problems_of_a_chain_are_told_at_once_with_their_places() -> None:
-    found = t.problems([transform for transform, _ in WRONG], "smt")
+    found = t.chain_problems([transform for transform, _ in WRONG], "smt")
     places = {problem.where.split(" ")[0] for problem in found}
     assert places == {f"smt[{index}]" for index in range(len(WRONG))}
     assert len(found) > len(WRONG)
 
 
 def test_a_chain_has_to_be_a_list() -> None:
-    assert "expected a list" in str(t.problems(t.Flatten())[0])
+    assert "expected a list" in str(t.chain_problems(t.Flatten())[0])
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,11 @@ def test_a_chain_has_to_be_a_list() -> None:
     ],
 )
 def test_paths_are_read_as_connect_reads_them(text, names) -> None:
-    assert path_of(text) == names
+    assert parse_path(text) == names
 
 
 def test_importing_transforms_imports_no_pyspark() -> None:
-    code = "import sys, airflow_kafka_spark.transforms as t; t.problems([t.Cast('a:int8')]); print('pyspark' in sys.modules)"
+    check = "t.chain_problems([t.Cast('a:int8')])"
+    code = f"import sys, airflow_kafka_spark.transforms as t; {check}; print('pyspark' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "False"

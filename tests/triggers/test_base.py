@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+from dataclasses import fields
 
 import pytest
 
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
-from airflow_kafka_spark.triggers.base import RetryBudget, failure_of, raise_failure
+from airflow_kafka_spark.triggers.base import Polling, RetryBudget, failure_of, raise_failure
 from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
 from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
 from airflow_kafka_spark.triggers.window import KafkaWindowTrigger
@@ -160,3 +161,15 @@ def test_every_error_comes_through_as_what_it_was():
         raise_failure({"kind": "nothing we know", "message": "m"})
     classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, KafkaSparkError)]
     assert len(classes) > 20
+
+
+@pytest.mark.parametrize("trigger", [KafkaLagTrigger, KafkaIntervalTrigger, KafkaWindowTrigger])
+def test_constructors_show_every_parameter(trigger):
+    parameters = inspect.signature(trigger).parameters.values()
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters)
+    assert {field.name for field in fields(Polling)} < {parameter.name for parameter in parameters}
+
+
+def test_a_negative_poll_interval_is_a_failure_that_names_it(topic):
+    event = fire(lag_trigger(topic, poll_interval=-1))
+    assert "poll_interval: `-1` is not a number of seconds" in event["message"]

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pickle
+import pickletools
+
 import pytest
 
 from airflow_kafka_spark.windows.codec import position_from_json, position_to_json, window_from_json, window_to_json
-from airflow_kafka_spark.windows.model import Gap, OffsetRange, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, PackedSplits, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Position
 from airflow_kafka_spark.windows.report import describe_ranges, sum_up
 
@@ -60,3 +63,20 @@ def test_a_report_adds_up_what_the_tasks_tell():
 
 def test_many_ranges_are_summed_up_for_the_log():
     assert describe_ranges([OffsetRange("t", p, 0, 10) for p in range(20)]) == "20 partitions, 200 offsets"
+
+
+def test_splits_are_the_same_when_they_were_packed_and_a_task_unpickles_few_objects():
+    def splits(count):
+        return tuple(Split(n, OffsetRange(f"t{n % 3}", n % 7, (1 << 50) + n, (1 << 50) + 2 * n), n % 5 - 1) for n in range(count))
+
+    def operations(count):
+        return len(list(pickletools.genops(pickle.dumps(PackedSplits.of(splits(count))))))
+
+    for count in (0, 1, 800):
+        packed = pickle.loads(pickle.dumps(PackedSplits.of(splits(count))))
+        assert (len(packed), tuple(packed)) == (count, splits(count))
+    assert packed[799] == splits(800)[799]
+    with pytest.raises(IndexError):
+        packed[800]
+    assert operations(800) == operations(20)
+    assert len(pickle.dumps(packed)) < 800 * 33

@@ -21,6 +21,7 @@ from airflow_kafka_spark.windows.plan import (
     make_splits,
     next_position,
     plan_ranges,
+    whole_splits,
 )
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -251,3 +252,10 @@ class TestALogThatWasCutOffAndHasGrownAgain:
         position = replace(at(p0=10, p1=7), epochs={T0: 0})
         assert position_from_json(position_to_json(position)) == position
         assert "epochs" not in position_to_json(at(p0=10)) and position_from_json(position_to_json(at(p0=10))).epochs == {}
+
+
+def test_each_split_carries_the_leader_epoch_with_which_its_partition_was_planned():
+    planned = replace(window(OffsetRange("t", 0, 0, 40), OffsetRange("t", 1, 5, 15)), epochs={T0: 7})
+    splits = make_splits(planned, 10)
+    assert {(split.range.partition, split.epoch) for split in splits} == {(0, 7), (1, -1)}
+    assert [split.epoch for split in whole_splits(planned)] == [7, -1]

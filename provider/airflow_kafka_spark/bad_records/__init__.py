@@ -1,1 +1,1 @@
-"""What becomes of records that cannot be decoded, transformed or written."""
+"""Records that cannot be decoded, transformed or written: the options for them, and the dead letter topic."""

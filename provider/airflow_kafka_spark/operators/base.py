@@ -27,11 +27,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.bad_records.options import ErrorOptions
 from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, PlannedMeanwhile, Problem, ValidationError
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
-from airflow_kafka_spark.operators.error_options import ErrorOptions
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions, option
 from airflow_kafka_spark.operators.visibility.metrics import emit
 from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sources.base import RowSource
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
     from airflow_kafka_spark.windows.memory import Entry
 
 
@@ -147,9 +147,9 @@ class WindowOperator(VisibleOperator):
         """Return the topics that transforms send records to, by the argument that names each."""
         if not self.transforms:
             return {}
-        from airflow_kafka_spark.transforms.chaining import routes
+        from airflow_kafka_spark.transforms.chain import chain_routes
 
-        return routes(self.transforms)
+        return chain_routes(self.transforms)
 
     def origin(self) -> Endpoint:
         """Return where rows come from, beside the offsets that a window holds."""

@@ -12,12 +12,12 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark.bad_records.options import route_problems
 from airflow_kafka_spark.errors import FollowedMismatch, KafkaSparkError, Problem, ResetRefused, TopicMissing, ValidationError
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.operators.base import WindowOperator, problem_from
 from airflow_kafka_spark.operators.binding import Run, refuse_other_group
-from airflow_kafka_spark.operators.error_options import route_problems
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of, interval_problem
 from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, RecordOptions, WindowOptions, option
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
@@ -157,9 +157,9 @@ class FromKafkaOperator(WindowOperator):
         """Return what is wrong with the transforms' options, without Spark."""
         if not self.transforms:
             return []
-        from airflow_kafka_spark.transforms import problems
+        from airflow_kafka_spark.transforms import chain_problems
 
-        found = problems(self.transforms, capturing=self.routes_to_sinks)
+        found = chain_problems(self.transforms, capturing=self.routes_to_sinks)
         if self.read_options.read_with == "spark":
             found.append(Problem("read_with", "on the way to transforms tasks read by themselves", "Leave it out"))
         return found

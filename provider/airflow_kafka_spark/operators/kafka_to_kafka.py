@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
 from airflow_kafka_spark.errors import LedgerBehind, Problem, ValidationError
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.operators.binding import Run
-from airflow_kafka_spark.operators.error_options import ErrorOptions, target_problems
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
     FollowOptions,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.relay import Change
     from airflow_kafka_spark.road.relay_shaping import Reshaping
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
 
 MAX_RECORDS = 10_000_000
 """A window's offsets by default: a partition's share of them is one transaction, and has to end within its timeout."""
@@ -449,7 +449,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         from airflow_kafka_spark.road.relay_shaping import Reshaping
         from airflow_kafka_spark.road.relay_shaping_worker import Routing
         from airflow_kafka_spark.road.shaping import Shaping
-        from airflow_kafka_spark.transforms.chaining import as_transform
+        from airflow_kafka_spark.transforms.chain import as_transform
 
         value, key = self.formats
         originals = (("key", "key"), ("value", "value"))

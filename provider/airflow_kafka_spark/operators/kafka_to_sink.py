@@ -9,11 +9,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import asset_uris
 from airflow_kafka_spark.operators.binding import Run
-from airflow_kafka_spark.operators.error_options import ErrorOptions, refuse_forgotten
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
     FollowOptions,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
     from airflow_kafka_spark.transforms import Transform
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
 
 
@@ -451,7 +451,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     @property
     def _transforms(self) -> tuple[Transform, ...]:
-        from airflow_kafka_spark.transforms.chaining import as_transform
+        from airflow_kafka_spark.transforms.chain import as_transform
 
         return tuple(map(as_transform, self.transforms))
 
@@ -520,12 +520,15 @@ class SinkMove:
         :raises Fenced: a newer attempt has taken over.
         """
         from airflow_kafka_spark.bad_records.dead_letters import known_dead_letters
+        from airflow_kafka_spark.road.tolerance import Tolerance
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
         letters = operator.dead_letters(ledger.parent_pipeline)
         # A cheap check for an attempt that has slept since the plan. The broker and the sink would refuse it anyway.
         ledger.verify()
-        tolerance, known = operator.errors.in_tasks(letters, ledger), known_dead_letters(ledger)
+        known, tolerance = known_dead_letters(ledger), None
+        if operator.errors.tolerates:
+            tolerance = Tolerance(letters is not None, letters.sent(ledger) if letters else {})
         refuse_forgotten(window, known, has_dead_letters=letters is not None, has_routes=bool(operator.routes()))
         refuse_removed_sinks(routed_sinks_of(operator.transforms), known, window)
         return cls(operator, window, ledger, splits, shape, letters, tolerance, known)

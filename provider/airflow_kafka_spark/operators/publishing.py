@@ -18,9 +18,9 @@ from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, Ma
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
+    from airflow_kafka_spark.bad_records.options import ErrorOptions
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.operators.error_options import ErrorOptions
     from airflow_kafka_spark.road.publish import PublishJob
     from airflow_kafka_spark.road.relay import RelayJob
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRejected, ValidationError
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
 from airflow_kafka_spark.transforms.base import Transform
-from airflow_kafka_spark.transforms.chaining import as_transform
+from airflow_kafka_spark.transforms.chain import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
 from airflow_kafka_spark.windows.continuity import without_recreated
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters

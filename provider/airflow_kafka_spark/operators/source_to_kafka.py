@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, route_problems, target_problems
 from airflow_kafka_spark.errors import Problem, RowsRejected, SourceRejected
 from airflow_kafka_spark.operators.base import WindowOperator, asset_uris
 from airflow_kafka_spark.operators.binding import Run
-from airflow_kafka_spark.operators.error_options import SHOWN, ErrorOptions, route_problems, target_problems
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
     accounts_of,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.publish import ReadWith
     from airflow_kafka_spark.road.publish_shaping import RowShaping
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
 
 
 class SourceToKafkaOperator(WindowOperator):
@@ -160,9 +160,9 @@ class SourceToKafkaOperator(WindowOperator):
         """Return what is wrong with the transforms' options, without Spark."""
         if not self.transforms:
             return []
-        from airflow_kafka_spark.transforms import InsertField, TimestampRouter, problems
+        from airflow_kafka_spark.transforms import InsertField, TimestampRouter, chain_problems
 
-        found = problems(self.transforms)
+        found = chain_problems(self.transforms)
         if self.read_with == "task":
             found.append(Problem("read_with", "Spark reads for transforms, not each task by itself", 'Use "auto"'))
         for index, transform in enumerate(() if found else self.transforms):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from airflow_kafka_spark.road.task import SplitTask
 from airflow_kafka_spark.road.watch import Watch, collect, progress_line
 from airflow_kafka_spark.windows.codec import decode_result
-from airflow_kafka_spark.windows.model import Split, SplitResult, Window
+from airflow_kafka_spark.windows.model import PackedSplits, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,7 +101,7 @@ class Job(SinkJob):
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
         task = SplitTask(
-            self.splits,
+            PackedSplits.of(self.splits),
             self.layout,
             writer,
             self.kafka.consumer_config(),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.publish_shaping_worker import Origin, ShapedTask
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,16 @@ class RowShaping:
 
         from airflow_kafka_spark.formats.internal_columns import ERROR, LEFT_OUT, ROUTE
         from airflow_kafka_spark.road.publish_shaping_worker import GIVEN
-        from airflow_kafka_spark.transforms.chaining import routes
+        from airflow_kafka_spark.transforms.chain import chain_routes
 
-        routed = bool(routes(self.transforms))
+        routed = bool(chain_routes(self.transforms))
         given = {GIVEN[name]: column for name, column in self._given(rows).items()} if keep or routed else {}
         made, changed = transformed(self._record_frame(rows, given), self.transforms)
         aside = F.col(ERROR).isNotNull() | F.col(ROUTE).isNotNull() if routed else F.col(ERROR).isNotNull()
         fine = ~aside & ~F.col(LEFT_OUT)
         parts: list[tuple[Part, str, Format | None]] = [
-            ("value", "value", self.sink.value_writer),
-            ("key", "key_format", self._key_writer(changed)),
+            ("value", "sink.value", self.sink.value_writer),
+            ("key", "sink.key_format", self._key_writer(changed)),
         ]
         for part, where, format in parts:
             if part == "key" and not self.sink.key_columns and "key" not in changed:

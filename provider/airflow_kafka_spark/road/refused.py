@@ -32,8 +32,11 @@ def with_refused(
     from airflow_kafka_spark.sinks.tasks.dead_letters import joined
 
     by_split: dict[int, dict[int, BadRecord]] = {}
+    epochs: dict[int, int] = {}
     for bad in refused:
-        by_split.setdefault(_split_of(bad, splits).index, {})[bad.offset] = bad
+        split = _split_of(bad, splits)
+        by_split.setdefault(split.index, {})[bad.offset] = bad
+        epochs[split.index] = split.epoch
     made = []
     for result in results:
         found = by_split.get(result.index)
@@ -46,7 +49,9 @@ def with_refused(
                 result,
                 rejected=result.rejected + len(found),
                 samples=tuple(sorted([*result.samples, *found.values()], key=lambda bad: bad.offset))[:SAMPLES],
-                letters=joined(result.letters, _letters(found, hook)) if hook is not None else result.letters,
+                letters=joined(result.letters, _letters(found, hook, epochs[result.index]))
+                if hook is not None
+                else result.letters,
                 token={**result.token, "rows": rows},
             )
         )
@@ -58,7 +63,7 @@ def _split_of(bad: BadRecord, splits: Sequence[Split]) -> Split:
     return next(s for s in splits if s.range.topic_partition == place and s.range.start <= bad.offset < s.range.end)
 
 
-def _letters(found: Mapping[int, BadRecord], hook: KafkaHook) -> bytes:
+def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> bytes:
     """Dead letters of one split's records: tasks do not keep what they have read."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -70,7 +75,7 @@ def _letters(found: Mapping[int, BadRecord], hook: KafkaHook) -> bytes:
     first, letters = next(iter(found.values())), DeadLetterBuffer()
     wanted = OffsetRange(first.topic, first.partition, min(found), max(found) + 1)
     offsets = pa.array(sorted(found), pa.int64())
-    for records in Reader(hook.consumer_config(), wanted, with_headers=True):
+    for records in Reader(hook.consumer_config(), wanted, with_headers=True, epoch=epoch):
         at = pc.indices_nonzero(pc.is_in(records.offsets, offsets)).to_pylist()
         letters.add(letters_of(records, at, [found[records.offsets[index].as_py()] for index in at]))
     return letters.to_bytes()

@@ -11,7 +11,7 @@ from airflow_kafka_spark.formats.base import Format, spark_column
 from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json
-from airflow_kafka_spark.windows.model import Marker, Split, SplitResult, Window
+from airflow_kafka_spark.windows.model import Marker, PackedSplits, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -77,7 +77,8 @@ class Change:
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
-        read = ReadTask(splits, self.layout, config, **options)
+        packed = PackedSplits.of(splits)
+        read = ReadTask(packed, self.layout, config, **options)
         if self.is_none or (publisher is None and not self.may_refuse):
             # What is bad turns out when it is decoded: to count it, no SQL has to run.
             return numbers.mapInArrow(cast(Any, CopyTask(read, publisher)), "result string")
@@ -85,7 +86,7 @@ class Change:
         records = changed(rows, self)
         written = self.value if self.columns is not None else None
         encoder = KeyValueEncoder(struct_encoders(records, written, self.key_format if self.key else None))
-        task = RelayTask(splits, publisher, encoder=encoder, tolerance=options.get("tolerance"))
+        task = RelayTask(packed, publisher, encoder=encoder, tolerance=options.get("tolerance"))
         return records.mapInArrow(cast(Any, task), "result string")
 
 

@@ -81,7 +81,7 @@ class Reshaping:
         routing = self.routing if "topic" in changed else None
         encoder = KeyValueEncoder(struct_encoders(rows, self.value, self.key))
         sorting = Sorting(self.shaping.null_values, options.get("tolerance"), routing, encoder, self.pipeline)
-        return rows.mapInArrow(cast(Any, RelayTask(splits, publisher, sorting)), "result string")
+        return rows.mapInArrow(cast(Any, RelayTask(read.splits, publisher, sorting)), "result string")
 
     def _records(self, frame: DataFrame) -> tuple[DataFrame, frozenset[str]]:
         """What is published of what the transforms make, and what is carried to those who tell good from bad; and the parts of

@@ -21,7 +21,7 @@ from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
 from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
-from airflow_kafka_spark.windows.model import BadRecord, Split, SplitResult
+from airflow_kafka_spark.windows.model import BadRecord, PackedSplits, Split, SplitResult
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.columns import Layout
@@ -48,7 +48,7 @@ class ReadTask:
     :param tolerance: what becomes of bad records; None: with one of them the split cannot be published.
     """
 
-    splits: tuple[Split, ...]
+    splits: PackedSplits
     layout: Layout
     config: Mapping[str, Any] = field(repr=False)
     skip_lost: bool = False
@@ -78,6 +78,7 @@ class ReadTask:
             self.patience,
             self.layout.wants_keys,
             with_messages=self.tolerance is not None and self.tolerance.keep,
+            epoch=split.epoch,
         )
         result, letters = SplitResult(split.index), DeadLetterBuffer()
         try:
@@ -134,7 +135,7 @@ class RelayTask:
     :param tolerance: and what becomes of records that cannot be written.
     """
 
-    splits: tuple[Split, ...]
+    splits: PackedSplits
     publisher: Publisher | None
     sorting: Sorting | None = None
     encoder: KeyValueEncoder = field(default_factory=lambda: KeyValueEncoder({}))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-    from airflow_kafka_spark.transforms.chaining import TransformLike
+    from airflow_kafka_spark.transforms.chain import TransformLike
 
 MADE, BYTES = "__kafka_made_", "__kafka_bytes_"
 """How the names of columns begin that hold a part as the transforms have made it, and as it is written."""
@@ -28,10 +28,10 @@ def transformed(frame: DataFrame, transforms: Sequence[TransformLike]) -> tuple[
     """
     from pyspark.sql import functions as F
 
-    from airflow_kafka_spark.transforms import chain
+    from airflow_kafka_spark.transforms import apply_chain
 
     changed: set[str] = set()
-    frame = chain(frame, transforms, changed=changed)
+    frame = apply_chain(frame, transforms, changed=changed)
     kept = [name for name in frame.columns if name.startswith("__kafka_")]
     named = ("key", "value", "topic", "partition", "timestamp", "headers")
     return frame.select(*(F.col(name).alias(MADE + name) for name in named), *map(spark_column, kept)), frozenset(changed)

@@ -14,7 +14,7 @@ from airflow_kafka_spark.road.job import SinkJob
 from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import collect
 from airflow_kafka_spark.windows.codec import decode_result
-from airflow_kafka_spark.windows.model import Split, SplitResult, TopicPartition
+from airflow_kafka_spark.windows.model import PackedSplits, Split, SplitResult, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,7 +89,7 @@ class Shaping:
         letters = ("key", "value", "headers", "timestamp") if kept else ()
         asked = tuple(name for name, _ in self.metadata if name in ("key", "value", "timestampType"))
         return RecordTask(
-            tuple(splits),
+            PackedSplits.of(splits),
             self.value.decoder(),
             self.value.arrow_schema(),
             self.key.decoder() if self.key else None,
@@ -107,9 +107,9 @@ class Shaping:
         from pyspark.sql import functions as F
 
         from airflow_kafka_spark.road.shaping_worker import ABSENT
-        from airflow_kafka_spark.transforms import chain
+        from airflow_kafka_spark.transforms import apply_chain
 
-        frame = chain(records, self.transforms)
+        frame = apply_chain(records, self.transforms)
         columns = self._columns(frame)
         absent = F.col("value").isNull().alias(ABSENT)
         carried = [spark_column(name) for name in frame.columns if name.startswith("__kafka_")]
@@ -202,7 +202,7 @@ class ShapingJob(SinkJob):
         )
         # One row a task: which split it shall read.
         numbers = session.range(0, len(self.splits), 1, len(self.splits))
-        write = WriteTask(self.splits, self.schema, writer, self.shaping.null_values, self.tolerance)
+        write = WriteTask(read.splits, self.schema, writer, self.shaping.null_values, self.tolerance)
         plan = self.shaping.plan(self.spark)
         program = plan.program_for(read)
         if program is not None:

@@ -32,6 +32,7 @@ from airflow_kafka_spark.windows.model import (
     TRANSFORMATION,
     VALUE_CONVERTER,
     BadRecord,
+    PackedSplits,
     Split,
     SplitResult,
     TopicPartition,
@@ -67,7 +68,7 @@ class RecordTask:
     :param wanted: the columns that somebody looks at, the others may be null; None: all.
     """
 
-    splits: tuple[Split, ...]
+    splits: PackedSplits
     value: Decoder
     value_schema: pa.Schema
     key: Decoder | None
@@ -107,7 +108,9 @@ class RecordTask:
         keep = self.tolerance is not None and self.tolerance.keep
         headers = self._wants("headers", ORIGINAL["headers"])
         keys = self.key is not None or self._wants("key", ORIGINAL["key"])
-        reader = Reader(self.config, split.range, self.skip_lost, headers, self.patience, keys, with_messages=keep)
+        reader = Reader(
+            self.config, split.range, self.skip_lost, headers, self.patience, keys, with_messages=keep, epoch=split.epoch
+        )
         result, letters = SplitResult(split.index), DeadLetterBuffer()
         try:
             for records in reader:
@@ -178,7 +181,7 @@ class WriteTask:
     :param names: those of the columns that arrive under others.
     """
 
-    splits: tuple[Split, ...]
+    splits: PackedSplits
     schema: pa.Schema
     writer: SplitWriter
     null_values: NullValues

@@ -16,7 +16,7 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.latency import Times, fitting_width
-from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, Gap, Split, SplitResult
+from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, Gap, PackedSplits, Split, SplitResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ class SplitTask:
     :param tolerance: what becomes of bad records; None: with one of them the window cannot be committed.
     """
 
-    splits: tuple[Split, ...]
+    splits: PackedSplits
     layout: Layout
     writer: SplitWriter
     config: Mapping[str, Any] = field(repr=False)
@@ -70,6 +70,7 @@ class SplitTask:
                     self.patience,
                     self.layout.wants_keys,
                     with_messages=self.tolerance is not None and self.tolerance.keep,
+                    epoch=split.epoch,
                 )
                 yield self.run(split, reader, reader.gaps)
 

@@ -20,7 +20,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, ValidationError
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.triggers.base import KafkaTrigger, Observation, Polling, Probe
+    from airflow_kafka_spark.triggers.base import KafkaTrigger, Polling, Probe, ProbeResult
 
 DEFAULT_DEFERRABLE: bool = conf.getboolean("operators", "default_deferrable", fallback=False)
 """Airflow's ``[operators] default_deferrable``."""
@@ -142,7 +142,7 @@ class KafkaSensor(BaseSensorOperator):
             self.log.warning("Waiting in the triggerer: %s", error)
         self.defer(trigger=trigger, method_name="resumed", timeout=timedelta(seconds=self.timeout + _SPARE_SECONDS))
 
-    def _check(self, context: Mapping[str, Any]) -> Observation:
+    def _check(self, context: Mapping[str, Any]) -> ProbeResult:
         if self._open_probe is None:
             from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 

@@ -247,9 +247,11 @@ class EmbeddedKafka(Embedded):
         for broker in self._brokers:
             nodes.write_settings(broker, self._brokers, self.security, self._certificates, self._properties)
         fresh = [broker for broker in self._brokers if not broker.formatted]
-        nodes.format_storage(
-            [(broker, self._command(broker)) for broker in fresh], nodes.cluster_id(self._brokers), self.security
-        )
+        # Users and other places of the log are Kafka's own affair.
+        is_plain = self.security is None and not {"log.dirs", "metadata.log.dir"} & self._properties.keys()
+        template = nodes.storage_template(self._java, self._jars) if is_plain else None
+        commands = [(broker, self._command(broker)) for broker in fresh]
+        nodes.format_storage(commands, nodes.cluster_id(self._brokers), self.security, template)
 
     def _command(self, broker: Broker) -> list[str]:
         logging = Path(__file__).with_name("log4j2.properties")

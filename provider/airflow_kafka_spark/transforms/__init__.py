@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from airflow_kafka_spark.transforms.base import ByColumns, OfPart, Transform
-from airflow_kafka_spark.transforms.cast import Cast
-from airflow_kafka_spark.transforms.chaining import chain, problems
-from airflow_kafka_spark.transforms.fields import ExtractField, Flatten, HoistField, InsertField, ReplaceField, ValueToKey
+from airflow_kafka_spark.transforms.base import ColumnTransform, KeyOrValueTransform, Transform
+from airflow_kafka_spark.transforms.chain import apply_chain, chain_problems
+from airflow_kafka_spark.transforms.conversions import Cast, TimestampConverter
+from airflow_kafka_spark.transforms.custom import Python, Sql
+from airflow_kafka_spark.transforms.fields import (
+    ExtractField,
+    Flatten,
+    HoistField,
+    InsertField,
+    MaskField,
+    ReplaceField,
+    ValueToKey,
+)
 from airflow_kafka_spark.transforms.headers import DropHeaders, HeaderFrom, InsertHeader
-from airflow_kafka_spark.transforms.mask import MaskField
 from airflow_kafka_spark.transforms.predicates import Condition, HasHeaderKey, Predicate, RecordIsTombstone, TopicNameMatches
-from airflow_kafka_spark.transforms.record import Record
+from airflow_kafka_spark.transforms.record import RecordSchema
 from airflow_kafka_spark.transforms.routing import Filter, RegexRouter, TimestampRouter
-from airflow_kafka_spark.transforms.sql import Python, Sql
-from airflow_kafka_spark.transforms.timestamps import TimestampConverter
 
 __all__ = [
-    "ByColumns",
     "Cast",
+    "ColumnTransform",
     "Condition",
     "DropHeaders",
     "ExtractField",
@@ -27,12 +33,12 @@ __all__ = [
     "HoistField",
     "InsertField",
     "InsertHeader",
+    "KeyOrValueTransform",
     "MaskField",
-    "OfPart",
     "Predicate",
     "Python",
-    "Record",
     "RecordIsTombstone",
+    "RecordSchema",
     "RegexRouter",
     "ReplaceField",
     "Sql",
@@ -41,6 +47,6 @@ __all__ = [
     "TopicNameMatches",
     "Transform",
     "ValueToKey",
-    "chain",
-    "problems",
+    "apply_chain",
+    "chain_problems",
 ]

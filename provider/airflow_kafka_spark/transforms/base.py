@@ -9,8 +9,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import spark_column
-from airflow_kafka_spark.transforms import record as r
+from airflow_kafka_spark.formats.internal_columns import ERROR, LEFT_OUT, ROUTE
 from airflow_kafka_spark.transforms.predicates import Predicate
+from airflow_kafka_spark.transforms.record import (
+    CARRIED,
+    MEETS,
+    PARTS,
+    RecordSchema,
+    applies_to,
+    carried_columns,
+    common_type,
+    conform,
+    is_record,
+    same_type,
+    with_scope,
+    without_scope,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -18,18 +32,19 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.sinks.base import Sink
 
-_BEFORE, _AT, _NOW, _NEW = f"{r.CARRIED}before", f"{r.CARRIED}at", f"{r.CARRIED}now", f"{r.CARRIED}new_"
+
+_BEFORE, _AT, _NOW, _NEW = f"{CARRIED}before", f"{CARRIED}at", f"{CARRIED}now", f"{CARRIED}new_"
 
 
 @dataclass(frozen=True)
 class Transform(ABC):
-    """What becomes of records, one at a time. Subclasses are frozen dataclasses of options.
+    """Changes records, one at a time. Subclasses are frozen dataclasses of options.
 
-    A subclass of your own implements :meth:`apply` (or derives from :class:`ByColumns`, which is faster and safer). Records that
-    do not meet the predicate, records with an error and the rows that end a split keep what they had, whatever it does.
+    A subclass of your own implements :meth:`apply`, or derives from :class:`ColumnTransform`, which is faster and safer. Records
+    that do not meet the predicate, records with an error and the rows that end a split stay unchanged, whatever it does.
 
-    :param predicate: only records that meet it are transformed; the others keep what they had.
-    :param negate: only records that do not meet it are.
+    :param predicate: only records that meet it are transformed; the others stay unchanged. Default: all are.
+    :param negate: transform the records that do not meet the predicate instead; default False.
     """
 
     predicate: Predicate | None = field(default=None, kw_only=True)
@@ -37,23 +52,23 @@ class Transform(ABC):
 
     @property
     def name(self) -> str:
-        """What messages call it: its class's name."""
+        """Its name in messages: that of its class."""
         return type(self).__name__
 
     @property
     def routes_to(self) -> str | None:
-        """The topic that records go to which it takes out of the window; None where it takes none out."""
+        """The topic to which it routes records out of the window; None if it routes none to a topic."""
         return None
 
     @property
     def captured_by(self) -> Sink | None:
-        """The same, where it is a sink."""
+        """The sink to which it routes records; None if it routes none to a sink."""
         return None
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options, all at once, without Spark; an empty list when nothing is.
+        """Return all that is wrong with the options, without Spark.
 
-        :param where: what names the transform in messages: ``transforms[0] Cast``.
+        :param where: the name of the transform in messages: ``transforms[0] Cast``.
         """
         problems = []
         if not isinstance(self.negate, bool):  # the text "false" would be true
@@ -71,29 +86,31 @@ class Transform(ABC):
 
     @abstractmethod
     def apply(self, frame: DataFrame) -> DataFrame:
-        """What becomes of a record frame: one row for each row, in the same order and in the same partition.
+        """Return the transformed record frame: one row for each row, in the same order and in the same partition.
 
-        All columns whose names begin with ``__kafka_`` have to be kept; ``__kafka_error`` may be set. A row that ends a split is
-        among the rows: its parts are null.
+        All columns whose names begin with ``__kafka_`` have to be kept; ``__kafka_error`` may be set. The rows that end a split
+        are among the rows: their parts are null.
 
-        :param frame: of the columns ``key``, ``value``, ``topic``, ``partition``, ``offset``, ``timestamp``, ``headers``, and
-            those that are carried.
-        :raises ValidationError: what its types do not allow.
+        :param frame: has the columns ``key``, ``value``, ``topic``, ``partition``, ``offset``, ``timestamp``, ``headers``, and
+            the carried ones.
+        :raises ValidationError: the types do not fit.
         """
 
-    def guarded(self, frame: DataFrame) -> DataFrame:
-        """The same, with the predicate, and for records only. What it may not do is found out, at the latest when the job runs.
+    def apply_guarded(self, frame: DataFrame) -> DataFrame:
+        """Return the frame with the transform applied to the records that meet the predicate.
+
+        A violation of the contract of :meth:`apply` is detected here, or fails the job.
 
         :raises ValidationError: columns are missing, or of another type.
         """
         from pyspark.sql import functions as F
 
-        frame = marked(frame, self.predicate, self.negate)
-        before = F.struct(*r.PARTS, spark_column(r.ERROR), r.applies(frame).alias("applies"))
-        # A row's place: a second count of the rows afterwards tells whether any was left out, added or moved.
+        frame = mark_matching(frame, self.predicate, self.negate)
+        before = F.struct(*PARTS, spark_column(ERROR), applies_to(frame).alias("applies"))
+        # A row's place: a second count afterwards shows whether a row was left out, added or moved.
         given = frame.select("*", before.alias(_BEFORE), F.monotonically_increasing_id().alias(_AT))
         made = self.apply(given)
-        new, old = _types_after(self.name, given, made), r.Record(frame.schema)
+        new, old = _schema_after(self.name, given, made), RecordSchema(frame.schema)
         counted = made.select("*", F.monotonically_increasing_id().alias(_NOW))
         message = (
             f"{self.name} left out, added or moved records (a filter, an explode, a join, a groupBy, a sort or a repartition). "
@@ -103,85 +120,86 @@ class Transform(ABC):
         rows = counted.where(in_place)
         was, changes = F.col(_BEFORE), F.col(_BEFORE).getField("applies")
         parts = []
-        for part in r.PARTS:
+        for part in PARTS:
             want = self._type(part, new.type_of(part), old.type_of(part))
-            kept = r.conformed(was.getField(part), old.type_of(part), want)
-            made_of = r.conformed(F.col(part), new.type_of(part), want)
+            kept = conform(was.getField(part), old.type_of(part), want)
+            made_of = conform(F.col(part), new.type_of(part), want)
             parts.append(F.when(changes, made_of).otherwise(kept).alias(part))
-        error = F.when(changes, F.col(r.ERROR)).otherwise(was.getField(r.ERROR)).alias(r.ERROR)
-        kept_names = [name for name in r.carried(frame) if name not in (r.ERROR, r.MEETS)]
+        error = F.when(changes, F.col(ERROR)).otherwise(was.getField(ERROR)).alias(ERROR)
+        kept_names = [name for name in carried_columns(frame) if name not in (ERROR, MEETS)]
         return rows.select(*parts, *map(spark_column, kept_names), error)
 
     def _type(self, part: str, new: DataType, old: DataType) -> DataType:
-        return new if self.predicate is None else r.both(new, old, part)
+        return new if self.predicate is None else common_type(new, old, part)
 
 
 @dataclass(frozen=True)
-class ByColumns(Transform):
-    """A transform that says for each part what it becomes: nothing else can happen to the records."""
+class ColumnTransform(Transform):
+    """A transform that gives an expression for each part that it changes. It cannot do anything else to the records."""
 
     over_fields: ClassVar[bool] = False
-    """Whether its expressions name the value's fields bare, as SQL of a user's does."""
+    """Whether its expressions name the value's fields without a prefix, as a user's SQL does."""
 
     @abstractmethod
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
-        """New expressions for parts; of those that are not named nothing changes. They are computed for no row but the records
-        that are to be transformed. Beside the parts there may be ``error`` (string: why a record cannot be transformed, after
-        the transform's name; null where it can), ``keep`` (boolean: false or null leaves the record out) and, of a transform
-        that :attr:`routes_to` a topic, ``route`` (:func:`~airflow_kafka_spark.transforms.routing.route`).
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+        """Return the new expressions, by part. Other parts stay unchanged. Computed only for records that are to be transformed.
 
-        :param record: the types of what comes.
-        :raises ValidationError: they do not allow it. Each problem's ``where`` is the option that it concerns.
+        Beside the parts there may be ``error`` (string: why a record cannot be transformed; null if it can), ``keep`` (boolean:
+        false or null leaves the record out) and, if the transform :attr:`routes_to` a topic, ``route``
+        (:func:`~airflow_kafka_spark.transforms.routing.encode_route`).
+
+        :param record: the types of the records.
+        :raises ValidationError: the types do not fit. Each problem's ``where`` is the option that it concerns.
         """
 
     def apply(self, frame: DataFrame) -> DataFrame:
-        return self.guarded(frame)
+        return self.apply_guarded(frame)
 
-    def guarded(self, frame: DataFrame) -> DataFrame:
+    def apply_guarded(self, frame: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
-        frame = marked(frame, self.predicate, self.negate)
-        old = r.Record(frame.schema)
+        frame = mark_matching(frame, self.predicate, self.negate)
+        old = RecordSchema(frame.schema)
         wanted = dict(self.changes(old))
-        applies = r.applies(frame)
-        stays = r.LEFT_OUT in frame.columns
+        applies = applies_to(frame)
+        stays = LEFT_OUT in frame.columns
         if "keep" in wanted and not stays:
-            # Not deterministic, so that Spark leaves the filter where it is: on its way down through a chain it would take a copy
-            # of all expressions with it at each step, and their number would grow exponentially.
+            # Not deterministic, so that Spark leaves the filter in its place: moving it down through a chain would copy all
+            # expressions at each step, and their number would grow exponentially.
             wanted["keep"] = F.when(F.monotonically_increasing_id() >= 0, wanted["keep"])
         new = [F.when(applies, column).alias(_NEW + name) for name, column in wanted.items()]
-        # In two steps, so that an expression is computed once however often it is named below.
-        computed = r.scoped(frame).select(*r.unscoped(frame), *new) if self.over_fields else frame.select("*", *new)
+        # In two steps, so that an expression that occurs several times below is computed once.
+        computed = with_scope(frame).select(*without_scope(frame), *new) if self.over_fields else frame.select("*", *new)
         types = {name: computed.schema[_NEW + name].dataType for name in wanted}
         if "keep" in wanted and not stays:
             computed = computed.where(~applies | F.coalesce(F.col(_NEW + "keep"), F.lit(False)))
         parts = []
-        for part in r.PARTS:
+        for part in PARTS:
             if part not in wanted:
                 parts.append(F.col(part))
                 continue
             want = self._type(part, types[part], old.type_of(part))
-            made = r.conformed(F.col(_NEW + part), types[part], want)
-            parts.append(F.when(applies, made).otherwise(r.conformed(F.col(part), old.type_of(part), want)).alias(part))
-        error = F.col(r.ERROR)
+            made = conform(F.col(_NEW + part), types[part], want)
+            parts.append(F.when(applies, made).otherwise(conform(F.col(part), old.type_of(part), want)).alias(part))
+        error = F.col(ERROR)
         if "error" in wanted:
-            told = F.concat(F.lit(f"{self.name}: "), F.col(_NEW + "error"))
-            error = F.coalesce(error, told)
+            message = F.concat(F.lit(f"{self.name}: "), F.col(_NEW + "error"))
+            error = F.coalesce(error, message)
         left_out = []
         if "keep" in wanted and stays:
-            left_out = [(F.col(r.LEFT_OUT) | (applies & ~F.coalesce(F.col(_NEW + "keep"), F.lit(False)))).alias(r.LEFT_OUT)]
-        named = (r.ERROR, r.MEETS, r.ROUTE, *([r.LEFT_OUT] if left_out else []))
-        kept = [name for name in r.carried(frame) if name not in named]
-        routed = [F.col(name) for name in (r.ROUTE, _NEW + "route") if name in computed.columns]
-        route = [F.coalesce(*routed).alias(r.ROUTE)] if routed else []
-        return computed.select(*parts, *map(spark_column, kept), *left_out, *route, error.alias(r.ERROR))
+            left_out = [(F.col(LEFT_OUT) | (applies & ~F.coalesce(F.col(_NEW + "keep"), F.lit(False)))).alias(LEFT_OUT)]
+        named = (ERROR, MEETS, ROUTE, *([LEFT_OUT] if left_out else []))
+        kept = [name for name in carried_columns(frame) if name not in named]
+        routed = [F.col(name) for name in (ROUTE, _NEW + "route") if name in computed.columns]
+        route = [F.coalesce(*routed).alias(ROUTE)] if routed else []
+        return computed.select(*parts, *map(spark_column, kept), *left_out, *route, error.alias(ERROR))
 
 
 @dataclass(frozen=True)
-class OfPart(ByColumns):
+class KeyOrValueTransform(ColumnTransform):
     """A transform of the key or of the value (Connect's classes ``$Key`` and ``$Value``).
 
-    :param of: which of the two.
+    :param of: ``key`` or ``value`` (default).
     """
 
     of: Literal["key", "value"] = field(default="value", kw_only=True)
@@ -193,44 +211,64 @@ class OfPart(ByColumns):
         return problems
 
     def no_value(self) -> Column:
-        """The error of a record without the key or value that is wanted, as Connect has it."""
+        """Return the error of a record without key or value, as in Connect."""
         from pyspark.sql import functions as F
 
         hint = "" if self.of == "key" else " (a tombstone)"
         return F.when(F.col(self.of).isNull(), F.lit(f"found a null {self.of}{hint}, expected a struct"))
 
 
-def marked(frame: DataFrame, predicate: Predicate | None, negate: bool) -> DataFrame:
-    """The frame, with whether a record meets a predicate; as it is without one."""
+@dataclass(frozen=True)
+class NullDefaultTransform(ColumnTransform):
+    """A transform that has the option ``replace.null.with.default`` in Connect. Here nulls stay null: columns have no defaults.
+
+    :param replace_null_with_default: only False (default) is accepted.
+    """
+
+    replace_null_with_default: bool = field(default=False, kw_only=True)
+
+    def validate(self, where: str) -> list[Problem]:
+        problems = super().validate(where)
+        if self.replace_null_with_default is not False:
+            what = f"found {self.replace_null_with_default!r}; expected False, since Spark's columns have no defaults"
+            action = 'Fill in what you want, for instance by Sql({"a": "coalesce(a, 0)"})'
+            problems.append(Problem(f"{where}.replace_null_with_default", what, action))
+        return problems
+
+
+def mark_matching(frame: DataFrame, predicate: Predicate | None, negate: bool) -> DataFrame:
+    """Return the frame with the column :data:`MEETS`; unchanged without a predicate."""
     from pyspark.sql import functions as F
 
     if predicate is None:
         return frame
     if predicate.over_fields:
-        refuse_no_condition(frame, predicate.test(), "predicate")
-    asked = r.is_record(frame)
+        require_boolean(frame, predicate.test(), "predicate")
+    asked = is_record(frame)
     meets = F.coalesce(F.when(asked, predicate.test()), F.lit(False))
-    column = (asked & ~meets if negate else meets).alias(r.MEETS)
+    column = (asked & ~meets if negate else meets).alias(MEETS)
     if predicate.over_fields:
-        return r.scoped(frame).select(*r.unscoped(frame), column)
+        return with_scope(frame).select(*without_scope(frame), column)
     return frame.select("*", column)
 
 
-def refuse_no_condition(frame: DataFrame, condition: Column, where: str) -> None:
-    """Before Spark takes a user's SQL for a boolean, and fails at the first record for which it cannot.
+def require_boolean(frame: DataFrame, condition: Column, where: str) -> None:
+    """Check that a user's SQL is a boolean, before Spark casts it and fails at the first record that it cannot cast.
 
-    :raises ValidationError: it is none.
+    :raises ValidationError: it is not.
     """
-    found = r.scoped(frame).select(condition.alias(r.MEETS)).schema[r.MEETS].dataType.simpleString()
+    found = with_scope(frame).select(condition.alias(MEETS)).schema[MEETS].dataType.simpleString()
     if found not in ("boolean", "void"):
         what = f"it is {found}; expected a condition, which is true or false"
         raise ValidationError([Problem(where, what, "Compare it with something, for instance `a = 'x'`")])
 
 
-def _types_after(name: str, given: DataFrame, made: Any) -> r.Record:
-    """The types of what somebody's code has made of a frame.
+def _schema_after(name: str, given: DataFrame, made: Any) -> RecordSchema:
+    """Return the types of a frame that user code has made of another.
 
-    :raises ValidationError: it is none, lacks columns or has more, or has changed a type that must not change.
+    :param given: the frame before.
+    :param made: the result of the user's code, perhaps no frame.
+    :raises ValidationError: it is no frame, lacks columns or has more, or has changed a type that must not change.
     """
     from pyspark.sql import DataFrame
 
@@ -252,8 +290,8 @@ def _types_after(name: str, given: DataFrame, made: Any) -> r.Record:
     problems += [
         Problem("apply", f"`{n}` has become {has[n].simpleString()}; expected {t.simpleString()}", "Cast it")
         for n, t in had.items()
-        if n in has and n not in free and not r.same(has[n], t)
+        if n in has and n not in free and not same_type(has[n], t)
     ]
     if problems:
         raise ValidationError(problems)
-    return r.Record(made.schema)
+    return RecordSchema(made.schema)

@@ -1,17 +1,24 @@
-"""Transforms that choose, rename and wrap the fields of a key or a value."""
+"""Transforms of the fields of a key or value: choose, rename, wrap, insert and mask them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.transforms import record as r
-from airflow_kafka_spark.transforms.base import OfPart
-from airflow_kafka_spark.transforms.defaults import KeepsNulls
-from airflow_kafka_spark.transforms.predicates import name_problems
+from airflow_kafka_spark.transforms.base import KeyOrValueTransform, NullDefaultTransform
+from airflow_kafka_spark.transforms.options import (
+    name_problems,
+    names_problems,
+    parse_names,
+    parse_pairs,
+    parse_path,
+    require_unique,
+)
+from airflow_kafka_spark.transforms.record import RecordSchema, rebuild_struct
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -19,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ExtractField(KeepsNulls, OfPart):
-    """The key or value becomes one of its fields. A tombstone stays one.
+class ExtractField(NullDefaultTransform, KeyOrValueTransform):
+    """Replaces the key or value by one of its fields. A tombstone stays one.
 
     :param field: the field's name; a path with ``field_syntax_version="V2"``.
     :param field_syntax_version: ``V1`` takes ``field`` as one name, whatever it holds; ``V2`` as names with dots between, where
@@ -43,9 +50,9 @@ class ExtractField(KeepsNulls, OfPart):
         return problems
 
     def _path(self) -> list[str]:
-        return [self.field] if self.field_syntax_version == "V1" else path_of(self.field)
+        return [self.field] if self.field_syntax_version == "V1" else parse_path(self.field)
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
         from pyspark.sql.types import StructType
 
@@ -61,10 +68,10 @@ class ExtractField(KeepsNulls, OfPart):
 
 
 @dataclass(frozen=True)
-class Flatten(OfPart):
-    """Fields of structs within the key or value become its own, named by their path. Arrays stay; a tombstone stays one.
+class Flatten(KeyOrValueTransform):
+    """Replaces nested structs by their fields, named by their paths. Arrays stay; a tombstone stays one.
 
-    :param delimiter: what stands between the names.
+    :param delimiter: the text between the names of a path; default ``.``.
     """
 
     delimiter: str = "."
@@ -75,13 +82,13 @@ class Flatten(OfPart):
             problems.append(Problem(f"{where}.delimiter", f"found {self.delimiter!r}; expected a text", "Correct it"))
         return problems
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         whole = F.col(self.of)
         flat = list(self._flat(whole, record.fields(self.of, "of"), ""))
-        refuse_doubles("delimiter", (name for name, _ in flat), "Choose another delimiter, or rename a field before")
-        return {self.of: r.rebuilt(whole, dict(flat))}
+        require_unique("delimiter", (name for name, _ in flat), "Choose another delimiter, or rename a field before")
+        return {self.of: rebuild_struct(whole, dict(flat))}
 
     def _flat(self, whole: Column, fields: Mapping[str, DataType], prefix: str) -> Iterator[tuple[str, Column]]:
         from pyspark.sql.types import MapType, StructType
@@ -99,8 +106,8 @@ class Flatten(OfPart):
 
 
 @dataclass(frozen=True)
-class HoistField(OfPart):
-    """The key or value becomes the only field of a struct. That of a tombstone is null: it is no tombstone any more.
+class HoistField(KeyOrValueTransform):
+    """Wraps the key or value in a struct with one field. Of a tombstone that field is null: it is no tombstone any more.
 
     :param field: the field's name.
     """
@@ -110,15 +117,15 @@ class HoistField(OfPart):
     def validate(self, where: str) -> list[Problem]:
         return [*super().validate(where), *name_problems(f"{where}.field", self.field)]
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         return {self.of: F.struct(F.col(self.of).alias(self.field))}
 
 
 @dataclass(frozen=True)
-class InsertField(KeepsNulls, OfPart):
-    """Fields of what is known of the record, and one of a constant, are added. A tombstone stays one.
+class InsertField(NullDefaultTransform, KeyOrValueTransform):
+    """Adds fields with the record's metadata, and with a constant. A tombstone stays one.
 
     A name that ends in ``!`` is required: a record that lacks it has an error. One that ends in ``?`` is not, as by default.
 
@@ -143,7 +150,7 @@ class InsertField(KeepsNulls, OfPart):
         if not given:
             problems.append(Problem(where, "found no field to insert; expected at least one", "Name for instance `topic_field`"))
         for option, spec in given.items():
-            problems += name_problems(f"{where}.{option}_field", _inserted(spec) if isinstance(spec, str) else spec)
+            problems += name_problems(f"{where}.{option}_field", _field_name(spec) if isinstance(spec, str) else spec)
         if (self.static_field is None) != (self.static_value is None):
             what = "`static_field` and `static_value` belong together; found one of them"
             problems.append(Problem(f"{where}.static_value", what, "Give both, or neither"))
@@ -157,12 +164,12 @@ class InsertField(KeepsNulls, OfPart):
         given = {option: getattr(self, f"{option}_field") for option in options}
         return {option: spec for option, spec in given.items() if spec is not None}
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         whole = F.col(self.of)
         new, errors = {}, []
-        names = {option: _inserted(spec) for option, spec in self._given().items()}
+        names = {option: _field_name(spec) for option, spec in self._given().items()}
         for option, spec in self._given().items():
             name = names[option]
             new[name] = F.lit(self.static_value) if option == "static" else F.col(option)
@@ -171,17 +178,17 @@ class InsertField(KeepsNulls, OfPart):
                 errors.append(F.when(missing, F.lit(f"found a record without a {option}, expected one for `{name}`")))
         fields = record.fields(self.of, "of")
         action = "Choose another name, or drop the field before with ReplaceField(exclude=...)"
-        refuse_doubles("of", [*fields, *names.values()], action)
-        made = r.rebuilt(whole, {n: whole.getField(n) for n in fields} | new)
+        require_unique("of", [*fields, *names.values()], action)
+        made = rebuild_struct(whole, {n: whole.getField(n) for n in fields} | new)
         return {self.of: made} | ({"error": F.coalesce(*errors)} if errors else {})
 
 
 @dataclass(frozen=True)
-class ReplaceField(KeepsNulls, OfPart):
-    """Fields are left out or renamed. A tombstone stays one.
+class ReplaceField(NullDefaultTransform, KeyOrValueTransform):
+    """Removes and renames fields. A tombstone stays one.
 
     :param include: only these fields stay; empty keeps all.
-    :param exclude: these do not, even where they are included.
+    :param exclude: these fields are removed, even if they are included.
     :param renames: old -> new name, ``"a:b,c:d"``, a list of such pairs, or a mapping.
     """
 
@@ -192,7 +199,7 @@ class ReplaceField(KeepsNulls, OfPart):
     def validate(self, where: str) -> list[Problem]:
         problems = super().validate(where)
         try:
-            renames = r.pairs(self.renames or ())
+            renames = parse_pairs(self.renames or ())
         except ValueError as error:
             problems.append(Problem(f"{where}.renames", str(error), "Write `old:new`, or give a mapping"))
             renames = {}
@@ -210,11 +217,15 @@ class ReplaceField(KeepsNulls, OfPart):
                 problems.append(Problem(f"{where}.renames", what, "Correct it"))
         return problems
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         fields = record.fields(self.of, "of")
-        include, exclude, renames = r.listed(self.include or ()), r.listed(self.exclude or ()), r.pairs(self.renames or ())
+        include, exclude, renames = (
+            parse_names(self.include or ()),
+            parse_names(self.exclude or ()),
+            parse_pairs(self.renames or ()),
+        )
         problems: list[Problem] = []
         for option, names in (("include", include), ("exclude", exclude), ("renames", tuple(renames))):
             try:
@@ -224,15 +235,17 @@ class ReplaceField(KeepsNulls, OfPart):
         if problems:
             raise ValidationError(problems)
         kept = [name for name in fields if name not in exclude and (not include or name in include)]
-        refuse_doubles("renames", (renames.get(n, n) for n in kept), "Exclude the other field, or choose another name")
+        require_unique("renames", (renames.get(n, n) for n in kept), "Exclude the other field, or choose another name")
         whole = F.col(self.of)
-        return {self.of: r.rebuilt(whole, {renames.get(n, n): whole.getField(n) for n in kept})}
+        return {self.of: rebuild_struct(whole, {renames.get(n, n): whole.getField(n) for n in kept})}
 
 
 @dataclass(frozen=True)
-class ValueToKey(KeepsNulls):
-    """The key becomes a struct of fields of the value. A tombstone has none of them: that is its error, as in Connect; give
-    ``predicate=RecordIsTombstone(), negate=True`` where tombstones come.
+class ValueToKey(NullDefaultTransform):
+    """Replaces the key by a struct of fields of the value.
+
+    A tombstone has no fields: that is its error, as in Connect. Give ``predicate=RecordIsTombstone(), negate=True`` if the topic
+    has tombstones.
 
     :param fields: the fields, in the key's order.
     """
@@ -242,75 +255,107 @@ class ValueToKey(KeepsNulls):
     def validate(self, where: str) -> list[Problem]:
         return [*super().validate(where), *names_problems(f"{where}.fields", self.fields)]
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
-        names = r.listed(self.fields)
+        names = parse_names(self.fields)
         record.known("value", "fields", names)
         value = F.col("value")
         key = F.when(value.isNotNull(), F.struct(*(value.getField(n).alias(n) for n in names)))
         return {"key": key, "error": F.when(value.isNull(), F.lit("found a null value (a tombstone), expected a struct"))}
 
 
-def _inserted(spec: str) -> str:
-    """The name of a field that is inserted, without the mark that says whether it is required."""
+def _field_name(spec: str) -> str:
+    """Return the name of an inserted field, without the mark that says whether it is required."""
     return spec[:-1] if spec.endswith(("!", "?")) else spec
 
 
-def names_problems(where: str, names: object, *, twice: bool = False, what: str = "fields") -> list[Problem]:
-    """What is wrong with a list of names that must not be empty.
+_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
-    :param twice: whether it may hold a name twice.
-    :param what: what is named, for the message.
+
+@dataclass(frozen=True)
+class MaskField(NullDefaultTransform, KeyOrValueTransform):
+    """Replaces fields by a neutral value: 0, false, an empty text or list, 1970-01-01. Nulls stay null.
+
+    A tombstone has no fields: that is its error, as in Connect.
+
+    :param fields: the fields.
+    :param replacement: instead; for texts and numbers only.
     """
-    if not isinstance(names, (str, Sequence)) or not (found := r.listed(names)):
-        return [Problem(where, f"found {names!r}; expected at least one name", f"Name {what}")]
-    problems = [p for name in found for p in name_problems(where, name)]
-    if problems or twice:
+
+    fields: str | Sequence[str]
+    replacement: str | None = None
+
+    def validate(self, where: str) -> list[Problem]:
+        problems = [*super().validate(where), *names_problems(f"{where}.fields", self.fields)]
+        if self.replacement is not None and not (isinstance(self.replacement, str) and self.replacement):
+            what = f"found {self.replacement!r}; expected a text that is not empty"
+            problems.append(Problem(f"{where}.replacement", what, "Leave it out for an empty text, 0 and so on"))
         return problems
-    doubles = sorted(name for name, count in Counter(found).items() if count > 1)
-    return [Problem(where, f"found `{name}` twice; expected each name once", "Leave one out") for name in doubles]
+
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+        from pyspark.sql import functions as F
+
+        names = parse_names(self.fields)
+        fields = record.known(self.of, "fields", names)
+        masks = {name: self._mask(name, fields[name]) for name in names}
+        problems = [mask for mask in masks.values() if isinstance(mask, Problem)]
+        if problems:
+            raise ValidationError(problems)
+        whole = F.col(self.of)
+        made = {name: whole.getField(name) for name in fields}
+        made |= {n: F.when(made[n].isNotNull(), m) for n, m in masks.items() if not isinstance(m, Problem)}
+        return {self.of: rebuild_struct(whole, made), "error": self.no_value()}
+
+    def _mask(self, name: str, found: DataType) -> Column | Problem:
+        kind = found.simpleString()
+        mask = neutral_value(found) if self.replacement is None else _replacement_value(self.replacement, found)
+        if mask is not None:
+            return mask
+        if self.replacement is None:
+            what = f"the field `{name}` is {kind}, for which there is no mask"
+            return Problem("fields", what, "Leave it out with ReplaceField(exclude=...)")
+        what = f"the field `{name}` is {kind}, which cannot hold {self.replacement!r}; expected a text or a number that can"
+        return Problem("replacement", what, "Mask it in a MaskField of its own")
 
 
-def refuse_doubles(option: str, names: Iterable[str], action: str) -> None:
-    """:raises ValidationError: a name is there twice."""
-    doubles = [name for name, count in Counter(names).items() if count > 1]
-    if doubles:
-        raise ValidationError(
-            [Problem(option, f"there would be `{name}` twice; expected each name once", action) for name in doubles]
-        )
+def neutral_value(found: DataType) -> Column | None:
+    """Return the neutral value of a type; None if there is none."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as t
+
+    if isinstance(found, t.MapType):
+        none = F.array().cast(t.ArrayType(found.keyType)), F.array().cast(t.ArrayType(found.valueType))
+        return F.map_from_arrays(*none)
+    if isinstance(found, t.ArrayType):
+        return F.array().cast(found)
+    if isinstance(found, t.NumericType):
+        return F.lit(0).cast(found)
+    if isinstance(found, (t.DateType, t.TimestampType, t.TimestampNTZType)):
+        return F.lit("1970-01-01").cast(found)
+    return F.lit("") if isinstance(found, t.StringType) else F.lit(False) if isinstance(found, t.BooleanType) else None
 
 
-def path_of(text: str) -> list[str]:
-    """The names of a path in Connect's syntax V2: dots between; a name in backticks may hold dots, and ``\\``` before a dot is a
-    backtick of the name's own.
+def _replacement_value(text: str, found: DataType) -> Column | None:
+    """Return a text as a value of a type; None if the type cannot hold it."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as t
 
-    :raises ValueError: a backtick is not closed.
-    """
-    names, at = [], 0
-    while at < len(text):
-        if text[at] != "`":
-            end = text.find(".", at)
-            end = len(text) if end < 0 else end
-            names.append(text[at:end])
-        else:
-            name, end = _quoted(text, at + 1)
-            names.append(name)
-        at = end + 1
-    return [*names, ""] if text.endswith(".") else names
-
-
-def _quoted(text: str, start: int) -> tuple[str, int]:
-    """The name that a backtick before ``start`` opens, and where the dot behind it is, or the text's end."""
-    name, at = "", start
-    while (end := text.find("`", at)) >= 0:
-        last = end == len(text) - 1
-        escaped = text[end - 1] == "\\" and end > start
-        if last and not escaped:
-            return name + text[start:end], len(text)
-        if not last and text[end + 1] == "." and not escaped:
-            return name + text[start:end], end + 1
-        if not last and text[end + 1] == ".":
-            name, start = name + text[start : end - 1] + "`", end + 1
-        at = end + 1
-    raise ValueError(f"found a backtick without its end in `{text}`; expected pairs")
+    if isinstance(found, t.StringType):
+        return F.lit(text)
+    if not text.isascii() or "_" in text:  # Python accepts these in numbers, Spark does not
+        return None
+    try:
+        if isinstance(found, t.IntegralType):
+            limit = 2 ** (_BITS[found.simpleString()] - 1)
+            whole = Decimal(text)
+            return F.lit(str(int(whole))).cast(found) if -limit - 1 < whole < limit else None
+        if isinstance(found, (t.FloatType, t.DoubleType)):
+            return F.lit(repr(float(text))).cast(found)
+        if isinstance(found, t.DecimalType):
+            number = Decimal(text)
+            fits = number == round(number, found.scale) and abs(number) < 10 ** (found.precision - found.scale)
+            return F.lit(text).cast(found) if fits else None
+    except (ValueError, InvalidOperation):
+        return None
+    return None

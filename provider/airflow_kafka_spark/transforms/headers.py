@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.transforms import record as r
-from airflow_kafka_spark.transforms.base import ByColumns, OfPart
-from airflow_kafka_spark.transforms.defaults import KeepsNulls
-from airflow_kafka_spark.transforms.fields import names_problems
-from airflow_kafka_spark.transforms.predicates import name_problems
-from airflow_kafka_spark.transforms.texts import as_text
+from airflow_kafka_spark.transforms.base import ColumnTransform, KeyOrValueTransform, NullDefaultTransform
+from airflow_kafka_spark.transforms.conversions import to_text
+from airflow_kafka_spark.transforms.options import name_problems, names_problems, parse_names
+from airflow_kafka_spark.transforms.record import FIXED, RecordSchema, rebuild_struct
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -20,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DropHeaders(ByColumns):
-    """Headers are left out, all of a name.
+class DropHeaders(ColumnTransform):
+    """Removes all headers of these names.
 
     :param headers: their names.
     """
@@ -31,16 +29,16 @@ class DropHeaders(ByColumns):
     def validate(self, where: str) -> list[Problem]:
         return [*super().validate(where), *names_problems(f"{where}.headers", self.headers)]
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
-        names = list(r.listed(self.headers))
+        names = list(parse_names(self.headers))
         return {"headers": F.filter("headers", lambda header: ~header.getField("key").isin(names))}
 
 
 @dataclass(frozen=True)
-class InsertHeader(ByColumns):
-    """A header is added behind the others, even where one of its name is there.
+class InsertHeader(ColumnTransform):
+    """Appends a header, even if there is one of the same name.
 
     :param header: its name.
     :param value_literal: its value: the text in UTF-8. ``null`` is no value; of a text in double quotes, what they hold.
@@ -56,7 +54,7 @@ class InsertHeader(ByColumns):
             problems.append(Problem(f"{where}.value_literal", what, "Write it as a text"))
         return problems
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         text: str | None = self.value_literal
@@ -64,15 +62,15 @@ class InsertHeader(ByColumns):
             text = None
         elif text is not None and len(text) > 1 and text[0] == text[-1] == '"':
             text = text[1:-1].replace(r"\"", '"')
-        return {"headers": _appended([(self.header, F.lit(text).cast("string").cast("binary"))])}
+        return {"headers": _append_headers([(self.header, F.lit(text).cast("string").cast("binary"))])}
 
 
 @dataclass(frozen=True)
-class HeaderFrom(KeepsNulls, OfPart):
-    """Fields of the key or value become headers, behind those that are there.
+class HeaderFrom(NullDefaultTransform, KeyOrValueTransform):
+    """Appends fields of the key or value as headers.
 
-    A header's value is the field's in text, as Connect's ``SimpleHeaderConverter`` writes it: numbers and texts as they are,
-    binaries in base64, timestamps in ISO 8601, structures in JSON; a null has no value. A tombstone has no fields: that is its
+    A header's value is the field's value in text, as Connect's ``SimpleHeaderConverter`` writes it: numbers and texts as they
+    are, binaries in base64, timestamps in ISO 8601, structures in JSON; null stays null. A tombstone has no fields: that is its
     error, as in Connect.
 
     :param fields: the fields; one may become several headers.
@@ -88,35 +86,35 @@ class HeaderFrom(KeepsNulls, OfPart):
         wrong = names_problems(f"{where}.fields", self.fields, twice=True)
         wrong += names_problems(f"{where}.headers", self.headers, twice=True, what="headers")
         problems = [*super().validate(where), *wrong]
-        if not wrong and len(r.listed(self.headers)) != len(r.listed(self.fields)):
-            what = f"found {len(r.listed(self.headers))} for {len(r.listed(self.fields))} fields; expected one for each"
+        if not wrong and len(parse_names(self.headers)) != len(parse_names(self.fields)):
+            what = f"found {len(parse_names(self.headers))} for {len(parse_names(self.fields))} fields; expected one for each"
             problems.append(Problem(f"{where}.headers", what, "Name a header for each field"))
         if self.operation not in ("copy", "move"):
             what = f'found {self.operation!r}; expected "copy" or "move"'
             problems.append(Problem(f"{where}.operation", what, "Correct it"))
         return problems
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
-        names = r.listed(self.fields)
+        names = parse_names(self.fields)
         fields: dict[str, DataType] = record.known(self.of, "fields", names)
         whole = F.col(self.of)
         new = [
-            (header, as_text(whole.getField(name), fields[name]).cast("binary"))
-            for name, header in zip(names, r.listed(self.headers), strict=True)
+            (header, to_text(whole.getField(name), fields[name]).cast("binary"))
+            for name, header in zip(names, parse_names(self.headers), strict=True)
         ]
-        # The headers of a record that has no fields stay as they are.
-        made = {"headers": F.when(whole.isNotNull(), _appended(new)).otherwise(F.col("headers")), "error": self.no_value()}
+        # A record without key or value keeps its headers.
+        made = {"headers": F.when(whole.isNotNull(), _append_headers(new)).otherwise(F.col("headers")), "error": self.no_value()}
         if self.operation == "move":
-            made[self.of] = r.rebuilt(whole, {n: whole.getField(n) for n in fields if n not in names})
+            made[self.of] = rebuild_struct(whole, {n: whole.getField(n) for n in fields if n not in names})
         return made
 
 
-def _appended(new: Sequence[tuple[str, Column]]) -> Column:
-    """The record's headers, and more behind them."""
+def _append_headers(new: Sequence[tuple[str, Column]]) -> Column:
+    """Return the record's headers with more behind them."""
     from pyspark.sql import functions as F
 
-    kind = r.FIXED["headers"]
+    kind = FIXED["headers"]
     more = F.array(*(F.struct(F.lit(name).alias("key"), value.alias("value")) for name, value in new))
     return F.concat(F.coalesce(F.col("headers"), F.array().cast(kind)), more.cast(kind))

@@ -1,4 +1,4 @@
-"""Which records a transform is for: Connect's predicates, and conditions of Spark's SQL."""
+"""Predicates: Connect's, and conditions in Spark's SQL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.transforms.patterns import java_problems, regex_problems, whole_match
+from airflow_kafka_spark.transforms.options import name_problems
+from airflow_kafka_spark.transforms.regexes import java_regex_problems, match_whole, regex_problems
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -15,25 +16,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predicate(ABC):
-    """A condition of a record. Subclasses are frozen dataclasses of options."""
+    """A condition that a record meets or not. Subclasses are frozen dataclasses of options."""
 
     over_fields: ClassVar[bool] = False
-    """Whether :meth:`test` names the value's fields bare, as SQL of a user's does."""
+    """Whether :meth:`test` names the value's fields without a prefix, as a user's SQL does."""
 
     def validate(self, where: str) -> list[Problem]:
-        """What is wrong with the options, all at once, without Spark; an empty list when nothing is."""
+        """Return all that is wrong with the options, without Spark."""
         return []
 
     @abstractmethod
     def test(self) -> Column:
-        """A boolean expression over the columns of a record frame; null counts as false. Computed for records only."""
+        """Return a boolean expression over the columns of a record frame; null counts as false. Computed for records only."""
 
 
 @dataclass(frozen=True)
 class TopicNameMatches(Predicate):
-    """Records of topics whose whole name matches.
+    """Meets records of topics whose whole name matches.
 
-    :param pattern: a regular expression of Java's.
+    :param pattern: a Java regular expression.
     """
 
     pattern: str
@@ -44,16 +45,16 @@ class TopicNameMatches(Predicate):
     def test(self) -> Column:
         from pyspark.sql import functions as F
 
-        if problems := java_problems("predicate.pattern", self.pattern):
+        if problems := java_regex_problems("predicate.pattern", self.pattern):
             raise ValidationError(problems)
-        return F.col("topic").rlike(whole_match(self.pattern))
+        return F.col("topic").rlike(match_whole(self.pattern))
 
 
 @dataclass(frozen=True)
 class HasHeaderKey(Predicate):
-    """Records with at least one header of this name.
+    """Meets records with at least one header of this name.
 
-    :param name: the header's.
+    :param name: the name of the header.
     """
 
     name: str
@@ -69,7 +70,7 @@ class HasHeaderKey(Predicate):
 
 @dataclass(frozen=True)
 class RecordIsTombstone(Predicate):
-    """Records whose value is null."""
+    """Meets records whose value is null."""
 
     def test(self) -> Column:
         from pyspark.sql import functions as F
@@ -79,11 +80,10 @@ class RecordIsTombstone(Predicate):
 
 @dataclass(frozen=True)
 class Condition(Predicate):
-    """Records for which a condition of Spark's SQL holds; null counts as not.
+    """Meets records for which a condition in Spark's SQL holds; null counts as not.
 
-    The value's fields are reached by their names. The record's parts are ``key``, ``value``, ``topic``, ``partition``,
-    ``offset``, ``timestamp`` and ``headers``, unless a field of the value is called so; ``record.topic`` and so on are always
-    the parts.
+    The condition names the value's fields, and the record's parts: ``key``, ``value``, ``topic``, ``partition``, ``offset``,
+    ``timestamp`` and ``headers``, unless a field of the value has that name; ``record.topic`` and so on are always the parts.
     An error in it (a division by zero) fails the job: ``try_divide``, ``try_cast`` and the like give null instead.
 
     :param sql: the condition.
@@ -99,10 +99,3 @@ class Condition(Predicate):
         from pyspark.sql import functions as F
 
         return F.expr(self.sql)
-
-
-def name_problems(where: str, name: object, expected: str = "a name") -> list[Problem]:
-    """What is wrong with an option that has to be a text that is not empty."""
-    if isinstance(name, str) and name.strip():
-        return []
-    return [Problem(where, f"found {name!r}; expected {expected}", "Correct it")]

@@ -1,4 +1,4 @@
-"""What a record looks like in Spark, and how its parts are reached: the ground that transforms and predicates stand on."""
+"""Record frames: the columns of a record in Spark, their types, and how expressions reach them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
+
 PARTS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns of a record frame, in order. Every other one begins with :data:`CARRIED`."""
 
@@ -27,33 +28,33 @@ FIXED = {
 """The types of the parts that no transform may change."""
 
 CARRIED = "__kafka_"
-"""How the names of columns begin that are carried past all transforms."""
+"""Prefix of the columns that are carried past all transforms."""
 
 MEETS = "__kafka_meets"
-"""Whether a record meets the predicate at hand."""
+"""The column that says whether a record meets the current predicate."""
 
 SCOPE = "record"
-"""The name by which SQL reaches all parts of a record, whatever the value's fields are called."""
+"""The name by which SQL reaches all parts of a record, even if a field of the value has the name of a part."""
 
 
 @dataclass(frozen=True)
-class Record:
-    """The types of a record's parts, before the job runs.
+class RecordSchema:
+    """The types of a record's parts, as Spark's analyzer knows them before the job runs.
 
-    :param schema: the frame's.
+    :param schema: the schema of the record frame.
     """
 
     schema: StructType
 
     def type_of(self, part: str) -> DataType:
-        """The type of a part."""
+        """Return the type of a part."""
         return self.schema[part].dataType
 
     def fields(self, part: str, option: str) -> dict[str, DataType]:
-        """The fields of a key or a value, in order.
+        """Return the fields of the key or value, in order.
 
-        :param option: what of the transform needs them, for the message.
-        :raises ValidationError: it is no struct.
+        :param option: the transform's option that needs them, for the message.
+        :raises ValidationError: the key or value is no struct.
         """
         from pyspark.sql.types import StructType
 
@@ -66,9 +67,9 @@ class Record:
         return {field.name: field.dataType for field in found}
 
     def known(self, part: str, option: str, names: Sequence[str]) -> dict[str, DataType]:
-        """The fields of a key or a value, of which these must be.
+        """Return the fields of the key or value, which must include these.
 
-        :raises ValidationError: it is no struct, or some are missing: all of them are told at once.
+        :raises ValidationError: it is no struct; or some fields are missing, all of which are named.
         """
         fields = self.fields(part, option)
         listed = ", ".join(f"`{name}`" for name in fields) or "none"
@@ -82,13 +83,13 @@ class Record:
         return fields
 
 
-def carried(frame: DataFrame) -> list[str]:
-    """The names of the columns that are no part of a record."""
+def carried_columns(frame: DataFrame) -> list[str]:
+    """Return the names of the columns that are no part of a record."""
     return [name for name in frame.columns if name not in PARTS]
 
 
 def is_record(frame: DataFrame) -> Column:
-    """The rows that a transform may look at: records, without an error so far, not left out and not sent elsewhere."""
+    """Return the condition for rows that transforms may change: records without an error, neither left out nor routed."""
     from pyspark.sql import functions as F
 
     fine = F.col(ERROR).isNull() if ERROR in frame.columns else F.lit(True)
@@ -97,16 +98,18 @@ def is_record(frame: DataFrame) -> Column:
     return fine & F.col(END).isNull() if END in frame.columns else fine
 
 
-def applies(frame: DataFrame) -> Column:
-    """The rows that the transform at hand changes: those that meet its predicate, too."""
+def applies_to(frame: DataFrame) -> Column:
+    """Return the condition for rows that the current transform changes: records that also meet its predicate."""
     from pyspark.sql import functions as F
 
     return is_record(frame) & F.col(MEETS) if MEETS in frame.columns else is_record(frame)
 
 
-def scoped(frame: DataFrame) -> DataFrame:
-    """A frame over which SQL of a user's is understood: the value's fields by their names, a record's parts by theirs where no
-    field of the value is called so, and all parts always below :data:`SCOPE`."""
+def with_scope(frame: DataFrame) -> DataFrame:
+    """Return a frame in whose columns users write SQL.
+
+    These are the value's fields; the parts of the record whose names no field has; and all parts below :data:`SCOPE`.
+    """
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
@@ -114,51 +117,52 @@ def scoped(frame: DataFrame) -> DataFrame:
     fields = [f.name for f in found] if isinstance(found, StructType) else []
     taken = {name.lower() for name in fields}
     return frame.select(
-        *(spark_column(name) for name in carried(frame)),
+        *(spark_column(name) for name in carried_columns(frame)),
         F.struct(*PARTS).alias(SCOPE),
         *(F.col("value").getField(f).alias(f) for f in fields if f.lower() != SCOPE and not f.lower().startswith(CARRIED)),
         *(F.col(part) for part in PARTS if part not in taken),
     )
 
 
-def unscoped(frame: DataFrame) -> list[Column]:
-    """The columns of a frame, seen from what :func:`scoped` made of it."""
+def without_scope(frame: DataFrame) -> list[Column]:
+    """Return the columns of a frame, as expressions over what :func:`with_scope` made of it."""
     from pyspark.sql import functions as F
 
     return [
         *(F.col(SCOPE).getField(part).alias(part) for part in PARTS),
-        *(spark_column(name) for name in carried(frame)),
+        *(spark_column(name) for name in carried_columns(frame)),
     ]
 
 
-def rebuilt(column: Column, fields: Mapping[str, Column]) -> Column:
-    """A struct with other fields; null where it was null."""
+def rebuild_struct(column: Column, fields: Mapping[str, Column]) -> Column:
+    """Return a struct with other fields; null if it was null."""
     from pyspark.sql import functions as F
 
     return F.when(column.isNotNull(), F.struct(*(field.alias(name) for name, field in fields.items())))
 
 
-def same(one: DataType, other: DataType) -> bool:
-    """Whether two types are the same but for what may be null."""
+def same_type(one: DataType, other: DataType) -> bool:
+    """Return True if two types differ at most in nullability."""
     return one.simpleString() == other.simpleString()
 
 
-def both(new: DataType, old: DataType, path: str) -> DataType:
-    """The type that holds values of two: a struct has the fields of both, those of the new one first.
+def common_type(new: DataType, old: DataType, path: str) -> DataType:
+    """Return the type that holds values of both types. A struct gets the fields of both, those of the new type first.
 
-    :param path: which field it is, for the message.
-    :raises ValidationError: a type differs.
+    :param path: the field's path, for the message.
+    :raises ValidationError: the types of a field differ.
     """
     from pyspark.sql.types import NullType, StructField, StructType
 
-    if same(new, old) or isinstance(old, NullType):
+    if same_type(new, old) or isinstance(old, NullType):
         return new
     if isinstance(new, NullType):
         return old
     if isinstance(new, StructType) and isinstance(old, StructType):
         kept = {f.name: f.dataType for f in old}
         fields = [
-            StructField(f.name, both(f.dataType, kept[f.name], f"{path}.{f.name}") if f.name in kept else f.dataType) for f in new
+            StructField(f.name, common_type(f.dataType, kept[f.name], f"{path}.{f.name}") if f.name in kept else f.dataType)
+            for f in new
         ]
         made = {f.name for f in new}
         return StructType([*fields, *(StructField(f.name, f.dataType) for f in old if f.name not in made)])
@@ -170,48 +174,23 @@ def both(new: DataType, old: DataType, path: str) -> DataType:
     raise ValidationError([Problem("predicate", what, action)])
 
 
-def conformed(column: Column, have: DataType, want: DataType) -> Column:
-    """A value in another type: by field, where a struct has others; null where the type is another.
+def conform(column: Column, have: DataType, want: DataType) -> Column:
+    """Return a value in another type: structs field by field; null if the types do not agree.
 
-    :param column: is named more than once in what is returned: a mere column, or a field of one.
+    :param column: a mere column or a field of one, since it occurs more than once in the result.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
-    if same(have, want):
+    if same_type(have, want):
         return column
     if isinstance(have, StructType) and isinstance(want, StructType):
         known = {f.name: f.dataType for f in have}
         fields = {
-            f.name: conformed(column.getField(f.name), known[f.name], f.dataType)
+            f.name: conform(column.getField(f.name), known[f.name], f.dataType)
             if f.name in known
             else F.lit(None).cast(f.dataType)
             for f in want
         }
-        return rebuilt(column, fields)
+        return rebuild_struct(column, fields)
     return F.lit(None).cast(want)
-
-
-def listed(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Names as Connect writes them (``a,b``) or in a list."""
-    if isinstance(names, str):
-        return tuple(name.strip() for name in names.split(",") if name.strip())
-    return tuple(names)
-
-
-def pairs(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Pairs as Connect writes them (``a:b,c:d``) or in a mapping.
-
-    :raises ValueError: they are no such pairs, one has no colon, or more than one; its message tells which.
-    """
-    if isinstance(given, Mapping):
-        return dict(given)
-    if not isinstance(given, (str, Sequence)):
-        raise ValueError(f"found {given!r}; expected pairs of names")
-    found = {}
-    for pair in listed(given):
-        left, colon, right = pair.partition(":") if isinstance(pair, str) else ("", "", "")
-        if not (left.strip() and colon and right.strip()) or ":" in right:
-            raise ValueError(f"found {pair!r}; expected two names with one colon between")
-        found[left.strip()] = right.strip()
-    return found

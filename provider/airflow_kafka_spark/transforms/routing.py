@@ -1,4 +1,4 @@
-"""Transforms that leave a record's content alone: whether it goes on, and to which topic or sink."""
+"""Transforms that route a record: whether it stays in the window, and to which topic or sink it goes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.transforms import record as r
-from airflow_kafka_spark.transforms.base import ByColumns
-from airflow_kafka_spark.transforms.moments import written
-from airflow_kafka_spark.transforms.patterns import (
-    date_format_problems,
-    java_problems,
-    match_at_beginning,
+from airflow_kafka_spark.transforms.base import ColumnTransform
+from airflow_kafka_spark.transforms.date_patterns import date_format_problems, format_timestamp
+from airflow_kafka_spark.transforms.options import name_problems
+from airflow_kafka_spark.transforms.predicates import Condition
+from airflow_kafka_spark.transforms.record import RecordSchema
+from airflow_kafka_spark.transforms.regexes import (
+    java_regex_problems,
+    match_at_start,
+    match_whole,
     regex_problems,
     replacement_problems,
-    whole_match,
 )
-from airflow_kafka_spark.transforms.predicates import Condition, name_problems
 from airflow_kafka_spark.windows.model import TOPIC_NAME
 
 if TYPE_CHECKING:
@@ -30,19 +30,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Filter(ByColumns):
-    """Leaves records out: those that meet the predicate; without one, all. With ``to`` they go elsewhere, instead of to the sink
-    of the operator, in the same window. Later transforms do not touch them; it is no error.
+class Filter(ColumnTransform):
+    """Leaves out the records that meet the predicate; without a predicate, all records.
 
-    Guarantee, with a topic: a ``read_committed`` reader of it sees each of them exactly once, as it was read: key, value,
-    timestamp and headers, and behind those why it is there. A row of a source is shown as the source gave it, in JSON.
+    With ``to`` these records are written to a topic or another sink, in the same window, instead of to the operator's sink. Later
+    transforms do not change them, and they do not count as errors.
 
-    Guarantee, with a sink (``KafkaToSinkOperator`` alone): each of them is in it exactly once, as the transforms before this one
-    have left it, and in no other sink or topic. Both sinks take the window whole; the operator's own is the last one to do so.
+    Guarantee, with a topic: a ``read_committed`` reader sees each of these records exactly once, as it was read: key, value,
+    timestamp and headers, with the reason in additional headers. A row of a source is shown in JSON, as the source gave it.
 
-    :param to: a topic of the same cluster, created with one partition when it is missing; or a sink, another one than the
-        operator's, which takes windows whole.
-    :param reason: what is told of each of them in a topic; default says which predicate it was.
+    Guarantee, with a sink (``KafkaToSinkOperator`` only): each of these records is in it exactly once, as the transforms before
+    this one have left it, and in no other sink or topic. Both sinks commit the window as a whole; the operator's own sink is the
+    last one.
+
+    :param to: a topic of the same cluster, created with one partition if it is missing; or a sink that commits windows as a
+        whole, other than the operator's.
+    :param reason: the reason in the headers of each record in the topic; default: the predicate.
     """
 
     to: str | Sink | None = field(default=None, kw_only=True)
@@ -61,31 +64,31 @@ class Filter(ByColumns):
         if self.reason and not isinstance(self.to, str):
             action = "Give `to` a topic" if self.to is None else "Leave it out: a sink gets the record's columns"
             problems.append(Problem(f"{where}.reason", "found a reason, and no topic to tell it in", action))
-        if not self._goes_somewhere:
+        if not self._is_valid_target:
             what = f"found {self.to!r}; expected a sink, or a topic's name: up to 249 letters, digits, `.`, `_` and `-`"
             problems.append(Problem(f"{where}.to", what, "Correct it"))
         return problems
 
     @property
-    def _goes_somewhere(self) -> bool:
+    def _is_valid_target(self) -> bool:
         from airflow_kafka_spark.sinks.base import Sink
 
         if isinstance(self.to, str):
             return bool(TOPIC_NAME.fullmatch(self.to))
         return self.to is None or isinstance(self.to, Sink)
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         if self.to is None:
             return {"keep": F.lit(False)}
         if not isinstance(self.to, str):
-            # Never a plain drop: the operator has to have taken it out of the chain.
+            # The operator has to take this filter out of the chain. To apply it would lose the records.
             raise ValidationError([Problem("to", "a chain by itself sends nothing to a sink", "Leave `to` out")])
-        return {"route": F.lit(route(self.to, self.reason or self._told))}
+        return {"route": F.lit(encode_route(self.to, self.reason or self._default_reason))}
 
     @property
-    def _told(self) -> str:
+    def _default_reason(self) -> str:
         if self.predicate is None:
             return "all records are left out"
         if isinstance(self.predicate, Condition):
@@ -93,18 +96,18 @@ class Filter(ByColumns):
         return f"it {'does not meet' if self.negate else 'meets'} {self.predicate!r}"
 
 
-def route(topic: str, reason: str) -> str:
-    """What is told of a record that goes to a topic, in the column that carries it past the other transforms."""
+def encode_route(topic: str, reason: str) -> str:
+    """Return the topic and the reason as JSON, for the column that marks a record as routed."""
     return json.dumps([topic, reason])
 
 
 @dataclass(frozen=True)
-class RegexRouter(ByColumns):
-    """Another topic for records whose topic's whole name matches; the others keep theirs.
+class RegexRouter(ColumnTransform):
+    """Changes the topic of records if its whole name matches; other topics stay.
 
-    :param regex: a regular expression of Java's.
-    :param replacement: the new name; ``$1`` is what the first group matched. As in Connect it stands for the first match: what
-        ``a|ab`` leaves of ``ab`` stays behind it.
+    :param regex: a Java regular expression.
+    :param replacement: the new name; ``$1`` is the first group. As in Connect it replaces the first match only: with ``a|ab`` the
+        ``b`` of ``ab`` stays behind it.
     """
 
     regex: str
@@ -117,22 +120,22 @@ class RegexRouter(ByColumns):
             *replacement_problems(f"{where}.replacement", self.regex, self.replacement),
         ]
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
-        if problems := java_problems("regex", self.regex):
+        if problems := java_regex_problems("regex", self.regex):
             raise ValidationError(problems)
-        # A name that matches as a whole has its first match at its beginning.
-        first, topic = match_at_beginning(self.regex), F.col("topic")
+        # If the whole name matches, the first match is at its beginning.
+        first, topic = match_at_start(self.regex), F.col("topic")
         routed = F.regexp_replace(topic, F.lit(first), F.lit(self.replacement))
-        return {"topic": F.when(topic.rlike(whole_match(self.regex)), routed).otherwise(topic)}
+        return {"topic": F.when(topic.rlike(match_whole(self.regex)), routed).otherwise(topic)}
 
 
 @dataclass(frozen=True)
-class TimestampRouter(ByColumns):
-    """Another topic, made of the topic and the record's timestamp (UTC). A record without a timestamp has an error.
+class TimestampRouter(ColumnTransform):
+    """Makes a record's topic from its topic and timestamp (UTC). A record without a timestamp has an error.
 
-    :param topic_format: the new name; ``${topic}`` and ``${timestamp}`` stand for the two.
+    :param topic_format: the new name, with ``${topic}`` and ``${timestamp}`` as placeholders.
     :param timestamp_format: a date pattern, as :class:`~airflow_kafka_spark.transforms.TimestampConverter` writes.
     """
 
@@ -146,10 +149,10 @@ class TimestampRouter(ByColumns):
             *date_format_problems(f"{where}.timestamp_format", self.timestamp_format),
         ]
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
-        known = {"${topic}": F.col("topic"), "${timestamp}": written(F.col("timestamp"), self.timestamp_format)}
+        known = {"${topic}": F.col("topic"), "${timestamp}": format_timestamp(F.col("timestamp"), self.timestamp_format)}
         pieces = [piece for piece in re.split(r"(\$\{topic\}|\$\{timestamp\})", self.topic_format) if piece]
         name = F.concat(*(known[piece] if piece in known else F.lit(piece) for piece in pieces))
         missing = F.col("timestamp").isNull()

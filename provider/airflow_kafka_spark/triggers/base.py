@@ -33,7 +33,7 @@ _POOL = ThreadPoolExecutor(32, thread_name_prefix="airflow-kafka-spark")
 
 
 @dataclass(frozen=True)
-class Observation:
+class ProbeResult:
     """The result of one check.
 
     :param done: whether the condition holds.
@@ -53,7 +53,7 @@ class Probe(Protocol):
         """Return what is wrong with the arguments, without asking the cluster."""
         ...
 
-    def check(self, hook: KafkaHook) -> Observation:
+    def check(self, hook: KafkaHook) -> ProbeResult:
         """Return whether the condition holds now. Blocks.
 
         :raises KafkaSparkError: the cluster did not answer, or refused.

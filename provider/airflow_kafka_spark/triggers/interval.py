@@ -11,7 +11,7 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import TOLERANCE_SECONDS
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.triggers.arguments import Duration, Instant, parse_instant, parse_seconds
-from airflow_kafka_spark.triggers.base import KafkaTrigger, Observation, Polling
+from airflow_kafka_spark.triggers.base import KafkaTrigger, Polling, ProbeResult
 from airflow_kafka_spark.windows.instants import now_ms
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class IntervalProbe:
     def problems(self) -> list[Problem]:
         return self._problems
 
-    def check(self, hook: KafkaHook) -> Observation:
+    def check(self, hook: KafkaHook) -> ProbeResult:
         assert self.end is not None
         # Read the clock first, so that records written during the requests do not count as late.
         over = time.time() >= self.end.timestamp() + self.grace
@@ -68,7 +68,7 @@ class IntervalProbe:
         if waiting:
             held = " (an open transaction keeps them back)" if over else ""
             line += f"; waiting for {', '.join(map(str, sorted(waiting)[:5]))}{'...' if len(waiting) > 5 else ''}{held}"
-        return Observation(not waiting, value, line)
+        return ProbeResult(not waiting, value, line)
 
 
 class KafkaIntervalTrigger(KafkaTrigger):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaSparkError, Probl
 from airflow_kafka_spark.ledger.lag import LagMeter
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.triggers.arguments import Count, Duration, choice_problems, parse_count, parse_seconds
-from airflow_kafka_spark.triggers.base import KafkaTrigger, Observation, Polling, connect, in_thread, raise_problems
+from airflow_kafka_spark.triggers.base import KafkaTrigger, Polling, ProbeResult, connect, in_thread, raise_problems
 from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, worst
 
 if TYPE_CHECKING:
@@ -26,42 +27,53 @@ if TYPE_CHECKING:
 _THRESHOLDS = ("at_most_records", "at_most_seconds", "at_least_records", "at_least_seconds")
 
 
-class LagProbe:
-    """Checks how far a consumer is behind. Arguments as :class:`KafkaLagTrigger`, with templates rendered."""
+@dataclass(frozen=True)
+class LagOptions:
+    """Whose lag is measured, and the threshold that it has to reach. Fields as the arguments of :class:`KafkaLagTrigger`."""
 
-    def __init__(
-        self,
-        *,
-        group_id: str | None = None,
-        pipeline: str | None = None,
-        topics: str | Sequence[str] | None = None,
-        at_most_records: Count = None,
-        at_most_seconds: Duration = None,
-        at_least_records: Count = None,
-        at_least_seconds: Duration = None,
-        per: Per = "total",
-        schedule: Duration = None,
-        fail_on: str | Sequence[str] = (),
-        ledger_topic: str = "airflow-windows",
-    ) -> None:
+    group_id: str | None = None
+    pipeline: str | None = None
+    topics: str | Sequence[str] | None = None
+    at_most_records: Count = None
+    at_most_seconds: Duration = None
+    at_least_records: Count = None
+    at_least_seconds: Duration = None
+    per: Per = "total"
+    schedule: Duration = None
+    fail_on: str | Sequence[str] = ()
+    ledger_topic: str = "airflow-windows"
+
+    def normalized(self) -> LagOptions:
+        """Return the options with JSON values only: seconds for a ``timedelta``, a list for any other sequence."""
+        return LagOptions(**{name: as_json(value) for name, value in vars(self).items()})
+
+
+class LagProbe:
+    """Checks how far a consumer is behind.
+
+    :param options: with templates rendered.
+    """
+
+    def __init__(self, options: LagOptions) -> None:
         self._problems: list[Problem] = []
         self.threshold = Threshold(
-            parse_count("at_most_records", at_most_records, self._problems),
-            parse_seconds("at_most_seconds", at_most_seconds, self._problems),
-            parse_count("at_least_records", at_least_records, self._problems),
-            parse_seconds("at_least_seconds", at_least_seconds, self._problems),
-            per,
+            parse_count("at_most_records", options.at_most_records, self._problems),
+            parse_seconds("at_most_seconds", options.at_most_seconds, self._problems),
+            parse_count("at_least_records", options.at_least_records, self._problems),
+            parse_seconds("at_least_seconds", options.at_least_seconds, self._problems),
+            options.per,
         )
+        fail_on = options.fail_on
         self.fail_on = (fail_on,) if isinstance(fail_on, str) else tuple(fail_on)
-        subscription = Subscription.of(topics, None)
+        subscription = Subscription.of(options.topics, None)
         self._problems += subscription.validate() if subscription.topics else []
-        self._problems += self._argument_problems(group_id, pipeline, subscription)
+        self._problems += self._argument_problems(options.group_id, options.pipeline, subscription)
         self._meter = LagMeter(
             subscription.topics,
-            group_id or None,
-            pipeline or None,
-            ledger_topic,
-            parse_seconds("schedule", schedule, self._problems) or None,
+            options.group_id or None,
+            options.pipeline or None,
+            options.ledger_topic,
+            parse_seconds("schedule", options.schedule, self._problems) or None,
         )
         self.lag: Lag | None = None
         """The lag at the last check."""
@@ -90,7 +102,7 @@ class LagProbe:
     def problems(self) -> list[Problem]:
         return self._problems
 
-    def check(self, hook: KafkaHook) -> Observation:
+    def check(self, hook: KafkaHook) -> ProbeResult:
         """Return whether the lag has reached the threshold.
 
         :raises ConsumerUnhealthy: it has not, and the consumer's status is one of ``fail_on``.
@@ -100,7 +112,7 @@ class LagProbe:
         line = f"{lag.line}, status {verdict.status.value}{f' ({verdict.reason})' if verdict.reason else ''}"
         if not done and verdict.status.value in self.fail_on:
             raise ConsumerUnhealthy(lag.of, verdict.status.value, verdict.reason, lag.line)
-        return Observation(done, self._payload(lag, verdict, verdicts), f"{line}; waiting for {self.threshold}")
+        return ProbeResult(done, self._payload(lag, verdict, verdicts), f"{line}; waiting for {self.threshold}")
 
     def _payload(self, lag: Lag, verdict: Verdict, verdicts: Mapping[TopicPartition, Verdict]) -> dict[str, Any]:
         return {
@@ -120,7 +132,7 @@ class LagProbe:
 
 
 class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
-    """Fires when a consumer's lag is what is waited for: for a sensor once, for an ``AssetWatcher`` again and again.
+    """Fires when a consumer's lag reaches a threshold: once for a sensor, repeatedly for an ``AssetWatcher``.
 
     In an ``AssetWatcher`` one backlog fires once. The next event comes
 
@@ -148,7 +160,7 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
     :param fail_on: for a sensor: statuses that are a failure.
     :param ledger_topic: where pipelines have their ledger.
     :param cooldown: seconds between two events for a backlog that stays although the consumer moves; default 60.
-    :param remind_after: seconds after which a backlog that nobody has touched fires again; default None: never.
+    :param remind_after: seconds after which a backlog fires again although the consumer has not moved; default None: never.
     :param once: fire once, and also for a failure, as a sensor needs it; default False.
     :param kafka_conn_id: connection of type ``kafka``.
     :param poll_interval: seconds between two checks.
@@ -183,22 +195,21 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
         silent: bool = False,
     ) -> None:
         super().__init__(Polling(kafka_conn_id, poll_interval, retry_timeout, wait_for_topic, give_up_at, silent))
-        watched = {
-            "group_id": group_id, "pipeline": pipeline, "topics": topics, "at_most_records": at_most_records,
-            "at_most_seconds": at_most_seconds, "at_least_records": at_least_records, "at_least_seconds": at_least_seconds,
-            "per": per, "schedule": schedule, "fail_on": fail_on, "ledger_topic": ledger_topic,
-        }  # fmt: skip
+        given = LagOptions(
+            group_id, pipeline, topics, at_most_records, at_most_seconds, at_least_records, at_least_seconds, per, schedule,
+            fail_on, ledger_topic,
+        )  # fmt: skip
         # As JSON: a trigger made from what `serialize` returns must serialize to the same.
-        self.watched = {name: as_json(value) for name, value in watched.items()}
+        self.options = given.normalized()
         self.cooldown = float(as_json(cooldown))
         self.remind_after = None if remind_after is None else float(as_json(remind_after))
         self.once = once
 
     def arguments(self) -> dict[str, Any]:
-        return {**self.watched, "cooldown": self.cooldown, "remind_after": self.remind_after, "once": self.once}
+        return {**vars(self.options), "cooldown": self.cooldown, "remind_after": self.remind_after, "once": self.once}
 
     def probe(self) -> LagProbe:
-        return LagProbe(**self.watched)
+        return LagProbe(self.options)
 
     def valid_probe(self) -> LagProbe:
         probe = self.probe()
@@ -240,7 +251,7 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
 
     @property
     def _key(self) -> str:
-        digest = hashlib.sha256(json.dumps([self.polling.kafka_conn_id, self.watched], sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([self.polling.kafka_conn_id, vars(self.options)], sort_keys=True).encode()).hexdigest()
         return f"kafka-lag-{digest[:16]}"
 
     async def _load_last_event(self) -> dict[str, Any]:

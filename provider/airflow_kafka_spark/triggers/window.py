@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.ledger.topic import LedgerReader
 from airflow_kafka_spark.triggers.arguments import Count, Instant, parse_count, parse_instant
-from airflow_kafka_spark.triggers.base import KafkaTrigger, Observation, Polling
+from airflow_kafka_spark.triggers.base import KafkaTrigger, Polling, ProbeResult
 from airflow_kafka_spark.windows.completed import Wanted, completed
 
 if TYPE_CHECKING:
@@ -43,16 +43,16 @@ class WindowProbe:
     def problems(self) -> list[Problem]:
         return self._problems
 
-    def check(self, hook: KafkaHook) -> Observation:
+    def check(self, hook: KafkaHook) -> ProbeResult:
         memory = self._ledger.look(hook)
         found = completed(memory, self.wanted)
         if found is None:
             unfinished = memory.open_entry
             state = f"its last complete window is {memory.last_number}" if memory.exists else "the ledger does not know it yet"
             state += f", window {unfinished.window.number} is open" if unfinished else ""
-            return Observation(False, line=f"Pipeline {memory.pipeline} has not completed {self.wanted}: {state}")
+            return ProbeResult(False, line=f"Pipeline {memory.pipeline} has not completed {self.wanted}: {state}")
         value = {"pipeline": memory.pipeline, "window": found.window, "run": found.run, "report": dict(found.report)}
-        return Observation(True, value, f"Window {found.window} of pipeline {memory.pipeline} is complete (run {found.run})")
+        return ProbeResult(True, value, f"Window {found.window} of pipeline {memory.pipeline} is complete (run {found.run})")
 
 
 class KafkaWindowTrigger(KafkaTrigger):

@@ -7,7 +7,8 @@ again: every retry, clear and zombie sees the same window. Nothing here does any
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
@@ -251,10 +252,52 @@ class Split:
 
     :param index: position among the window's splits, from 0; the same at every attempt.
     :param range: the offsets to read.
+    :param epoch: the leader epoch of the partition when the window's end was frozen: a record of the range that has a later one
+        was written after the log had been cut off. -1 where it is not known.
     """
 
     index: int
     range: OffsetRange
+    epoch: int = -1
+
+
+_PACKED = struct.Struct("<iiiqqi")
+
+
+@dataclass(frozen=True)
+class PackedSplits:
+    """Splits as the tasks of a Spark job get them: each task unpickles them all and works on one, so that they are bytes (32 for
+    each split), of which only that one becomes an object.
+
+    :param topics: the topics' names.
+    :param packed: per split its index, the topic's place among these, the partition, start, end and epoch.
+    """
+
+    topics: tuple[str, ...]
+    packed: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, splits: Iterable[Split]) -> PackedSplits:
+        topics: dict[str, int] = {}
+        packed = bytearray()
+        for split in splits:
+            r = split.range
+            topic = topics.setdefault(r.topic, len(topics))
+            packed += _PACKED.pack(split.index, topic, r.partition, r.start, r.end, split.epoch)
+        return cls(tuple(topics), bytes(packed))
+
+    def __len__(self) -> int:
+        return len(self.packed) // _PACKED.size
+
+    def __getitem__(self, at: int) -> Split:
+        """:raises IndexError: there are fewer."""
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        index, topic, partition, start, end, epoch = _PACKED.unpack_from(self.packed, at * _PACKED.size)
+        return Split(index, OffsetRange(self.topics[topic], partition, start, end), epoch)
+
+    def __iter__(self) -> Iterator[Split]:
+        return map(self.__getitem__, range(len(self)))
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,9 @@ def make_splits(window: Window, split_span: int, *, without: Iterable[str] = ())
         bounds = [r.start + r.span * turn // count for turn in range(count + 1)] if count else []
         for turn, (start, end) in enumerate(pairwise(bounds)):
             pieces.append((turn, OffsetRange(r.topic, r.partition, start, end)))
-    return tuple(Split(index, piece) for index, (_, piece) in enumerate(sorted(pieces)))
+    return tuple(
+        Split(index, piece, window.epochs.get(piece.topic_partition, -1)) for index, (_, piece) in enumerate(sorted(pieces))
+    )
 
 
 def whole_splits(window: Window, *, without: Iterable[str] = ()) -> tuple[Split, ...]:
@@ -293,7 +295,11 @@ def whole_splits(window: Window, *, without: Iterable[str] = ()) -> tuple[Split,
     :param without: topics that can no longer be read.
     """
     skipped = set(without)
-    return tuple(Split(index, r) for index, r in enumerate(window.ranges) if r.span and r.topic not in skipped)
+    return tuple(
+        Split(index, r, window.epochs.get(r.topic_partition, -1))
+        for index, r in enumerate(window.ranges)
+        if r.span and r.topic not in skipped
+    )
 
 
 def next_position(position: Position, window: Window) -> Position:

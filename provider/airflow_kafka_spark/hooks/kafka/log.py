@@ -73,12 +73,20 @@ def compare_epochs(
     ]
     found: dict[TopicPartition, int] = {}
     for first in range(0, len(wanted), AT_ONCE):
-        found |= _diverged(hook, wanted[first : first + AT_ONCE])
+        found |= cut_below(hook.consumer_config(), wanted[first : first + AT_ONCE], hook.timeout, hook.conn_id)
     return replace(log, diverged={**log.diverged, **found})
 
 
-def _diverged(hook: KafkaHook, wanted: Sequence[tuple[TopicPartition, int, int]]) -> dict[TopicPartition, int]:
-    """Where the logs end that were read, for those that end before the offset.
+def cut_below(
+    config: Mapping[str, Any], wanted: Sequence[tuple[TopicPartition, int, int]], seconds: float, where: str
+) -> dict[TopicPartition, int]:
+    """Return where the logs that were read end now, for those that end before the offset.
+
+    :param config: a consumer's configuration.
+    :param wanted: offsets, each with the leader epoch under which the log reached to it.
+    :param seconds: after which the brokers are given up.
+    :param where: names them in an error.
+    :raises KafkaUnavailable: the brokers do not answer in time.
 
     There is no request of its own in confluent-kafka: a consumer that is assigned an offset with its leader epoch asks for it
     before it reads, and says that the log was truncated in place of a record.
@@ -92,8 +100,8 @@ def _diverged(hook: KafkaHook, wanted: Sequence[tuple[TopicPartition, int, int]]
     )
     left = {tp for tp, _, _ in wanted}
     found: dict[TopicPartition, int] = {}
-    consumer = confluent_kafka.Consumer(hook.consumer_config(**SETTINGS), logger=ClientEvents())
-    deadline, last = time.monotonic() + hook.timeout, "nothing was answered"
+    consumer = confluent_kafka.Consumer({**config, **SETTINGS}, logger=ClientEvents())
+    deadline, last = time.monotonic() + seconds, "nothing was answered"
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, offset, leader_epoch=epoch) for tp, offset, epoch in wanted])
         while left:
@@ -108,7 +116,7 @@ def _diverged(hook: KafkaHook, wanted: Sequence[tuple[TopicPartition, int, int]]
                 left.discard(tp)
             if left and time.monotonic() > deadline:
                 doing = f"comparing the leader epochs of {len(left)} partitions, {min(left)} among them"
-                raise KafkaUnavailable(hook.conn_id, doing, last)
+                raise KafkaUnavailable(where, doing, last)
         return found
     finally:
         consumer.close()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
@@ -19,7 +20,7 @@ from airflow_kafka_spark.sinks.postgres.server import SinkServer, lock_key, pipe
 from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
 from airflow_kafka_spark.sinks.postgres.types import StageColumn, copies_directly, merge_column, stage_column
 from airflow_kafka_spark.sinks.postgres.windows_table import exists, recorded, refuse_conflict
-from airflow_kafka_spark.windows.model import Split, Window
+from airflow_kafka_spark.windows.model import Split, TopicPartition, Window
 
 if TYPE_CHECKING:
     import psycopg
@@ -122,9 +123,18 @@ class WindowAttempt:
 
     def stage(self, split: int, table: str) -> StagedSplit:
         """Return a registered stage, with the position of its partition among the window's partitions."""
-        r = next(s.range for s in self.splits if s.index == split)
-        partitions = sorted({s.range.topic_partition for s in self.splits})
-        return StagedSplit(str(Name(self.stage_schema, table)), r.topic, r.partition, partitions.index(r.topic_partition))
+        place = self._places[split]
+        return StagedSplit(str(Name(self.stage_schema, table)), place.topic, place.partition, self._numbers[place])
+
+    @cached_property
+    def _places(self) -> dict[int, TopicPartition]:
+        """Return the partition of each split."""
+        return {split.index: split.range.topic_partition for split in self.splits}
+
+    @cached_property
+    def _numbers(self) -> dict[TopicPartition, int]:
+        """Return the position of each partition among the window's."""
+        return {place: number for number, place in enumerate(sorted(set(self._places.values())))}
 
 
 def application_name(key: str) -> str:

@@ -57,7 +57,7 @@ _RESERVED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class FilesOptions:
+class FilesSourceOptions:
     """The arguments of :class:`~airflow_kafka_spark.sources.files.source.FilesSource`, which documents them."""
 
     path: str
@@ -147,7 +147,7 @@ class FilesOptions:
         if self.on_change not in get_args(OnChange):
             allowed = ", ".join(get_args(OnChange))
             yield Problem("source.on_change", f"`{self.on_change}` is not known; expected one of {allowed}")
-        glob: Any = self.glob
+        glob: object = self.glob
         if not isinstance(glob, str) or not glob or "/" in glob:
             advice = "To look into directories below set `recursive=True`"
             yield Problem("source.glob", f"{glob!r} is not a pattern of file names (`*`, `?`, `[...]`)", advice)

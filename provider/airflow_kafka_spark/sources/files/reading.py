@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.types import parse_ddl
-from airflow_kafka_spark.sources.files.options import FilesOptions
+from airflow_kafka_spark.sources.files.options import FilesSourceOptions
 from airflow_kafka_spark.sources.files.splits import (
     FileSplit,
     decode_split,
@@ -34,7 +34,9 @@ _CAUSE = re.compile(r"Caused by: (?:[\w.$]+(?:Exception|Error): )?([^\n]+)")
 _SHOWN = 300
 
 
-def read_frame(options: FilesOptions, store: FileStore, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
+def read_frame(
+    options: FilesSourceOptions, store: FileStore, spark: SparkSession, splits: Sequence[Mapping[str, Any]]
+) -> DataFrame:
     """Return the rows of the splits as a DataFrame; see :meth:`RowSource.frame`. Changes the session's settings if needed.
 
     :raises SourceUnavailable: the files cannot be looked at.

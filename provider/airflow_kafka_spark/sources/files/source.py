@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected
 from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
-from airflow_kafka_spark.sources.files.options import FilesOptions
+from airflow_kafka_spark.sources.files.options import FilesSourceOptions
 from airflow_kafka_spark.sources.files.reading import explain_read_error, read_frame, session_settings
 from airflow_kafka_spark.sources.files.schema import read_footers
 from airflow_kafka_spark.sources.files.store import FileStore, open_store
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FilesSource(FilesOptions, RowSource):
-    """Reads the new files of a directory, with Spark's own file readers; each window takes those that came since the last.
+class FilesSource(FilesSourceOptions, RowSource):
+    """Reads the new files of a directory with Spark's file readers. Each window takes the files that arrived since the last one.
 
     Guarantee: every file is in exactly one window, and the window's splits give the same rows at every attempt, *as long as the
     directory keeps to three rules*:
@@ -39,22 +39,21 @@ class FilesSource(FilesOptions, RowSource):
     3. Beyond 10 000 files only: a file is listed within ``allowed_lateness`` after its own modification time.
 
     Up to 10 000 files nothing depends on clocks: each file is remembered by name, size, modification time and etag, and may
-    arrive with whatever modification time. Beyond them the oldest are forgotten, and whatever is older than the newest forgotten
-    one counts as read. So a directory may grow for ever, and what is remembered of it does not (at most 320 KB of a ledger
-    record). A file that is put into such a directory with its old modification time (``cp -p``, ``rsync -t``, ``mv``), later than
-    rule 3 allows, is not read. That is noticed, and fails the task, when more files of that age are there than before; if as many
-    were removed meanwhile, it is not. Clocks of the store and of the worker that differ count against the lateness.
-    A file that was read, removed from the directory and put back is recognized as long as it is remembered: within the lateness,
-    and then as long as no more than 1 000 files are remembered.
+    arrive with any modification time. Above that number the oldest files are forgotten, and a file that is not newer than the
+    newest forgotten one counts as read. So a directory may grow without limit; the ledger record does not (at most 320 KB). A
+    file that is put into such a directory with its old modification time (``cp -p``, ``rsync -t``, ``mv``), later than rule 3
+    allows, is not read. That is noticed, and fails the task, when more files of that age are there than before; if as many were
+    removed meanwhile, it is not. Clocks of the store and of the worker that differ count against the lateness. A file that was
+    read, removed from the directory and put back is recognized as long as it is remembered: within the lateness, and then as long
+    as no more than 1 000 files are remembered.
 
-    Files are read in the order of modification time and name as far as windows go; within one, split follows split from the
-    largest to the smallest, and no order is kept between splits. Empty files are passed over, until there is something in them.
-    Hidden files (``_*`` without ``=``, ``.*``) are too, also in directories. Directories named ``column=value`` are looked into
-    when ``recursive``, but give no column. Links to directories are not followed.
+    Windows take files in the order of modification time and name. Within a window no order is kept between splits. Empty files
+    are passed over until they have content, hidden files (``_*`` without ``=``, ``.*``) always, in all directories. Directories
+    named ``column=value`` are looked into when ``recursive``, but give no column. Links to directories are not followed.
 
     Parquet and ORC files, and text that can be read from its middle (not compressed, or bzip2), are cut into pieces of
-    ``split_bytes``; small files are packed together, at most 64. Spark does the cutting; that it cuts as frozen is checked before
-    anything is read, except over Spark Connect, where the server cannot be asked and has to be a Spark that packs as 4.0 does.
+    ``split_bytes``; small files are packed together, at most 64. Spark does the splitting. Before anything is read, its splits
+    are compared with the frozen ones; not over Spark Connect, whose server cannot be asked and has to split as Spark 4.0 does.
 
     A malformed record of JSON or CSV fails the window (``FAILFAST``); so does a CSV header that does not name the columns of
     ``schema`` in their order, and a damaged file. JSON fields that ``schema`` does not name are left out.

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
-from airflow_kafka_spark.sources.files.options import FilesOptions
+from airflow_kafka_spark.sources.files.options import FilesSourceOptions
 from airflow_kafka_spark.sources.files.schema import read_footers, require_same_columns
 from airflow_kafka_spark.sources.files.seen_files import MAX_REMEMBERED, DirectoryListing, SeenFiles, TooManyFiles
 from airflow_kafka_spark.sources.files.splits import (
@@ -28,7 +28,7 @@ MAX_FILES = 5_000
 FORMATS_WITH_FOOTER = ("parquet", "orc")
 
 
-def list_files(options: FilesOptions, store: FileStore) -> list[ListedFile]:
+def list_files(options: FilesSourceOptions, store: FileStore) -> list[ListedFile]:
     """Return the files that the options select now.
 
     :raises SourceUnavailable: the directory cannot be listed.
@@ -53,7 +53,7 @@ class WindowPlanner:
     :param store: the store of its directory.
     """
 
-    options: FilesOptions
+    options: FilesSourceOptions
     store: FileStore
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:

@@ -16,7 +16,7 @@ ReadMode = Literal["bulk", "incrementing", "timestamp", "timestamp+incrementing"
 
 
 @dataclass(frozen=True)
-class JdbcOptions:
+class JdbcSourceOptions:
     """The arguments of :class:`~airflow_kafka_spark.sources.jdbc.source.JdbcSource`, which documents them."""
 
     conn_id: str

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceColumn, SourceDatabase
-from airflow_kafka_spark.sources.jdbc.options import JdbcOptions
+from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.sources.jdbc.windows import SplitOrder, column_of, find_relation, selected_columns
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def read_frame(
-    options: JdbcOptions, database: SourceDatabase, spark: SparkSession, splits: Sequence[Mapping[str, Any]]
+    options: JdbcSourceOptions, database: SourceDatabase, spark: SparkSession, splits: Sequence[Mapping[str, Any]]
 ) -> DataFrame:
     """Return the rows of the splits as a DataFrame; see :meth:`RowSource.frame`."""
     with database.session("reading the catalog") as session:
@@ -42,7 +42,7 @@ def read_frame(
 
 
 def make_split_reader(
-    options: JdbcOptions, database: SourceDatabase, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None
+    options: JdbcSourceOptions, database: SourceDatabase, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None
 ) -> SplitReader | str:
     """Return how tasks read the splits, by the same conditions as :func:`read_frame`; see :meth:`RowSource.reader`."""
     with database.session("reading the catalog") as session:

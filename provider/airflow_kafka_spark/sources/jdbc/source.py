@@ -11,7 +11,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.connections import kind_of, look_up
 from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
-from airflow_kafka_spark.sources.jdbc.options import JdbcOptions
+from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class JdbcSource(JdbcOptions, RowSource):
-    """Reads windows of a table or query: of PostgreSQL by Spark's tasks themselves, where that is exact (:meth:`reader`); else,
-    and of MariaDB and MySQL, by Spark's JDBC reader.
+class JdbcSource(JdbcSourceOptions, RowSource):
+    """Reads windows of a table or query.
+
+    Spark's tasks read PostgreSQL by themselves, if that gives the same values (:meth:`reader`). Otherwise, and for MariaDB and
+    MySQL, Spark's JDBC reader reads.
 
     A window is the rows of ``(last, end]`` in the order of the *split columns*: those of the cursor, of the key, or both.
     ``last`` is where the previous window ended, ``end`` a row that existed when the window was frozen. It is cut into splits by
@@ -38,9 +40,9 @@ class JdbcSource(JdbcOptions, RowSource):
 
     What the windows of a pipeline hold together depends on the mode:
 
-    - ``bulk``: the whole table, again and again, by its key. Each time is a *pass*: one window, or several where ``max_records``
-      (or the limit of 2 000 splits) cuts it short, each of which goes on behind the one before. After a complete pass the next
-      window begins a new one. Rows that appear while a pass is under way are in it or in the next.
+    - ``bulk``: the whole table, again and again, by its key. Each *pass* is one window, or several if ``max_records`` (or the
+      limit of 2 000 splits) ends a window early; the next window then continues. After a complete pass the next window begins a
+      new one. Rows that are inserted during a pass are in it or in the next.
     - ``incrementing``: every row once, by a column whose values only grow; later updates are not seen. A row that becomes visible
       with a smaller value than one already published is never read. So transactions that are writing the table are waited for
       when a window is frozen (``writers_timeout``; on a primary of PostgreSQL). What remains are values that were drawn long
@@ -49,24 +51,24 @@ class JdbcSource(JdbcOptions, RowSource):
     - ``timestamp``: every row, and every version of it that is still the last one when its window is read, by a column that each
       insert and update sets. Rows younger than ``delay`` wait. A row is missed that becomes visible with a timestamp before one
       already published: when its transaction was neither waited for (as above) nor over within ``delay`` after the timestamp.
-    - ``timestamp+incrementing``: the same; rows of one timestamp are told apart by the incrementing column.
+    - ``timestamp+incrementing``: like ``timestamp``; rows of one timestamp are ordered by the incrementing column.
 
     A row that is updated while a window with a timestamp is open leaves it: its new timestamp lies behind the window's end. It is
-    published again by a later window because it has changed, and not twice by this one.
+    published by a later window because it has changed, and not twice by this one.
 
     Columns arrive as they are: ``smallint``, ``int``, ``bigint``, ``float``, ``double``, ``boolean``, ``decimal(p,s)``, ``date``,
     ``binary``, ``string``; with time zone as ``timestamp``, without as ``timestamp_ntz``, both to the microsecond; arrays as
     arrays. As the text that the database writes: ``numeric`` without precision or with more than Spark's 38 digits (it is never
-    rounded), ``json``, ``uuid``, enums, ``time``, intervals, network addresses, arrays of several dimensions (JSON) and whatever
-    else there is. ``infinity`` in a date or timestamp, which Spark cannot hold, fails the read and names the column.
+    rounded), ``json``, ``uuid``, enums, ``time``, intervals, network addresses, arrays of several dimensions (JSON) and all other
+    types. ``infinity`` in a date or timestamp, which Spark cannot hold, fails the read and names the column.
 
-    :param conn_id: Airflow connection of type ``postgres`` or ``mysql``. Executors connect with it too: certificate files have to
-        be there.
+    :param conn_id: Airflow connection of type ``postgres`` or ``mysql``. Executors use it too: certificate files have to exist
+        there.
     :param table: ``table`` or ``schema.table``, as written, not folded to lower case; ``"My schema"."my.table"`` where a name
         holds a dot. Or give ``query``.
     :param query: a SELECT, as it can stand in a FROM clause. It has no primary key: give ``key``, or a cursor.
     :param mode: as above; by default what the columns given imply: ``bulk`` without a cursor.
-    :param cursor: the same as ``incrementing_column``, for short.
+    :param cursor: a short name of ``incrementing_column``.
     :param incrementing_column: Connect's ``incrementing.column.name``.
     :param timestamp_column: Connect's ``timestamp.column.name``: a timestamp, or a date (whole days then, once they are over).
     :param delay: seconds that rows have to be old, by the database's clock, before a window with a timestamp takes them

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, MissingRelation, Relation, SourceColumn, SourceDatabase
-from airflow_kafka_spark.sources.jdbc.options import JdbcOptions, quoted_list
+from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions, quoted_list
 from airflow_kafka_spark.sources.jdbc.reading import select_statement
 from airflow_kafka_spark.sources.jdbc.windows import look_up_relation, selected_columns, split_columns
 
@@ -26,7 +26,7 @@ class ServerValidation:
     :param options_valid: whether the checks without a server found nothing; only then a statement is tried.
     """
 
-    options: JdbcOptions
+    options: JdbcSourceOptions
     database: SourceDatabase
     options_valid: bool
 

@@ -23,7 +23,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SourceDatabase,
     SplitKey,
 )
-from airflow_kafka_spark.sources.jdbc.options import JdbcOptions
+from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 
 MAX_BYTES = 500_000
 """The most that a window's splits take as JSON: long text keys make for fewer splits."""
@@ -32,14 +32,14 @@ MAX_BYTES = 500_000
 # --- the relation -------------------------------------------------------------------------------------------------------
 
 
-def look_up_relation(options: JdbcOptions, session: DatabaseSession) -> Relation | MissingRelation:
+def look_up_relation(options: JdbcSourceOptions, session: DatabaseSession) -> Relation | MissingRelation:
     """Return the table or query that the options name, as the server describes it now."""
     if options.query is not None:
         return session.query(options.query, options.name)
     return session.table(*parse_name(options.table or ""))
 
 
-def find_relation(options: JdbcOptions, session: DatabaseSession) -> Relation:
+def find_relation(options: JdbcSourceOptions, session: DatabaseSession) -> Relation:
     """Return the table or query that the options name.
 
     :raises SourceRejected: there is no such table.
@@ -50,7 +50,7 @@ def find_relation(options: JdbcOptions, session: DatabaseSession) -> Relation:
     return found
 
 
-def selected_columns(options: JdbcOptions, relation: Relation) -> tuple[SourceColumn, ...]:
+def selected_columns(options: JdbcSourceOptions, relation: Relation) -> tuple[SourceColumn, ...]:
     """Return the columns to read, in their order.
 
     :raises SourceRejected: one is missing, or cannot be read.
@@ -79,7 +79,7 @@ def column_of(relation: Relation, name: str) -> SourceColumn:
 # --- the order ----------------------------------------------------------------------------------------------------------
 
 
-def split_columns(options: JdbcOptions, relation: Relation) -> tuple[str, ...]:
+def split_columns(options: JdbcSourceOptions, relation: Relation) -> tuple[str, ...]:
     """Return the columns that order the rows: the cursor; behind a timestamp also the key, which orders rows of one timestamp."""
     cursor, key = options.cursor_columns, tuple(options.key) or relation.key
     if options.effective_mode == "bulk":
@@ -165,7 +165,7 @@ class WindowStart:
     table_pass: int = 1
 
 
-def resolve_start(options: JdbcOptions, relation: Relation, position: Mapping[str, Any] | None) -> WindowStart:
+def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapping[str, Any] | None) -> WindowStart:
     """Return where the window behind ``position`` begins.
 
     :raises SourceRejected: the position is that of another table, mode or cursor.
@@ -199,7 +199,7 @@ def _named(columns: Sequence[str]) -> str:
 
 
 def _position(
-    options: JdbcOptions, relation: Relation, start: WindowStart, after: SplitKey | None, *, complete: bool
+    options: JdbcSourceOptions, relation: Relation, start: WindowStart, after: SplitKey | None, *, complete: bool
 ) -> dict[str, Any]:
     bulk = options.effective_mode == "bulk"
     return {
@@ -214,7 +214,7 @@ def _position(
 # --- the window ---------------------------------------------------------------------------------------------------------
 
 
-def freeze_window(options: JdbcOptions, database: SourceDatabase, position: Mapping[str, Any] | None) -> FrozenWindow:
+def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position: Mapping[str, Any] | None) -> FrozenWindow:
     """Decide the window behind ``position``; see :meth:`RowSource.freeze`."""
     with database.session("freezing a window") as session:
         relation = find_relation(options, session)
@@ -240,7 +240,7 @@ def freeze_window(options: JdbcOptions, database: SourceDatabase, position: Mapp
         return _split_window(options, order, relation, start, end, nulls)
 
 
-def _check_sequence(options: JdbcOptions, session: DatabaseSession, relation: Relation, start: WindowStart) -> None:
+def _check_sequence(options: JdbcSourceOptions, session: DatabaseSession, relation: Relation, start: WindowStart) -> None:
     if start.after is None or options.effective_mode != "incrementing":
         return
     reason = session.sequence_reset(relation, column_of(relation, start.order[0]), start.after[0])
@@ -249,7 +249,7 @@ def _check_sequence(options: JdbcOptions, session: DatabaseSession, relation: Re
         raise SourceRejected(relation.name, reason, action)
 
 
-def _find_end(options: JdbcOptions, order: SplitOrder, relation: Relation, start: WindowStart) -> SplitKey | None:
+def _find_end(options: JdbcSourceOptions, order: SplitOrder, relation: Relation, start: WindowStart) -> SplitKey | None:
     """Return the last row behind ``start``; None if there is none."""
     conditions = order.not_null()
     if start.after is not None:
@@ -269,7 +269,7 @@ def _find_end(options: JdbcOptions, order: SplitOrder, relation: Relation, start
 
 
 def _split_window(
-    options: JdbcOptions, order: SplitOrder, relation: Relation, start: WindowStart, end: SplitKey, nulls: int
+    options: JdbcSourceOptions, order: SplitOrder, relation: Relation, start: WindowStart, end: SplitKey, nulls: int
 ) -> FrozenWindow:
     most = options.split_records * (MAX_SPLITS - bool(nulls))
     limit = min(most, options.max_records or most)

@@ -15,7 +15,8 @@ import pyarrow as pa
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, OffsetsWentBack
+from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
+from airflow_kafka_spark.hooks.kafka.log import cut_below
 from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
@@ -82,13 +83,21 @@ class Reader:
     Done when a record or the end of the partition is seen at or past ``end``: the last offsets of a range may be control records,
     which no consumer is ever handed.
 
+    Guarantee: no record is handed out that was written in place of one that was planned. All records below a frozen end have the
+    leader epoch of that moment or an earlier one; whatever is written after an election, in place of records that an unclean one
+    has cut off, has a later one. So a record's own epoch shows that it was planned, at whatever moment the log was cut.
+    librdkafka compares the epoch of its position only, when it is assigned and after an election: with an epoch for the start it
+    would not see a cut behind that, and would ask the broker once per split. Records that are missing, with none in their place,
+    are the driver's affair, which compares the end of the range before the window is committed.
+
     :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka.config.consumer_config`).
     :param range: the offsets to read.
-    :param skip_lost: pass over records that were deleted meanwhile, and note them in ``gaps``; else they are an error.
+    :param skip_lost: pass over records that were deleted or cut off meanwhile, and note them in ``gaps``; else they are an error.
     :param with_headers: whether headers are wanted.
     :param with_keys: whether keys are wanted.
     :param with_messages: whether the records themselves are kept, for :meth:`Records.original`.
     :param patience: seconds without any progress after which the broker is given up.
+    :param epoch: the leader epoch of the partition when the range was planned; -1 (not known) compares nothing.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -98,6 +107,7 @@ class Reader:
     patience: float = 300.0
     with_keys: bool = True
     with_messages: bool = False
+    epoch: int = -1
     gaps: list[Gap] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Records]:
@@ -136,10 +146,13 @@ class Reader:
                 messages = [m for m in messages if m.error() is None]
             if messages:
                 last = messages[-1].offset()
-                position = max(position, last + 1)
+                position = max(before := position, last + 1)
                 if last >= end - 1:
                     done = True
                     messages = [m for m in messages if m.offset() < end] if last >= end else messages
+                # In one leader's log epochs ascend: that of the last record is the highest.
+                if self.epoch >= 0 and messages and self._is_later(messages[-1]):
+                    messages, done = self._before_cut(messages, before), True
             pending += messages
             size += sum(map(len, messages))
             average = max(1, size // max(1, len(pending)))
@@ -165,13 +178,38 @@ class Reader:
                 raise KafkaException(error)
         return position, False
 
+    def _is_later(self, message: Any) -> bool:
+        """Return True if a record was written after the log that was planned had been cut off."""
+        return (message.leader_epoch() or 0) > self.epoch
+
+    def _before_cut(self, messages: Sequence[Any], position: int) -> list[Any]:
+        """The records in front of the first one that replaces another; what is behind them is a gap.
+
+        :param position: where the first of these was expected.
+        :raises LogTruncated: lost records are not passed over.
+        :raises KafkaUnavailable: the log that was planned is back: two unclean elections, one after the other.
+        """
+        tp, end = self.range.topic_partition, self.range.end
+        count = next(index for index, message in enumerate(messages) if self._is_later(message))
+        if not self.skip_lost:
+            servers = str(self.config.get("bootstrap.servers"))
+            cut = cut_below(self.config, [(tp, end, self.epoch)], self.patience, servers).get(tp)
+            found = messages[count].leader_epoch()
+            if cut is None:
+                said = f"offset {messages[count].offset()} held a record of leader epoch {found}, which the log has lost again"
+                raise KafkaUnavailable(servers, f"reading {self.range}", said)
+            raise LogTruncated(*tp, end, self.epoch, cut, found)
+        kept = list(messages[:count])
+        self.gaps.append(Gap(*tp, kept[-1].offset() + 1 if kept else position, end))
+        return kept
+
     def _pass_lost(self, consumer: Consumer, position: int) -> int:
         topic, partition, end = self.range.topic, self.range.partition, self.range.end
         low, high = consumer.get_watermark_offsets(KafkaTopicPartition(topic, partition), timeout=30)
         if high < end:
             raise OffsetsWentBack(topic, partition, end, high)
         if low <= position:
-            # The broker has it after all (a stale leader answered): ask again.
+            # The broker has it after all (a stale leader answered), or a record of a later epoch in its place: ask again.
             consumer.assign([KafkaTopicPartition(topic, partition, position)])
             return position
         if not self.skip_lost:

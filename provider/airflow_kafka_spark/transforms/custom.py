@@ -1,4 +1,4 @@
-"""Transforms in a user's own words: Spark's SQL, and Python over a frame."""
+"""Transforms that users write themselves: in Spark's SQL, or as a Python function of a frame."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, ValidationError
-from airflow_kafka_spark.transforms import record as r
-from airflow_kafka_spark.transforms.base import ByColumns, Transform, refuse_no_condition
-from airflow_kafka_spark.transforms.predicates import name_problems
+from airflow_kafka_spark.transforms.base import ColumnTransform, Transform, require_boolean
+from airflow_kafka_spark.transforms.options import name_problems
+from airflow_kafka_spark.transforms.record import SCOPE, RecordSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
 @dataclass(frozen=True)
-class Sql(ByColumns):
-    """A new value computed by Spark's SQL, records left out by it, or both. A tombstone stays one, and is not left out.
+class Sql(ColumnTransform):
+    """Computes a new value with Spark's SQL, leaves records out, or both. A tombstone stays one, and is not left out.
 
-    The expressions reach fields and parts of a record as those of
-    :class:`~airflow_kafka_spark.transforms.predicates.Condition` do. An error in one (a cast, an overflow) fails the job:
+    The expressions name fields and parts of a record like those of
+    :class:`~airflow_kafka_spark.transforms.predicates.Condition`. An error in one (a cast, an overflow) fails the job:
     ``try_cast``, ``try_divide`` and the like give null instead.
 
-    :param columns: field -> expression: the fields of the new value, in order; None leaves the value.
-    :param filter: a condition over what comes: records for which it does not hold are left out.
+    :param columns: field -> expression: the fields of the new value, in order; None (default) keeps the value.
+    :param filter: a condition on the record before ``columns``: records for which it does not hold are left out.
     """
 
     over_fields: ClassVar[bool] = True
@@ -48,33 +48,33 @@ class Sql(ByColumns):
             problems += name_problems(f"{where}.columns", text, f"an expression for `{name}`")
         return problems
 
-    def guarded(self, frame: DataFrame) -> DataFrame:
+    def apply_guarded(self, frame: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
         if self.filter is not None:
-            refuse_no_condition(frame, F.expr(self.filter), "filter")
-        return super().guarded(frame)
+            require_boolean(frame, F.expr(self.filter), "filter")
+        return super().apply_guarded(frame)
 
-    def changes(self, record: r.Record) -> Mapping[str, Column]:
+    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
-        has_value = F.col(r.SCOPE).getField("value").isNotNull()
+        has_value = F.col(SCOPE).getField("value").isNotNull()
         made = {}
         if self.columns is not None:
             new = F.struct(*(F.expr(text).alias(name) for name, text in self.columns.items()))
             made["value"] = F.when(has_value, new)
         if self.filter is not None:
-            # Otherwise than by `or`: a condition is not computed over a tombstone.
+            # Not written with `or`, so that the condition is not computed for a tombstone.
             made["keep"] = F.when(has_value, F.expr(self.filter)).otherwise(F.lit(True))
         return made
 
 
 @dataclass(frozen=True)
 class Python(Transform):
-    """A function of a record frame, as :meth:`Transform.apply` takes and gives it: one row for each row, in place.
+    """Applies a function of a record frame, with the contract of :meth:`Transform.apply`: one row for each row, in place.
 
-    It may compute with all of Spark, but neither leave records out (``Filter`` and ``Sql`` do) nor join, group, sort or
-    repartition: that is found out when the job runs, and fails it. All columns have to be kept; it may set ``__kafka_error``.
+    The function may use all of Spark, but must neither leave records out (``Filter`` and ``Sql`` do) nor join, group, sort or
+    repartition: the job detects that, and fails. It has to keep all columns, and may set ``__kafka_error``.
 
     :param function: called once, on the driver, when the job is planned.
     """

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.tolerance import Tolerance
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
 
 log = logging.getLogger(__name__)
@@ -144,14 +143,6 @@ class ErrorOptions:
 
         envelope = Envelope(pipeline, classes, self.context_headers)
         return DeadLetterTopic(hook, self.topic, self.replication_factor, envelope)
-
-    def in_tasks(self, topic: DeadLetterTopic | None, ledger: Ledger) -> Tolerance | None:
-        """Return what the tasks of a window do with bad records; None if those fail the window."""
-        from airflow_kafka_spark.road.tolerance import Tolerance
-
-        if not self.tolerates:
-            return None
-        return Tolerance(topic is not None, topic.sent(ledger) if topic else {})
 
 
 def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str], what: str = "letters") -> list[Problem]:

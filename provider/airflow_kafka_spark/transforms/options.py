@@ -1,0 +1,103 @@
+"""Parsing and checking the options of transforms and predicates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from airflow_kafka_spark.errors import Problem, ValidationError
+
+
+def parse_names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names that are given as Connect writes them (``a,b``), or in a list."""
+    if isinstance(names, str):
+        return tuple(name.strip() for name in names.split(",") if name.strip())
+    return tuple(names)
+
+
+def parse_pairs(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return pairs that are given as Connect writes them (``a:b,c:d``), in a list, or in a mapping.
+
+    :raises ValueError: a pair has no colon, or more than one; the message names it.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not isinstance(given, (str, Sequence)):
+        raise ValueError(f"found {given!r}; expected pairs of names")
+    found = {}
+    for pair in parse_names(given):
+        left, colon, right = pair.partition(":") if isinstance(pair, str) else ("", "", "")
+        if not (left.strip() and colon and right.strip()) or ":" in right:
+            raise ValueError(f"found {pair!r}; expected two names with one colon between")
+        found[left.strip()] = right.strip()
+    return found
+
+
+def name_problems(where: str, name: object, expected: str = "a name") -> list[Problem]:
+    """Return what is wrong with an option that has to be a text that is not empty."""
+    if isinstance(name, str) and name.strip():
+        return []
+    return [Problem(where, f"found {name!r}; expected {expected}", "Correct it")]
+
+
+def names_problems(where: str, names: object, *, twice: bool = False, what: str = "fields") -> list[Problem]:
+    """Return what is wrong with a list of names that must not be empty.
+
+    :param twice: whether it may hold a name twice.
+    :param what: the kind of things that are named, for the message.
+    """
+    if not isinstance(names, (str, Sequence)) or not (found := parse_names(names)):
+        return [Problem(where, f"found {names!r}; expected at least one name", f"Name {what}")]
+    problems = [p for name in found for p in name_problems(where, name)]
+    if problems or twice:
+        return problems
+    doubles = sorted(name for name, count in Counter(found).items() if count > 1)
+    return [Problem(where, f"found `{name}` twice; expected each name once", "Leave one out") for name in doubles]
+
+
+def require_unique(option: str, names: Iterable[str], action: str) -> None:
+    """Check that no name occurs twice.
+
+    :raises ValidationError: naming those that do.
+    """
+    doubles = [name for name, count in Counter(names).items() if count > 1]
+    if doubles:
+        raise ValidationError(
+            [Problem(option, f"there would be `{name}` twice; expected each name once", action) for name in doubles]
+        )
+
+
+def parse_path(text: str) -> list[str]:
+    """Return the names of a path in Connect's syntax V2.
+
+    Dots separate names. A name in backticks may hold dots; ``\\``` before a dot is a backtick within the name.
+
+    :raises ValueError: a backtick is not closed.
+    """
+    names, at = [], 0
+    while at < len(text):
+        if text[at] != "`":
+            end = text.find(".", at)
+            end = len(text) if end < 0 else end
+            names.append(text[at:end])
+        else:
+            name, end = _parse_quoted_name(text, at + 1)
+            names.append(name)
+        at = end + 1
+    return [*names, ""] if text.endswith(".") else names
+
+
+def _parse_quoted_name(text: str, start: int) -> tuple[str, int]:
+    """Return the name that a backtick before ``start`` opens, and the place of the dot behind it, or of the text's end."""
+    name, at = "", start
+    while (end := text.find("`", at)) >= 0:
+        last = end == len(text) - 1
+        escaped = text[end - 1] == "\\" and end > start
+        if last and not escaped:
+            return name + text[start:end], len(text)
+        if not last and text[end + 1] == "." and not escaped:
+            return name + text[start:end], end + 1
+        if not last and text[end + 1] == ".":
+            name, start = name + text[start : end - 1] + "`", end + 1
+        at = end + 1
+    raise ValueError(f"found a backtick without its end in `{text}`; expected pairs")
