@@ -1,17 +1,16 @@
-"""Named points at which a process can be made to die or to stop, so that crash tests hit exactly the moment they mean.
+"""Fault injection for crash tests: named points at which a process can be killed or stopped.
 
-Nothing happens unless the environment says so; then the signal is real. Set before the process starts:
+Without the environment variables nothing happens. With them the process receives a real signal. They are set before the process
+starts:
 
 ``AIRFLOW_KAFKA_SPARK_FAULT``
-    ``<point>`` or ``<point>:<action>``; action ``kill`` (default, SIGKILL to this process), ``stop`` (SIGSTOP: a zombie that
-    wakes when somebody sends SIGCONT) or ``raise`` (a RuntimeError). Several of them, separated by commas, fire each by itself.
+    ``<point>`` or ``<point>:<action>``. The action is ``kill`` (default, SIGKILL to this process), ``stop`` (SIGSTOP, the process
+    continues on SIGCONT) or ``raise`` (a RuntimeError). Several faults are separated by commas; each fires by itself.
 ``AIRFLOW_KAFKA_SPARK_FAULT_ONCE``
-    A file. The fault fires only for whoever creates it, so that the retry in the same environment gets through; when the file
-    exists the fault has really fired, which the test asserts. Of several faults each has a file: ``<file>.<point>``.
+    Path of a file. The fault fires only for the process that creates the file, so a retry with the same environment passes. The
+    file proves to a test that the fault has fired. With several faults the file of each is ``<file>.<point>``.
 
-The points, in the order in which a window passes them, are :data:`POINTS`, :data:`PUBLISHING` on the way to Kafka,
-:data:`CLAIMING` and :data:`FOLLOWING` for data intervals, :data:`BURYING` for dead letters, and :data:`CHANGING` for offset
-control.
+The constants list the points in the order in which a window passes them.
 """
 
 from __future__ import annotations
@@ -23,62 +22,66 @@ FAULT = "AIRFLOW_KAFKA_SPARK_FAULT"
 ONCE = "AIRFLOW_KAFKA_SPARK_FAULT_ONCE"
 
 POINTS = (
-    "fenced",  # the ledger is fenced and read; nothing is planned
-    "planned",  # the plan is in the ledger; no work was done
+    "fenced",  # the ledger is fenced and read, nothing is planned
+    "planned",  # the plan is in the ledger, no data was read
     "split.mid",  # in a task: the first batch of a split was handed to the sink
     "split.flushed",  # in a task: a split is durable, not visible
-    "job.done",  # Spark's job is over, every split is durable
+    "job.done",  # Spark's job has ended, every split is durable
     "sink.staged",  # the sink begins to commit
-    "sink.in_transaction",  # all of the window is in the sink's transaction, before its commit
-    "sink.committed",  # the sink's commit returned
+    "sink.in_transaction",  # the whole window is in the sink's transaction, before its commit
+    "sink.committed",  # the sink's commit has returned
     "close.begin",  # before the closing transaction
     "close.in_transaction",  # COMPLETE and the offsets are sent, not committed
-    "close.committed",  # the ledger says COMPLETE, the task has not returned
+    "close.committed",  # the ledger has COMPLETE, the task has not returned
 )
-
+"""Points of a window from Kafka to a sink."""
 
 PUBLISHING = (
     "fenced",
     "planned",
-    "publish.begin",  # in a task: a split is fenced and looked for, its transaction not begun
+    "publish.begin",  # in a task: a split is fenced and its marker was looked up, its transaction has not begun
     "publish.mid",  # in a task: some records of a split are sent
-    "publish.flushed",  # in a task: all records of a split are at the brokers, its marker is not
-    "publish.marked",  # in a task: the marker too, the transaction is open
-    "publish.committed",  # in a task: the split is published, Spark does not know
+    "publish.flushed",  # in a task: all records of a split are on the brokers, its marker is not
+    "publish.marked",  # in a task: its marker is, too; the transaction is open
+    "publish.committed",  # in a task: the split is published, Spark does not know yet
     "job.done",
     "close.begin",
     "close.in_transaction",
     "close.committed",
 )
-"""The same for a window that is published to Kafka."""
+"""Points of a window that is published to Kafka."""
 
-CLAIMING = ("plan.written",)
-"""Between ``fenced`` and ``planned``: the plan is in the ledger, and it was not looked up whether another one came first."""
+PLANNING = ("plan.written",)
+"""Point between ``fenced`` and ``planned``: the plan is in the ledger, and it is not yet known whether another plan was first."""
 
-FOLLOWING = (
-    "group.fenced",  # an interval is complete, whoever moved the group before is shut out
+GROUP = (
+    "group.fenced",  # an interval is complete, earlier attempts to move the group are fenced
     "group.in_transaction",  # the group's offsets are sent, not committed
 )
-"""After ``close.committed``, for a window of a data interval."""
+"""Points after ``close.committed`` of a window of a data interval, which moves the consumer group."""
 
-DECIDING = ("boundaries.archived",)
-"""Before a window of a data interval is planned: old boundaries are in archives, and still have records of their own."""
+BOUNDARIES = ("boundaries.archived",)
+"""Point before a data interval is planned: old boundaries are archived, and their own records still exist."""
 
-BURYING = (
-    "dead.in_transaction",  # dead letters and the ledger's memory of them are sent, not committed
-    "dead.committed",  # they are there; the sink has not taken the rest
+DEAD_LETTERS = (
+    "dead.in_transaction",  # dead letters and the ledger's record of them are sent, not committed
+    "dead.committed",  # they are committed, the other records are not in the sink
 )
-"""After ``job.done``, for a window with dead letters."""
+"""Points after ``job.done`` of a window with dead letters."""
 
-CHANGING = (
-    "amend.in_transaction",  # a pipeline's offsets are changed by hand: the change is sent, not committed
-    "control.in_transaction",  # the same for a pause, its end, or a replay that is asked for
+CONTROL = (
+    "amend.in_transaction",  # a change of a pipeline's position by hand is sent, not committed
+    "control.in_transaction",  # a request to pause, resume or replay is sent, not committed
 )
-"""Where a pipeline is changed by hand."""
+"""Points of changes by hand."""
 
 
 def reached(point: str) -> None:
-    """Tell that the process has come to ``point``: returns at once unless the environment asks for a fault here."""
+    """Inject the fault that the environment asks for at ``point``; return at once if it asks for none.
+
+    :param point: name of the point.
+    :raises RuntimeError: the action of the fault is ``raise``.
+    """
     wanted = os.environ.get(FAULT)
     if not wanted:
         return
@@ -92,7 +95,7 @@ def reached(point: str) -> None:
 
 
 def _first(suffix: str) -> bool:
-    """True for the one process that gets to fire."""
+    """Return True in the only process that may fire this fault."""
     once = os.environ.get(ONCE)
     if not once:
         return True

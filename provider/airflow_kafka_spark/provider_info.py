@@ -1,4 +1,4 @@
-"""What Airflow's provider registry is told about this package (entry point group ``apache_airflow_provider``)."""
+"""Metadata of this package for Airflow's registry of providers (entry point group ``apache_airflow_provider``)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ INTEGRATION = "Apache Kafka on Spark"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Return the facts that ``airflow providers get airflow-provider-kafka-spark`` shows.
+    """Return the metadata that ``airflow providers get airflow-provider-kafka-spark`` shows.
 
-    Connection types are the official ones. Of ``kafka`` Airflow makes this package's hook nevertheless, which is one of the
-    official kind: its test tells what is wrong. ``spark`` and ``spark_connect`` are declared where the official provider is not
+    The connection types are the official ones. For ``kafka`` Airflow uses the hook of this package, a subclass of the official
+    hook whose connection test explains problems. ``spark`` and ``spark_connect`` are declared if the official provider is not
     installed.
 
     :return: a dictionary that is valid against Airflow's ``provider_info.schema.json``.
@@ -90,7 +90,7 @@ def get_provider_info() -> dict[str, Any]:
 
 _OFFICIAL_SPARK = "apache-airflow-providers-apache-spark"
 
-# Airflow takes the first provider by name that declares a type; the form stays the official one.
+# Airflow uses the hook of the first provider, by name, that declares the type. The form stays that of the official provider.
 _KAFKA = {
     "connection-type": "kafka",
     "hook-name": "Apache Kafka",
@@ -155,29 +155,31 @@ def _option(description: str, example: str | None, default: str = "") -> dict[st
 
 _OPTIONS = {
     "deployment": _option(
-        "The name of this Airflow deployment among all that share a Kafka cluster. The ledger knows by it whose a pipeline is:\n"
-        "the same DAGs in another deployment are refused, instead of taking windows from this one. The same on all workers, and\n"
-        "kept for good. By default `[api] base_url`; where neither is set, deployments are not told apart.\n",
+        "Name of this Airflow deployment among all deployments that share a Kafka cluster. The ledger records it with each\n"
+        "pipeline. So the same DAGs in another deployment are refused, instead of taking windows from this one. It must be\n"
+        "equal on all workers, and must not change. Default: `[api] base_url`. If neither is set, deployments are not\n"
+        "distinguished.\n",
         "production-eu",
     ),
     "ledgers": _option(
-        "The ledgers whose pipelines the page `Kafka pipelines` shows beside those of the DAGs: a list of\n"
+        "Ledgers whose pipelines the page `Kafka pipelines` shows in addition to those of the DAGs: a list of\n"
         "`<connection>/<ledger topic>`, separated by commas.\n",
         "kafka_default/airflow-windows,kafka_east/airflow-windows",
         "kafka_default/airflow-windows",
     ),
     "topic_url": _option(
-        "Where the link `Topic` of a task leads: an address with `{topic}` and `{connection}` in it. Without it there is no\n"
-        "such link.\n",
+        "Address of the link `Topic` of a task, with the placeholders `{topic}` and `{connection}`. By default there is no such\n"
+        "link.\n",
         "https://kafka-ui.example.org/ui/clusters/main/all-topics/{topic}",
     ),
     "table_url": _option(
-        "Where the link `Table` of a task leads: an address with `{uri}`, `{scheme}`, `{host}`, `{path}`, `{name}` or `{table}`\n"
-        "in it. Without it there is no such link.\n",
+        "Address of the link `Table` of a task, with the placeholders `{uri}`, `{scheme}`, `{host}`, `{path}`, `{name}` or\n"
+        "`{table}`. By default there is no such link.\n",
         "https://catalog.example.org/tables/{name}",
     ),
     "history_server_url": _option(
-        "Spark's history server, to which the link `Spark UI` leads. Without it, that leads to the session's own UI, if any.\n",
+        "Address of Spark's history server, to which the link `Spark UI` leads. By default the link leads to the UI of the\n"
+        "session, if there is one.\n",
         "http://history.example.org:18080",
     ),
 }

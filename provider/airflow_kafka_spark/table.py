@@ -1,25 +1,24 @@
-"""A table on a terminal."""
+"""Tables as text, for the command line and the demo."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tabulate import tabulate
 
-def render(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as their widest cell; a cell may hold several lines; numbers stand on the right."""
-    cells = [[str(c).split("\n") for c in row] for row in [header, *rows]]
-    widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(header))]
-    right = [all(_is_number(row[i]) for row in rows) for i in range(len(header))]
-    lines = []
-    for number, row in enumerate(cells):
-        for depth in range(max(len(cell) for cell in row)):
-            parts = [cell[depth] if depth < len(cell) else "" for cell in row]
-            lines.append(
-                "  ".join(p.rjust(w) if r else p.ljust(w) for p, w, r in zip(parts, widths, right, strict=True)).rstrip()
-            )
-        if number == 0:
-            lines.append("  ".join("-" * w for w in widths))
-    return "\n".join("  " + line for line in lines)
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table, indented by two blanks. A cell may contain several lines.
+
+    Columns of numbers are aligned to the right. Cells are printed as given: numbers keep their separators and digits.
+
+    :param header: names of the columns.
+    :param rows: cells, one per column.
+    """
+    align = ["right" if rows and all(_is_number(row[i]) for row in rows) else "left" for i in range(len(header))]
+    cells = [[str(cell) for cell in row] for row in rows]
+    table = tabulate(cells, header, tablefmt="simple", disable_numparse=True, colalign=align if rows else None)
+    return "\n".join(f"  {line}".rstrip() for line in table.splitlines())
 
 
 def _is_number(cell: object) -> bool:

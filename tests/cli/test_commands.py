@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.cli.commands import main
-from airflow_kafka_spark.cli.options import COMMANDS
+from airflow_kafka_spark.cli.definition import COMMANDS, main
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from airflow_kafka_spark.cli.commands import main
+from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.pipelines import find, show, to_json
 from airflow_kafka_spark.control.rebind import rebind
 from airflow_kafka_spark.errors import AttemptAtWork, Fenced, PipelineUnknown, ResetRefused

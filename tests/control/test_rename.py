@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.cli.commands import main
+from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.forget import forget
 from airflow_kafka_spark.control.pause import pause
 from airflow_kafka_spark.control.pipelines import find, to_json

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.cli.commands import main
+from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.pause import pause, resume
 from airflow_kafka_spark.errors import Fenced, LedgerUnreadable, WindowTooWide
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_kafka_spark.cli.commands import main
+from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.forget import forget
 from airflow_kafka_spark.control.pipelines import find, windows
 from airflow_kafka_spark.control.preview import preview

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_kafka_spark.errors import ConsumerUnwell, KafkaUnavailable, TopicMissing, ValidationError
+from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaUnavailable, TopicMissing, ValidationError
 from airflow_kafka_spark.sensors import KafkaLagSensor
 from tests.support.lag import commit, consuming, delete_group, produce
 from tests.support.triggers import fire
@@ -85,7 +85,7 @@ def test_an_expired_group_is_behind_by_everything_and_its_status_says_so(kafka, 
     delete_group(kafka, topic)
     value = run(sensor(topic, at_most_records=None, at_least_records=1, deferrable=deferrable), context())
     assert (value["records"], value["status"]) == (7, "STOP")
-    with pytest.raises(ConsumerUnwell, match="no committed offset"):
+    with pytest.raises(ConsumerUnhealthy, match="no committed offset"):
         run(sensor(topic, fail_on="STOP", deferrable=deferrable), context())
 
 

@@ -371,7 +371,7 @@ class WithDeadLetters(Subject):
     """Good records in a sink, bad ones in a topic of dead letters."""
 
     def __init__(self, flow: Pipeline) -> None:
-        super().__init__(flow, (*faults.POINTS, *faults.BURYING))
+        super().__init__(flow, (*faults.POINTS, *faults.DEAD_LETTERS))
         self.flow, self.dead, self._sent = flow, f"dead-{flow.topic}", 0
         flow.options |= {
             "errors_tolerance": "all",
@@ -414,7 +414,7 @@ class ByInterval(Subject):
     """Records of one topic by data intervals of a minute, which come in any order and are replayed."""
 
     def __init__(self, flow: Pipeline, chance: random.Random) -> None:
-        super().__init__(flow, (*faults.POINTS, *faults.CLAIMING, *faults.FOLLOWING))
+        super().__init__(flow, (*faults.POINTS, *faults.PLANNING, *faults.GROUP))
         self.flow, self._sent, self._end = flow, 0, 0
         self._waiting: list[int] = []
         self._current, self._chance = 0, chance

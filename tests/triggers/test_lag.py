@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_kafka_spark.errors import ConsumerUnwell
+from airflow_kafka_spark.errors import ConsumerUnhealthy
 from airflow_kafka_spark.triggers.base import raise_failure
 from airflow_kafka_spark.triggers.lag import KafkaLagTrigger, should_fire
 from tests.support.lag import commit, consuming, produce
@@ -43,7 +43,7 @@ def test_what_it_fires_with_tells_the_lag_of_every_partition(kafka, topic):
 def test_a_consumer_in_a_bad_way_is_a_failure_where_that_is_wanted(kafka, topic):
     produce(kafka, topic, 3)
     event = fire(backlog(topic, at_least_records=None, at_most_records=0, fail_on=["STOP"], once=True))
-    with pytest.raises(ConsumerUnwell, match="no committed offset"):
+    with pytest.raises(ConsumerUnhealthy, match="no committed offset"):
         raise_failure(event)
 
 

@@ -1,4 +1,4 @@
-"""What the routes are made of, without a server."""
+"""The parts of the API, without a server: permissions, actions, responses, the script, previews and the list."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from airflow_kafka_spark.errors import KafkaUnavailable, PipelineUnknown, ResetRefused
 from airflow_kafka_spark.ui.access import Access
-from airflow_kafka_spark.ui.actions import understood
-from airflow_kafka_spark.ui.answers import Refused, cleaned, status_of
-from airflow_kafka_spark.ui.bundle import bundle
-from airflow_kafka_spark.ui.previews import in_time, text
-from airflow_kafka_spark.ui.tasks import TaskId, task_of
-from airflow_kafka_spark.ui.views import Question, listing
+from airflow_kafka_spark.ui.actions import parse_request
+from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
+from airflow_kafka_spark.ui.app import read_bundle
+from airflow_kafka_spark.ui.previews import preview_bytes, run_with_timeout
+from airflow_kafka_spark.ui.responses import RequestRefused, redacted, status_of
+from airflow_kafka_spark.ui.views import ListQuery, list_page
 
 EVERY = dict(readable=frozenset("ab"), editable=frozenset("a"), known=frozenset("abc"), sees_pages=True, edits_all=False)
 
@@ -46,51 +46,51 @@ def test_the_plugin_loads_nothing_heavy():
 def test_the_script_is_all_files_in_the_order_of_their_names_in_one_scope(tmp_path):
     (tmp_path / "20_b.js").write_text("const b = a + 1;")
     (tmp_path / "10_a.js").write_text("const a = 1;\n\n")
-    first = bundle(tmp_path)
+    first = read_bundle(tmp_path)
     assert first.body.decode().splitlines() == [
         "(() => {", "'use strict';", "// 10_a.js", "const a = 1;", "", "// 20_b.js", "const b = a + 1;", "", "})();",
     ]  # fmt: skip
-    assert bundle(tmp_path) is first
+    assert read_bundle(tmp_path) is first
     (tmp_path / "30_c.js").write_text("const c = 1;")
-    assert bundle(tmp_path).etag != first.etag
+    assert read_bundle(tmp_path).etag != first.etag
 
 
 @pytest.mark.parametrize(
     ("run", "task"),
     [
-        ("d/r/t", TaskId("d", "r", "t")),
-        ("d/r/t/3", TaskId("d", "r", "t", 3)),
-        ("d/a/b/c/t", TaskId("d", "a/b/c", "t")),
-        ("d/a/b/t/0", TaskId("d", "a/b", "t", 0)),
+        ("d/r/t", TaskInstanceKey("d", "r", "t")),
+        ("d/r/t/3", TaskInstanceKey("d", "r", "t", 3)),
+        ("d/a/b/c/t", TaskInstanceKey("d", "a/b/c", "t")),
+        ("d/a/b/t/0", TaskInstanceKey("d", "a/b", "t", 0)),
         ("reset by somebody", None),
         ("", None),
     ],
 )
 def test_a_run_names_its_task(run, task):
-    assert task_of(run) == task
+    assert task_of_run(run) == task
 
 
 def test_the_address_of_a_task_is_quoted():
-    assert TaskId("d", "manual__2026-01-01T00:00:00+00:00", "g.t", 2).url == (
+    assert TaskInstanceKey("d", "manual__2026-01-01T00:00:00+00:00", "g.t", 2).url == (
         "dags/d/runs/manual__2026-01-01T00%3A00%3A00%2B00%3A00/tasks/g.t/mapped/2"
     )
 
 
 def test_texts_are_cut_and_bytes_are_hex():
-    assert text(None) is None
-    assert text(b"") == {"text": "", "bytes": 0, "cut": False, "binary": False}
+    assert preview_bytes(None) is None
+    assert preview_bytes(b"") == {"text": "", "bytes": 0, "cut": False, "binary": False}
     # The limit falls into the middle of a character.
-    found = text(b"a" + "ä".encode() * 9000)
+    found = preview_bytes(b"a" + "ä".encode() * 9000)
     assert (len(found["text"]), found["bytes"], found["cut"], found["binary"]) == (4096, 18001, True, False)
-    found = text("\N{PILE OF POO}".encode() * 5000, most=10)
+    found = preview_bytes("\N{PILE OF POO}".encode() * 5000, most=10)
     assert (found["text"], found["cut"]) == ("\N{PILE OF POO}" * 10, True)
-    found = text(b"\x00" * 10_000)
+    found = preview_bytes(b"\x00" * 10_000)
     assert (len(found["text"]), found["cut"], found["binary"]) == (4096, True, True)
-    assert text(b"ab\xff")["text"] == "6162ff"
+    assert preview_bytes(b"ab\xff")["text"] == "6162ff"
 
 
 def test_an_error_without_its_secrets():
-    told = cleaned("sasl.password=hunter2, postgres://bob:hunter2@host/db and token: hunter2")
+    told = redacted("sasl.password=hunter2, postgres://bob:hunter2@host/db and token: hunter2")
     assert "hunter2" not in told
     assert "@host/db" in told
 
@@ -105,8 +105,8 @@ def test_nobody_waits_longer_than_allowed():
     from threading import Event
 
     forever = Event()
-    with pytest.raises(Refused) as refused:
-        in_time(forever.wait, "This", seconds=0.1)
+    with pytest.raises(RequestRefused) as refused:
+        run_with_timeout(forever.wait, "This", seconds=0.1)
     forever.set()
     assert refused.value.status == 503
 
@@ -124,9 +124,9 @@ def test_nobody_waits_longer_than_allowed():
         ("forget", {"ledger": "a/b", "pipeline": "p", "why": "x"}, 404),
     ],
 )
-def test_orders_that_are_none(action, body, status):
-    with pytest.raises(Refused) as refused:
-        understood(action, body)
+def test_invalid_requests_are_refused(action, body, status):
+    with pytest.raises(RequestRefused) as refused:
+        parse_request(action, body)
     assert refused.value.status == status
 
 
@@ -136,8 +136,8 @@ def test_unknown_values_come_last_whichever_way_round():
     )
     rows = [{**common, "pipeline": name, "lag_records": lag} for name, lag in (("a", None), ("b", 1), ("c", 5))]
 
-    def names(**question):
-        return [row["pipeline"] for row in listing(rows, Question(**question))["pipelines"]]
+    def names(**query):
+        return [row["pipeline"] for row in list_page(rows, ListQuery(**query))["pipelines"]]
 
     assert names(sort="lag") == ["b", "c", "a"]
     assert names(sort="-lag") == ["c", "b", "a"]
@@ -145,4 +145,4 @@ def test_unknown_values_come_last_whichever_way_round():
     assert names(status="STOP") == []
     assert names(status="stop,idle", limit=2) == ["a", "b"]
     assert names(offset=-5, limit=0) == ["a"]
-    assert listing(rows, Question(status="STOP"))["counts"]["OK"] == 3
+    assert list_page(rows, ListQuery(status="STOP"))["counts"]["OK"] == 3

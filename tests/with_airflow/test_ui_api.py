@@ -191,6 +191,8 @@ def test_a_running_window_shows_how_far_it_is_and_a_failed_one_that_it_failed(si
     (site.files / "release").touch()
     row = eventually(lambda: the(editor.get("pipelines", status="failed").json["pipelines"], "states.held"))
     assert "window 2 is open" in row["reason"]
+    assert (row["failure"]["number"], row["failure"]["attempt"], row["failure"]["run"]) == (2, 1, run)
+    assert row["failure"]["url"].startswith("dags/states/runs/")
 
     told = editor.post("actions/replay", {"ledger": LEDGER, "pipeline": "states.held", "why": "test", "window": 1})
     assert told.status == 200, told.body

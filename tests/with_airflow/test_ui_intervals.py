@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.ui.links import pipeline_url
+from airflow_kafka_spark.ui.plugin import pipeline_url
 from tests.support.waiting import eventually
 from tests.ui.past import LEDGER
 

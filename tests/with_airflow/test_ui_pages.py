@@ -13,8 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.testing._processes import wait_until
-from airflow_kafka_spark.ui.links import PAGE, pipeline_url
-from airflow_kafka_spark.ui.plugin import KafkaSparkPlugin
+from airflow_kafka_spark.ui.plugin import PAGE, KafkaSparkPlugin, pipeline_url
 from tests.support.browser import Visit
 from tests.support.pipelines import order
 from tests.support.waiting import eventually
@@ -187,6 +186,7 @@ def test_a_failed_window_is_finished_by_the_next_run_and_the_lag_falls_to_zero(p
     visit.go(PAGE)
     activity(visit, GATED, "failed")
     assert "window 2 is open" in row(visit, GATED).inner_text()
+    row(visit, GATED).locator("[data-failed-attempt='1']").get_by_role("link", name="log", exact=True).wait_for()
     row(visit, GATED).locator("[data-lag='30']").wait_for()
     visit.see("[data-count=failed]").click()
     rows(visit, 1)

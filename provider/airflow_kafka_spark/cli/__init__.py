@@ -1,1 +1,1 @@
-"""Offset control on a command line: ``python -m airflow_kafka_spark``, and ``airflow kafka-spark``."""
+"""Commands that show and control pipelines: ``airflow kafka-spark`` and ``python -m airflow_kafka_spark``."""

@@ -13,7 +13,7 @@ from typing import Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.demo import shop
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.table import render
+from airflow_kafka_spark.table import format_table
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres
 
 TASKS = ("publish", "orders_to_warehouse", "orders_to_lake")
@@ -69,7 +69,7 @@ class Demo:
                     "\n".join(str(offset) for offset in report["committed"].values()),
                 )
             )
-        return "\n" + render(("task", "offset ranges", "read", "written", "rejected", "rate", "committed"), rows) + "\n"
+        return "\n" + format_table(("task", "offset ranges", "read", "written", "rejected", "rate", "committed"), rows) + "\n"
 
     def count(self) -> None:
         """Compare the topic and both sinks with what was sold, id by id, and the warehouse with the shop, row by row."""

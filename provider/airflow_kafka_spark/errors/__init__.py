@@ -1,18 +1,16 @@
-"""Every error this package raises on purpose, in one hierarchy.
+"""All errors that this package raises on purpose, in one hierarchy below :class:`KafkaSparkError`.
 
-Each message says what was found, what was expected and what to do; the facts it was built from are attributes, so that a
-callback or a retry policy can look at them. ``retryable`` tells whether the same task may succeed when it runs again
-without anybody changing anything.
+Each message says what was found, what was expected and what to do. The facts of a message are attributes of the error, for
+callbacks and retry policies. ``retryable`` is True if the same task may succeed on a retry without any change by the user.
 """
 
 from airflow_kafka_spark.errors.base import KafkaSparkError
-from airflow_kafka_spark.errors.binding import (
-    BindingChanged,
-    DestinationChanged,
-    GroupOwned,
-    PipelineRenamed,
-    PipelineTaken,
-    SourceChanged,
+from airflow_kafka_spark.errors.control import (
+    AttemptAtWork,
+    PipelineUnknown,
+    ReplayRefused,
+    ResetRefused,
+    WindowOpen,
 )
 from airflow_kafka_spark.errors.formats import (
     AvroNotInstalled,
@@ -22,19 +20,25 @@ from airflow_kafka_spark.errors.formats import (
     RegistryUnavailable,
     SchemaUnusable,
 )
-from airflow_kafka_spark.errors.kafka import GroupHasMembers, KafkaRefused, TopicMissing
-from airflow_kafka_spark.errors.ledger import Fenced, LedgerUnreadable
-from airflow_kafka_spark.errors.offsets import (
-    AttemptAtWork,
-    BoundRefused,
-    ConsumerUnwell,
-    PipelineUnknown,
-    ReplayRefused,
-    ResetRefused,
-    WindowOpen,
+from airflow_kafka_spark.errors.kafka import (
+    ConsumerUnhealthy,
+    GroupHasMembers,
+    KafkaRefused,
+    TopicMissing,
+)
+from airflow_kafka_spark.errors.ledger import (
+    BindingChanged,
+    DestinationChanged,
+    Fenced,
+    GroupOwned,
+    LedgerUnreadable,
+    PipelineRenamed,
+    PipelineTaken,
+    SourceChanged,
 )
 from airflow_kafka_spark.errors.planning import (
     BeginningDeleted,
+    BoundRefused,
     ClusterChanged,
     DataLoss,
     FollowBroken,
@@ -59,7 +63,6 @@ from airflow_kafka_spark.errors.setup import (
     JavaMissing,
     KafkaUnavailable,
     Problem,
-    ServerFailed,
     ValidationError,
 )
 from airflow_kafka_spark.errors.sinks import (
@@ -84,7 +87,11 @@ from airflow_kafka_spark.errors.sources import (
     SourceUnavailable,
     TransactionTimedOut,
 )
-from airflow_kafka_spark.errors.testing import ServerInvalid, TestingUnavailable
+from airflow_kafka_spark.errors.testing import (
+    ServerFailed,
+    ServerInvalid,
+    TestingUnavailable,
+)
 
 __all__ = [
     "AttemptAtWork",
@@ -96,7 +103,7 @@ __all__ = [
     "BoundRefused",
     "ClusterChanged",
     "ConnectionInvalid",
-    "ConsumerUnwell",
+    "ConsumerUnhealthy",
     "CountMismatch",
     "DataLoss",
     "DestinationChanged",

@@ -1,17 +1,20 @@
-"""The root of the hierarchy."""
+"""Base class of the errors."""
 
 from __future__ import annotations
 
 
 class KafkaSparkError(Exception):
-    """Base of all errors of this package.
+    """Base class of all errors that this package raises.
 
-    :param found: what was found, a whole sentence without its full stop.
-    :param expected: what was expected instead.
-    :param action: what the reader can do about it.
+    The message consists of three sentences: what was found, what was expected, and what to do.
+
+    :param found: what was found, a sentence without its full stop.
+    :param expected: what was expected instead, as the object of "Expected".
+    :param action: what the user can do.
     """
 
     retryable: bool = False
+    """True if the same task may succeed on a retry without any change by the user."""
 
     def __init__(self, found: str, *, expected: str = "", action: str = "") -> None:
         self.found = found
@@ -21,7 +24,7 @@ class KafkaSparkError(Exception):
         super().__init__(" ".join(f"{s.rstrip('.')}." for s in sentences if s))
 
     def __reduce__(self) -> tuple:
-        # Subclasses take facts rather than sentences: without this, an error raised in a Spark task could not travel.
+        # Subclasses take facts instead of sentences. Without this, an error raised in a Spark task could not be unpickled.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 

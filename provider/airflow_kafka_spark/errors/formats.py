@@ -1,4 +1,4 @@
-"""Formats whose schemas are kept elsewhere: Avro, and the schema registry."""
+"""Errors of formats and of the schema registry."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from airflow_kafka_spark.errors.base import KafkaSparkError
 
 
 class RegistryUnavailable(KafkaSparkError):
-    """The schema registry did not answer, also after its client had tried again.
+    """Raised when the schema registry did not answer, after the retries of its client.
 
     :param conn_id: the Airflow connection.
-    :param doing: what was asked of it.
+    :param url: address of the registry.
+    :param doing: what was requested.
+    :param detail: the client's message.
     """
 
     retryable = True
 
     def __init__(self, conn_id: str, url: str, doing: str, detail: str) -> None:
-        self.conn_id, self.url, self.doing = conn_id, url, doing
+        self.conn_id, self.url, self.doing, self.detail = conn_id, url, doing, detail
         super().__init__(
             f"The schema registry at {url} (connection `{conn_id}`) did not answer while {doing}: {detail}",
             expected="an answer of its REST API",
@@ -26,19 +28,26 @@ class RegistryUnavailable(KafkaSparkError):
 
 
 class RegistryRefused(KafkaSparkError):
-    """The schema registry answered, but not what was asked for: credentials, rights, subjects, versions, compatibility.
+    """Raised when the schema registry refuses a request: credentials, permissions, subjects, versions, or compatibility.
 
+    :param conn_id: the Airflow connection.
+    :param url: address of the registry.
+    :param doing: what was requested.
+    :param detail: the registry's message.
     :param status: the HTTP status.
     :param code: the registry's own error code, or -1.
     """
 
     def __init__(self, conn_id: str, url: str, doing: str, detail: str, status: int, code: int = -1, action: str = "") -> None:
-        self.conn_id, self.url, self.doing, self.status, self.code = conn_id, url, doing, status, code
+        self.conn_id, self.url, self.doing, self.detail, self.status, self.code = conn_id, url, doing, detail, status, code
         super().__init__(f"The schema registry at {url} (connection `{conn_id}`) refused {doing}: {detail}", action=action)
 
 
 class AvroNotInstalled(KafkaSparkError):
-    """A package that Avro or the registry's client needs is missing."""
+    """Raised when a package is missing that Avro or the client of the schema registry needs.
+
+    :param package: the package.
+    """
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -49,9 +58,9 @@ class AvroNotInstalled(KafkaSparkError):
 
 
 class SchemaUnusable(KafkaSparkError):
-    """A schema cannot be used.
+    """Raised when a schema cannot be used.
 
-    :param what: which one, as it stands in a sentence (``subject `orders-value`, version 3``).
+    :param what: the schema, as the object of a sentence (``subject `orders-value`, version 3``).
     :param detail: what is wrong with it.
     """
 
@@ -63,13 +72,16 @@ class SchemaUnusable(KafkaSparkError):
 
 
 class AvroSchemaInvalid(SchemaUnusable):
-    """An Avro schema cannot be used."""
+    """Raised when an Avro schema cannot be used."""
 
     noun = "Avro schema"
 
 
 class ProtobufNotInstalled(KafkaSparkError):
-    """A package that Protobuf needs is missing."""
+    """Raised when a package is missing that Protobuf needs.
+
+    :param package: the package.
+    """
 
     def __init__(self, package: str) -> None:
         self.package = package

@@ -1,4 +1,4 @@
-"""What the brokers do not allow, or do not have."""
+"""Errors of Kafka: requests that the brokers refuse, topics that do not exist, and consumers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from airflow_kafka_spark.errors.base import KafkaSparkError
 
 
 class KafkaRefused(KafkaSparkError):
-    """The brokers answered, and the answer is no: a missing permission, a setting they do not accept.
+    """Raised when the brokers refuse a request, for example because a permission is missing or a setting is invalid.
 
+    :param conn_id: the Airflow connection.
+    :param doing: what was requested.
     :param code: Kafka's name of the error, as ``TOPIC_AUTHORIZATION_FAILED``.
-    :param detail: what they said.
+    :param detail: Kafka's message.
     """
 
     def __init__(self, conn_id: str, doing: str, code: str, detail: str, action: str = "") -> None:
@@ -26,7 +28,11 @@ class KafkaRefused(KafkaSparkError):
 
 
 class TopicMissing(KafkaSparkError):
-    """Topics, or partitions of them, that the cluster does not have."""
+    """Raised when topics or partitions do not exist on the cluster.
+
+    :param conn_id: the Airflow connection.
+    :param topics: the topics or partitions.
+    """
 
     def __init__(self, conn_id: str, topics: Sequence[str]) -> None:
         self.conn_id = conn_id
@@ -41,13 +47,35 @@ class TopicMissing(KafkaSparkError):
 
 
 class GroupHasMembers(KafkaSparkError):
-    """A consumer group's offsets cannot be set because somebody consumes with this group."""
+    """Raised when the offsets of a consumer group cannot be set because the group has live members.
+
+    :param group_id: the consumer group.
+    :param members: its members.
+    """
 
     def __init__(self, group_id: str, members: Sequence[str]) -> None:
         self.group_id = group_id
         self.members = tuple(members)
         super().__init__(
             f"Consumer group `{group_id}` has live members: {', '.join(self.members) or 'unknown'}",
-            expected="a group that nobody else consumes with, since its offsets belong to the pipeline",
+            expected="a group without other members, since its offsets belong to the pipeline",
             action="Stop these consumers, or give the pipeline a `group_id` of its own",
+        )
+
+
+class ConsumerUnhealthy(KafkaSparkError):
+    """Raised when a sensor waits for a consumer whose status is in ``fail_on``.
+
+    :param consumer: the consumer, in words.
+    :param status: its status, as ``STOP``.
+    :param reason: reason of the status.
+    :param lag: its lag, in words.
+    """
+
+    def __init__(self, consumer: str, status: str, reason: str, lag: str) -> None:
+        self.consumer, self.status, self.reason, self.lag = consumer, status, reason, lag
+        super().__init__(
+            f"{consumer[:1].upper()}{consumer[1:]} has the status {status}: {reason}. {lag[:1].upper()}{lag[1:]}",
+            expected="a consumer that works off its backlog",
+            action="Find out why it does not, or remove the status from `fail_on`",
         )

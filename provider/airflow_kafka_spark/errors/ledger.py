@@ -1,12 +1,23 @@
-"""The ledger, and those who are shut out of it."""
+"""Errors of the ledger: attempts that were fenced, a ledger that cannot be read, and pipelines that belong to another task."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from airflow_kafka_spark.errors.base import KafkaSparkError
+from airflow_kafka_spark.errors.planning import PlanError
+
+COMMAND = "python -m airflow_kafka_spark"
 
 
 class Fenced(KafkaSparkError):
-    """Another attempt of the same pipeline has taken over; this one may not write any more. Nothing is lost: that finishes."""
+    """Raised when a newer attempt of the same pipeline has fenced this one, which may write no more.
+
+    Nothing is lost: the newer attempt completes the window.
+
+    :param pipeline: name of the pipeline.
+    :param doing: what this attempt was doing.
+    """
 
     retryable = True
 
@@ -21,10 +32,137 @@ class Fenced(KafkaSparkError):
 
 
 class LedgerUnreadable(KafkaSparkError):
-    """The ledger topic cannot be read to its end, or holds something this version does not know."""
+    """Raised when the ledger topic cannot be read to its end, or contains a record that this release does not understand.
+
+    :param topic: the ledger topic.
+    """
 
     retryable = True
 
     def __init__(self, topic: str, found: str, expected: str, action: str) -> None:
         self.topic = topic
         super().__init__(f"Ledger topic `{topic}`: {found}", expected=expected, action=action)
+
+
+class BindingChanged(PlanError):
+    """Raised when a run has another task, destination or source than the earlier windows of its pipeline. Nothing was moved.
+
+    :param pipeline: name of the pipeline.
+    :param subject: the pipeline, or one of its windows, in words.
+    :param differences: for each fact its name, its value in the ledger, and its value in this run.
+    """
+
+    def __init__(
+        self, pipeline: str, subject: str, differences: Sequence[tuple[str, str, str]], found: str, expected: str, action: str
+    ) -> None:
+        self.pipeline, self.subject, self.differences = pipeline, subject, tuple(map(tuple, differences))
+        super().__init__(found, expected=expected, action=action)
+
+
+class PipelineTaken(BindingChanged):
+    """Raised when another task, or the same task of another Airflow deployment, moves this pipeline.
+
+    Two tasks would take windows from each other.
+
+    :param known: the task that moves the pipeline, in words.
+    :param found: this task, in words.
+    """
+
+    def __init__(self, pipeline: str, subject: str, known: str, found: str, differences: Sequence[tuple[str, str, str]]) -> None:
+        self.known, self.found_writer = known, found
+        deployments = [was for what, was, _ in differences if what == "deployment"]
+        same = (
+            f"If that is the same deployment under another name, give it the name it had: `[kafka_spark] deployment = "
+            f"{deployments[0]}`. "
+            if deployments
+            else ""
+        )
+        super().__init__(
+            pipeline,
+            subject,
+            differences,
+            f"{subject[:1].upper()}{subject[1:]} is moved by {known}, and this is {found}",
+            "a pipeline that only one task moves",
+            f"{same}Give each task a `pipeline=` of its own, and a `group_id` where it has one. If this task is to move the "
+            f"pipeline from now on, allow it: `{COMMAND} rebind {pipeline} --why ...`, with `--not-running` while a window is "
+            "open",
+        )
+
+
+class GroupOwned(PlanError):
+    """Raised when the consumer group of a pipeline mirrors the position of another pipeline.
+
+    :param pipeline: name of this pipeline.
+    :param group_id: the consumer group.
+    :param owner: the other pipeline, from the metadata of the group's offsets or, before they are committed, from the ledger.
+    """
+
+    def __init__(self, pipeline: str, group_id: str, owner: str) -> None:
+        self.pipeline, self.group_id, self.owner = pipeline, group_id, owner
+        super().__init__(
+            f"Group `{group_id}` mirrors pipeline `{owner}`",
+            expected=f"a group of pipeline `{pipeline}` alone",
+            action=f"Give this one a `group_id` of its own. If it is `{owner}` under another name, keep that: "
+            f'`pipeline="{owner}"`; or move what the ledger knows: `{COMMAND} rename {owner} --to {pipeline} --why ...`. If '
+            f"`{owner}` is gone for good: `{COMMAND} forget {owner} --delete-group --group-id {group_id} --why ...`",
+        )
+
+
+class PipelineRenamed(PlanError):
+    """Raised when the pipeline was renamed. Under its old name it would move all records again.
+
+    :param pipeline: the old name.
+    :param to: the new name.
+    :param who: the user who renamed it.
+    :param at: when it was renamed, UTC, ISO 8601.
+    """
+
+    def __init__(self, pipeline: str, to: str, who: str, at: str) -> None:
+        self.pipeline, self.to, self.who, self.at = pipeline, to, who, at
+        super().__init__(
+            f"Pipeline `{pipeline}` is called `{to}` since {at}, by {who}",
+            expected="no task that moves it under its old name",
+            action=f'Give the operator `pipeline="{to}"`, or remove this task. To begin anew under the old name, let the ledger '
+            f"`forget` it: `{COMMAND} forget {pipeline} --why ...`",
+        )
+
+
+class _EndChanged(BindingChanged):
+    """Raised when the source or the destination of a pipeline changed. ``ENDS`` is the preposition of its message."""
+
+    ENDS: str
+
+    def __init__(self, pipeline: str, subject: str, run: str, differences: Sequence[tuple[str, str, str]]) -> None:
+        """:param run: the run that planned the window, where that is open; empty for the next window of the pipeline."""
+        self.run = run
+        before = _listed([(what, known) for what, known, _ in differences])
+        now = _listed([(what, found) for what, _, found in differences])
+        is_open, asks = bool(run), " --not-running" if run else ""
+        finish = f"Run the task of run `{run}` again with what it had, which finishes the window. " if is_open else ""
+        stays = "; if the window was taken there already, its records stay there, and are moved once more" if is_open else ""
+        super().__init__(
+            pipeline,
+            subject,
+            differences,
+            f"{subject[:1].upper()}{subject[1:]} {'was planned' if is_open else 'has moved its windows'} {self.ENDS} {before}; "
+            f"this run has {now}",
+            before,
+            f"{finish or 'Put it back. '}Or let it change: `{COMMAND} rebind {pipeline}{asks} --why ...`{stays}"
+            + ("" if is_open else ". A new `pipeline=` with a `group_id` of its own begins anew"),
+        )
+
+
+class DestinationChanged(_EndChanged):
+    """Raised when an open window was planned into another destination, which may have its rows, or when earlier windows were."""
+
+    ENDS = "into"
+
+
+class SourceChanged(_EndChanged):
+    """Raised when an open window was planned from another table, directory or group, or when earlier windows were."""
+
+    ENDS = "from"
+
+
+def _listed(facts: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{what} `{value}`" for what, value in facts)

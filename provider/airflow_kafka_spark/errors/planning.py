@@ -1,4 +1,4 @@
-"""Planning: what Kafka holds no longer fits what the pipeline remembers, or what was asked for."""
+"""Errors of planning: Kafka contains something else than the ledger remembers, or than the options ask for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ from airflow_kafka_spark.errors.base import KafkaSparkError
 
 
 class PlanError(KafkaSparkError):
-    """A window could not be planned, or a planned one can no longer be read; nothing was changed."""
+    """Raised when a window cannot be planned, or when a planned window can no longer be read. Nothing was changed."""
+
+
+class BoundRefused(PlanError):
+    """Raised when starting or ending offsets do not fit the topics."""
 
 
 class TopicRecreated(PlanError):
-    """A topic was deleted and created again: its offsets mean other records now."""
+    """Raised when a topic was deleted and created again. Its offsets refer to other records now.
+
+    :param topic: the topic.
+    :param known_id: its id when the pipeline read it.
+    :param found_id: its id now.
+    """
 
     def __init__(self, topic: str, known_id: str, found_id: str) -> None:
         self.topic, self.known_id, self.found_id = topic, known_id, found_id
@@ -23,7 +32,12 @@ class TopicRecreated(PlanError):
 
 
 class PartitionsVanished(PlanError):
-    """The broker names fewer partitions than the pipeline has read: partitions can only be added."""
+    """Raised when the brokers report fewer partitions than the pipeline has read, although partitions can only be added.
+
+    :param topic: the topic.
+    :param known: number of partitions that the pipeline has read.
+    :param partitions: number of partitions now.
+    """
 
     retryable = True
 
@@ -37,7 +51,13 @@ class PartitionsVanished(PlanError):
 
 
 class DataLoss(PlanError):
-    """Retention (or DeleteRecords) removed records before they were read."""
+    """Raised when retention or DeleteRecords removed records before the pipeline read them.
+
+    :param topic: the topic.
+    :param partition: the partition.
+    :param wanted: the next offset to read.
+    :param low: the first offset of the log.
+    """
 
     def __init__(self, topic: str, partition: int, wanted: int, low: int) -> None:
         self.topic, self.partition, self.wanted, self.low = topic, partition, wanted, low
@@ -49,10 +69,12 @@ class DataLoss(PlanError):
 
 
 class BeginningDeleted(DataLoss):
-    """Nothing older than the beginning of an interval is left: what was deleted may have belonged to it.
+    """Raised when the log contains nothing from before a data interval: deleted records may have belonged to the interval.
 
-    :param wanted: the first offset that may have.
-    :param low: the first offset that is left.
+    :param topic: the topic.
+    :param partition: the partition.
+    :param wanted: the first offset that may have belonged to the interval.
+    :param low: the first offset of the log.
     :param instant: the beginning of the interval.
     """
 
@@ -61,16 +83,22 @@ class BeginningDeleted(DataLoss):
         self.instant = instant
         KafkaSparkError.__init__(
             self,
-            f"Nothing of {topic}-{partition} from before {instant} is left: its offsets from {wanted} up to {low} were deleted, "
+            f"{topic}-{partition} contains nothing from before {instant}: its offsets from {wanted} up to {low} were deleted, "
             "and may have belonged to the interval",
-            expected=f"a record of before {instant}, which shows that the log still holds the interval's first ones",
+            expected=f"a record from before {instant}, which shows that the log still contains the interval's first records",
             action='To go on without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report. '
             "A schedule that begins after the log's oldest record loses nothing",
         )
 
 
 class OffsetsWentBack(PlanError):
-    """The log ends before the position the pipeline has reached."""
+    """Raised when a log ends before the position that the pipeline has reached.
+
+    :param topic: the topic.
+    :param partition: the partition.
+    :param position: the position of the pipeline.
+    :param end: the end of the log.
+    """
 
     retryable = True
 
@@ -85,13 +113,15 @@ class OffsetsWentBack(PlanError):
 
 
 class LogTruncated(PlanError):
-    """A log was cut off below what the pipeline has read, and has grown again: an unclean leader election has lost records.
+    """Raised when a log was truncated below the position of the pipeline and has grown again, by an unclean leader election.
 
-    :param position: up to where the pipeline has read, or its window is planned.
-    :param known_epoch: the leader epoch when it came there.
-    :param end: where the log that was read ends now. Records at and behind it are others than those that were read.
+    :param topic: the topic.
+    :param partition: the partition.
+    :param position: the position of the pipeline, or the end of its planned window.
+    :param known_epoch: the leader epoch at that position when the pipeline read it.
+    :param end: where the log was truncated. Records from this offset on are not those that were read.
     :param found_epoch: the leader epoch now.
-    :param interval: where the data interval begins that was to be moved; empty for a pipeline without data intervals.
+    :param interval: beginning of the data interval that was to be moved; empty for a pipeline without data intervals.
     """
 
     def __init__(
@@ -113,19 +143,23 @@ class LogTruncated(PlanError):
             )
         super().__init__(
             f"{topic}-{partition} was cut off at offset {end} and has grown again since, under leader epoch {found_epoch}: its "
-            f"records from {end} on are others than those that the pipeline knows up to {position}",
+            f"records from {end} on are not those that the pipeline knows up to {position}",
             expected=f"the log up to offset {position} as leader epoch {known_epoch} had it",
             action=f"An unclean leader election has lost records in Kafka itself: compare sink and topic. {decide}",
         )
 
 
 class LedgerBehind(PlanError):
-    """A window of the pipeline is complete, or partly published, and its ledger does not know that: the ledger has lost its last
-    records.
+    """Raised when the consumer group or a published split proves a window that the ledger does not know.
 
+    The ledger has lost its last records.
+
+    :param pipeline: name of the pipeline.
+    :param group_id: the consumer group.
     :param window: number of the window that the group names.
-    :param known: number of the last window that the ledger knows to be complete.
-    :param to: where to go on, as `reset --to` takes it.
+    :param known: number of the last complete window in the ledger.
+    :param ledger_topic: the ledger topic.
+    :param to: where to go on, as an argument of ``reset --to``.
     """
 
     def __init__(self, pipeline: str, group_id: str, window: int, known: int, ledger_topic: str, to: str) -> None:
@@ -133,7 +167,7 @@ class LedgerBehind(PlanError):
         self.ledger_topic, self.to = ledger_topic, to
         super().__init__(
             f"The offsets of group `{group_id}` were committed with window {window} of pipeline `{pipeline}`, and its ledger "
-            f"knows of none after {known}",
+            f"does not know any after {known}",
             expected=f"every window in ledger topic `{ledger_topic}`, which has lost its last records, or is an older one",
             action="To go on where that window ended: `python -m airflow_kafka_spark reset "
             f"{pipeline} --ledger-topic {ledger_topic} --group-id {group_id} --discard-open --to '{to}' --why ...`. Compare sink "
@@ -143,7 +177,11 @@ class LedgerBehind(PlanError):
 
 
 class ClusterChanged(PlanError):
-    """The connection leads to another Kafka cluster, whose offsets mean other records."""
+    """Raised when the connection leads to another Kafka cluster, whose offsets refer to other records.
+
+    :param known_id: id of the cluster that the pipeline has read.
+    :param found_id: id of the cluster of the connection.
+    """
 
     def __init__(self, known_id: str, found_id: str) -> None:
         self.known_id, self.found_id = known_id, found_id
@@ -155,7 +193,12 @@ class ClusterChanged(PlanError):
 
 
 class IntervalOverlaps(PlanError):
-    """Two intervals of one pipeline share instants: their records would be moved twice."""
+    """Raised when two data intervals of one pipeline overlap. Records in both would be moved twice.
+
+    :param pipeline: name of the pipeline.
+    :param interval: the interval that was to be planned.
+    :param other: the interval that was planned earlier.
+    """
 
     def __init__(self, pipeline: str, interval: object, other: object) -> None:
         self.pipeline, self.interval, self.other = pipeline, interval, other
@@ -168,11 +211,11 @@ class IntervalOverlaps(PlanError):
 
 
 class PlannedMeanwhile(PlanError):
-    """Another window of the pipeline was planned at the same moment, and has some of the same offsets: this one was withdrawn
-    before anything was moved.
+    """Raised when another window with some of the same offsets was planned at the same time. This window was withdrawn.
 
-    :param window: the window that was withdrawn, or the interval.
-    :param other: the one that came first.
+    :param pipeline: name of the pipeline.
+    :param window: the window or data interval that was withdrawn.
+    :param other: the window or data interval that was planned first.
     """
 
     retryable = True
@@ -180,18 +223,20 @@ class PlannedMeanwhile(PlanError):
     def __init__(self, pipeline: str, window: object, other: object) -> None:
         self.pipeline, self.window, self.other = pipeline, window, other
         super().__init__(
-            f"{window} of pipeline `{pipeline}` was planned with offsets that {other} has, which was planned at the same moment",
-            expected="offsets that are moved once",
+            f"{window} of pipeline `{pipeline}` was planned with offsets of {other}, which was planned at the same moment",
+            expected="offsets that only one window has",
             action="Nothing was moved. The task may simply be retried: it then plans what is left",
         )
 
 
 class WindowTooWide(PlanError):
-    """The ledger's topic does not take a record as large as that of this window would be once it is complete.
+    """Raised when the ledger's record of a window would be larger than the ledger topic allows.
 
-    :param partitions: of the window.
-    :param size: bytes of that record, about, compressed as the topic has it.
-    :param largest: bytes that the topic takes.
+    :param window: name of the window.
+    :param partitions: number of its partitions.
+    :param topic: the ledger topic.
+    :param size: estimated size of the record, compressed, in bytes.
+    :param largest: largest size that the topic allows, in bytes.
     """
 
     def __init__(self, window: str, partitions: int, topic: str, size: int, largest: int) -> None:
@@ -205,7 +250,11 @@ class WindowTooWide(PlanError):
 
 
 class IntervalNotOver(PlanError):
-    """An interval ends in the future: its records are not all there."""
+    """Raised when a data interval ends in the future. Not all of its records exist yet.
+
+    :param pipeline: name of the pipeline.
+    :param interval: the interval.
+    """
 
     retryable = True
 
@@ -214,30 +263,37 @@ class IntervalNotOver(PlanError):
         super().__init__(
             f"Interval {interval} of pipeline `{pipeline}` is not over yet",
             expected="an interval that ends now, or in the past",
-            action="Run it once it is over; see to the clock of this machine if it is",
+            action="Run it once the interval is over. If it is over, correct the clock of this machine",
         )
 
 
 class IntervalsOpen(PlanError):
-    """A progress window would have to begin in the middle of intervals that are not complete, or pass over some."""
+    """Raised when a progress window would begin between incomplete data intervals, or pass over one.
+
+    :param pipeline: name of the pipeline.
+    :param interval: the first incomplete interval.
+    :param state: its state.
+    """
 
     def __init__(self, pipeline: str, interval: object, state: str) -> None:
-        self.pipeline, self.interval = pipeline, interval
+        self.pipeline, self.interval, self.state = pipeline, interval, state
         super().__init__(
             f"Pipeline `{pipeline}` cannot go on from where its intervals end: {interval} is {state}, and not all before it are "
             "complete",
-            expected="intervals that are complete without a hole",
+            expected="intervals that are complete without a gap",
             action="Run the intervals that are missing first",
         )
 
 
 class TimestampsInFuture(PlanError):
-    """A record's timestamp lies in the future, and so many records follow it that where an instant begins was not found.
+    """Raised when a record's timestamp is in the future, and the first record of an instant was not found behind it in time.
 
-    :param offset: of that record.
+    :param topic: the topic.
+    :param partition: the partition.
+    :param offset: offset of the record.
     :param timestamp: its timestamp, milliseconds since the epoch.
-    :param reached: up to which offset the records behind it were read.
-    :param seconds: how long.
+    :param reached: the offset up to which the following records were read.
+    :param seconds: how long they were read.
     """
 
     retryable = True
@@ -249,14 +305,18 @@ class TimestampsInFuture(PlanError):
             f"The record at offset {offset} of {topic}-{partition} has the timestamp {timestamp} (milliseconds since 1970), "
             f"which lies in the future, and reading behind it came only to offset {reached} in {seconds:g} s",
             expected="timestamps that are not later than this moment",
-            action="Mend the producer's clock, or its unit. `message.timestamp.type=LogAppendTime` on the topic lets the broker "
-            "say the time, and `message.timestamp.after.max.ms` lets it refuse such records. For this topic use "
+            action="Correct the producer's clock, or its unit. `message.timestamp.type=LogAppendTime` on the topic lets the "
+            "broker set the time, and `message.timestamp.after.max.ms` lets it refuse such records. For this topic use "
             '`window="progress"`, which asks for no timestamps',
         )
 
 
 class FollowBroken(PlanError):
-    """The pipeline to follow is not there, has another name, or does not publish."""
+    """Raised when the pipeline to follow does not exist, was renamed, or does not publish.
+
+    :param pipeline: name of the pipeline to follow.
+    :param detail: what is wrong with it.
+    """
 
     def __init__(self, pipeline: str, detail: str, action: str) -> None:
         self.pipeline, self.detail = pipeline, detail
@@ -264,24 +324,31 @@ class FollowBroken(PlanError):
 
 
 class NotYetStable(PlanError):
-    """Records that are to be read lie behind an open transaction."""
+    """Raised when records that are to be read are behind an open transaction.
+
+    :param partition: the topic and partition.
+    :param stable: the last stable offset.
+    :param end: the offset up to which records are to be read.
+    """
 
     retryable = True
 
     def __init__(self, partition: str, stable: int, end: int) -> None:
         self.partition, self.stable, self.end = partition, stable, end
         super().__init__(
-            f"{partition} can be read up to offset {stable} only, an open transaction begins there",
+            f"{partition} can be read up to offset {stable} only: an open transaction begins there",
             expected=f"what was published, up to {end}",
             action="The task may simply be retried once that transaction has ended",
         )
 
 
 class FollowedMismatch(KafkaSparkError):
-    """Not exactly what the followed pipeline has published. Nothing was committed.
+    """Raised when a window does not contain exactly the records that the followed pipeline published. Nothing was committed.
 
-    :param published: records it counts.
-    :param read: records found between the window's ends: more, when somebody else writes to the topic too.
+    :param window: name of the window.
+    :param pipeline: name of the followed pipeline.
+    :param published: number of records that it published.
+    :param read: number of records in the window. It is larger if another producer writes to the topic, too.
     """
 
     def __init__(self, window: str, pipeline: str, published: int, read: int) -> None:
@@ -290,8 +357,8 @@ class FollowedMismatch(KafkaSparkError):
         super().__init__(
             f"Window {window} holds {read:,} records ({kind} of {abs(read - published):,})",
             expected=f"the {published:,} that pipeline `{pipeline}` published",
-            action="Find who else writes to the topic, or deletes from it. To go on all the same, set "
+            action="Find the other producer of the topic, or what deletes from it. To go on regardless, set "
             '`on_mismatch="warn"` for one run; or begin anew where the pipeline stands, with a window that is not compared: '
             f"`python -m airflow_kafka_spark reset {window.rpartition('#')[0]} --shift-by 0 --discard-open --why ...`. "
-            'A new pipeline that is not to have what was deleted before its first run begins with `data_loss="skip"`',
+            'A new pipeline that may miss what was deleted before its first run begins with `data_loss="skip"`',
         )

@@ -1,4 +1,4 @@
-"""What the user wrote, and what it met: options, connections, Java, servers."""
+"""Errors found before a window starts: options, connections, Java, jars, and brokers that do not answer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from airflow_kafka_spark.errors.base import KafkaSparkError
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a pipeline before it starts.
+    """One problem of a pipeline that was found before it started.
 
-    :param where: the argument or connection it concerns, as the user wrote it (``topics``, ``sink.table``).
+    :param where: the argument or connection, as the user wrote it (``topics``, ``sink.table``).
     :param what: what was found and what was expected.
     :param action: what to do.
     """
@@ -27,7 +27,11 @@ class Problem:
 
 
 class ValidationError(KafkaSparkError):
-    """All problems of a pipeline at once, found before Spark starts. Nothing was changed."""
+    """Raised when a pipeline is invalid, with all of its problems, before Spark starts. Nothing was changed.
+
+    :param problems: the problems.
+    :param retryable: True if a retry may succeed, as when a server did not answer.
+    """
 
     def __init__(self, problems: Sequence[Problem], *, retryable: bool = False) -> None:
         self.problems = tuple(problems)
@@ -38,9 +42,13 @@ class ValidationError(KafkaSparkError):
 
 
 class JavaMissing(KafkaSparkError):
-    """No usable Java runtime."""
+    """Raised when no usable Java runtime was found.
+
+    :param detail: where it was looked for.
+    """
 
     def __init__(self, detail: str = "neither JAVA_HOME/bin/java nor java on the PATH could be run") -> None:
+        self.detail = detail
         super().__init__(
             f"Java was not found: {detail}",
             expected="a Java 17 or 21 runtime",
@@ -49,12 +57,16 @@ class JavaMissing(KafkaSparkError):
 
 
 class JarsUnavailable(KafkaSparkError):
-    """Connector or broker jars could not be resolved."""
+    """Raised when jars of connectors or of the broker could not be resolved.
+
+    :param coordinates: their Maven coordinates.
+    :param detail: the resolver's message.
+    """
 
     retryable = True
 
     def __init__(self, coordinates: Sequence[str], detail: str) -> None:
-        self.coordinates = tuple(coordinates)
+        self.coordinates, self.detail = tuple(coordinates), detail
         super().__init__(
             f"The jars of {', '.join(coordinates)} could not be resolved: {detail}",
             expected="a Maven repository that serves them, or a filled jar cache",
@@ -62,32 +74,30 @@ class JarsUnavailable(KafkaSparkError):
         )
 
 
-class ServerFailed(KafkaSparkError):
-    """An embedded server did not start, or died."""
-
-    def __init__(self, server: str, detail: str) -> None:
-        self.server = server
-        super().__init__(
-            f"The embedded {server} is not running: {detail}", expected="a running server", action="Read its log, named above"
-        )
-
-
 class ConnectionInvalid(KafkaSparkError):
-    """An Airflow connection cannot be used."""
+    """Raised when an Airflow connection cannot be used.
+
+    :param conn_id: the connection.
+    :param detail: what is wrong with it.
+    """
 
     def __init__(self, conn_id: str, detail: str, action: str = "") -> None:
-        self.conn_id = conn_id
+        self.conn_id, self.detail = conn_id, detail
         super().__init__(f"Connection `{conn_id}`: {detail}", action=action or f"Correct the connection `{conn_id}` in Airflow")
 
 
 class KafkaUnavailable(KafkaSparkError):
-    """The broker did not answer in time, or refused the client."""
+    """Raised when the brokers did not answer in time, or refused the client.
+
+    :param conn_id: the Airflow connection.
+    :param doing: what was requested.
+    :param detail: the client's message.
+    """
 
     retryable = True
 
     def __init__(self, conn_id: str, doing: str, detail: str) -> None:
-        self.conn_id = conn_id
-        self.doing = doing
+        self.conn_id, self.doing, self.detail = conn_id, doing, detail
         super().__init__(
             f"Kafka (connection `{conn_id}`) did not do what was asked while {doing}: {detail}",
             expected="an answer from the brokers",

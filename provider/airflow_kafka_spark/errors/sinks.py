@@ -1,4 +1,4 @@
-"""Records and sinks."""
+"""Errors of records and of sinks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from airflow_kafka_spark.errors.base import KafkaSparkError
 
 
 class BadRecords(KafkaSparkError):
-    """Records that could not be decoded. Nothing of the window was written or committed.
+    """Raised when records cannot be decoded, transformed or written. Nothing of the window was written or committed.
 
-    :param by_split: whether splits are committed one by one: then that goes for those that hold one.
+    :param window: name of the window.
+    :param count: number of bad records.
+    :param samples: descriptions of the first bad records.
+    :param by_split: True if splits are committed one by one. Then only splits with a bad record were not written.
     """
 
     def __init__(self, window: str, count: int, samples: Sequence[object], by_split: bool = False) -> None:
-        self.window, self.count, self.samples = window, count, tuple(samples)
+        self.window, self.count, self.samples, self.by_split = window, count, tuple(samples), by_split
         listed = "\n".join(f"  {s}" for s in self.samples)
         more = f"\n  ... and {count - len(self.samples)} more" if count > len(self.samples) else ""
         super().__init__(
@@ -24,15 +27,21 @@ class BadRecords(KafkaSparkError):
 
 
 class TooManyBadRecords(KafkaSparkError):
-    """More bad records than ``max_errors`` allows. Nothing of the window was written or committed, and no dead letter sent.
+    """Raised when a window has more bad records than ``max_errors`` allows. Nothing was written, committed or sent.
 
-    :param by_split: as for :class:`BadRecords`.
+    :param window: name of the window.
+    :param count: number of bad records.
+    :param records: number of records.
+    :param limit: largest number of bad records, or their largest fraction.
+    :param samples: descriptions of the first bad records.
+    :param by_split: True if splits are committed one by one. Then only splits with a bad record were not written.
     """
 
     def __init__(
         self, window: str, count: int, records: int, limit: float, samples: Sequence[object], by_split: bool = False
     ) -> None:
         self.window, self.count, self.records, self.limit, self.samples = window, count, records, limit, tuple(samples)
+        self.by_split = by_split
         listed = "".join(f"\n  {s}" for s in self.samples)
         allowed = f"{limit!r} of them" if isinstance(limit, float) else f"{limit:,}"
         super().__init__(
@@ -47,34 +56,35 @@ def _nothing(by_split: bool) -> str:
 
 
 class TooManyDeadLetters(KafkaSparkError):
-    """The dead letters of one window are more than can be handled at once. Nothing was sent or committed.
+    """Raised when the dead letters of one window exceed the size that can be sent at once. Nothing was sent or committed.
 
-    :param limit: in bytes.
-    :param remembered: whether it is the ledger's memory of them that is too large.
+    :param topic: the dead letter topic; empty if there is none.
+    :param limit: the limit in bytes.
+    :param remembered: True if the ledger's record of them is too large; False if the dead letters are.
     """
 
     def __init__(self, topic: str, limit: int, *, remembered: bool = False) -> None:
         self.topic, self.limit, self.remembered = topic, limit, remembered
-        what = "The ledger's memory of a window's" if remembered else "A window's"
+        what = "The ledger's record of a window's" if remembered else "A window's"
         super().__init__(
             f"{what} dead letters{f' (topic `{topic}`)' if topic else ''} take more than {limit / 1e6:.1f} MB",
             expected="a few bad records among many good ones",
-            action="If so many records are bad the format is not theirs: correct it. Else read less at once: lower "
+            action="If so many records are bad, the format does not fit them: correct it. Else read less at once: lower "
             "`max_records`, and set `max_errors`",
         )
 
 
 class TooManyRouted(KafkaSparkError):
-    """The records of one window that transforms route elsewhere are more than can be handled at once. Nothing was sent or
-    committed.
+    """Raised when the routed records of one window exceed the size that can be sent at once. Nothing was sent or committed.
 
-    :param limit: in bytes.
-    :param remembered: whether it is the ledger's memory of them that is too large.
+    :param topic: the topic to which transforms route the records.
+    :param limit: the limit in bytes.
+    :param remembered: True if the ledger's record of them is too large; False if the routed records are.
     """
 
     def __init__(self, topic: str, limit: int, *, remembered: bool = False) -> None:
         self.topic, self.limit, self.remembered = topic, limit, remembered
-        what = "What the ledger remembers of the records" if remembered else "What is in the records"
+        what = "The ledger's account of the records" if remembered else "The content of the records"
         super().__init__(
             f"{what} of one window that go to topic `{topic}` instead of the sink takes more than {limit / 1e6:.1f} MB",
             expected="a few records among many that go to the sink",
@@ -84,14 +94,16 @@ class TooManyRouted(KafkaSparkError):
 
 
 class CountMismatch(KafkaSparkError):
-    """Reader and sink disagree about how many rows there are. Nothing was committed.
+    """Raised when the sink counted another number of rows than were read. Nothing was committed.
 
-    :param by_split: whether splits are committed one by one: then they disagree also where a split that an earlier attempt has
-        committed would have other rows now.
+    :param window: name of the window.
+    :param read: number of rows that were read for the sink.
+    :param flushed: number of rows that the sink counted.
+    :param by_split: True if splits are committed one by one. Then a split that an earlier attempt committed may differ, too.
     """
 
     def __init__(self, window: str, read: int, flushed: int, by_split: bool = False) -> None:
-        self.window, self.read, self.flushed = window, read, flushed
+        self.window, self.read, self.flushed, self.by_split = window, read, flushed, by_split
         changed = (
             "Splits that an earlier attempt has committed stay as they are: if the format, a transform or another option was "
             "changed since, set it back until this window is complete; if their topic is compacted, give the connection's user "
@@ -106,7 +118,10 @@ class CountMismatch(KafkaSparkError):
 
 
 class WindowConflict(KafkaSparkError):
-    """The sink remembers another last window than the one this window follows."""
+    """Raised when the last window that the sink remembers is not the one that this window follows.
+
+    :param window: name of the window.
+    """
 
     def __init__(self, window: str, found: str, expected: str) -> None:
         self.window = window
@@ -119,14 +134,15 @@ class WindowConflict(KafkaSparkError):
 
 
 class ForeignOffsets(WindowConflict):
-    """The sink's record of a pipeline holds offsets of another Kafka cluster, or of a topic that was deleted and created again:
-    they do not say which records of this one the sink has. Nothing was changed.
+    """Raised when the sink's record of a pipeline has offsets of another cluster, or of a topic that was created again.
 
-    :param pipeline: the pipeline's name, as the sink knows it.
-    :param number: the number of the window that the sink's record is of.
-    :param known_cluster: the id of the cluster in the sink's record; "" where it does not say.
-    :param found_cluster: the id of the cluster that the connection leads to.
-    :param topics: per topic whose id is another one, the id in the sink's record and the one found.
+    Such offsets do not tell which records the sink has. Nothing was changed.
+
+    :param pipeline: name of the pipeline in the sink.
+    :param number: number of the window in the sink's record.
+    :param known_cluster: id of the cluster in the sink's record; "" if it has none.
+    :param found_cluster: id of the cluster of the connection.
+    :param topics: for each topic with another id, the id in the sink's record and the id found.
     """
 
     def __init__(
@@ -146,31 +162,36 @@ class ForeignOffsets(WindowConflict):
             expected="offsets of the cluster and the topics that are read, since they tell which records the sink has",
             action="Correct the connection if it leads to the wrong cluster. Where Kafka or the topic was created anew, records "
             "that were not read before are lost; to go on with the new one, say where: `python -m airflow_kafka_spark reset "
-            f"{pipeline} --to earliest --only {named} --group-id <group> --why <why>`. `forget` decides nothing here: the sink "
-            "goes on remembering. A pipeline of data intervals, or a second one on another cluster, needs a `pipeline=` name of "
+            f"{pipeline} --to earliest --only {named} --group-id <group> --why <why>`. `forget` does not help: the sink "
+            "keeps its record. A pipeline of data intervals, or a second one on another cluster, needs a `pipeline=` name of "
             "its own",
         )
 
 
 class SinkUnavailable(KafkaSparkError):
-    """The sink did not answer, or refused."""
+    """Raised when the sink did not answer, or refused the connection.
+
+    :param sink: URI or table of the sink.
+    :param doing: what was requested.
+    :param detail: the client's message.
+    """
 
     retryable = True
 
     def __init__(self, sink: str, doing: str, detail: str) -> None:
-        self.sink, self.doing = sink, doing
+        self.sink, self.doing, self.detail = sink, doing, detail
         super().__init__(
             f"Sink {sink} failed while {doing}: {detail}", action="The task may simply be retried: the window is unchanged"
         )
 
 
 class SinkRejected(KafkaSparkError):
-    """The sink answered, and the answer is no: a value that does not fit, a constraint, a missing right. Nothing was committed.
+    """Raised when the sink refuses a window: a value that does not fit, a constraint, or a permission. Nothing was committed.
 
-    :param sink: the sink's URI or table.
-    :param window: the window.
-    :param detail: what the sink says.
-    :param samples: the first few of the records it concerns, where they are known.
+    :param sink: URI or table of the sink.
+    :param window: name of the window.
+    :param detail: the sink's message.
+    :param samples: descriptions of the first records concerned, if they are known.
     """
 
     def __init__(self, sink: str, window: str, detail: str, action: str = "", samples: Sequence[object] = ()) -> None:
@@ -183,12 +204,16 @@ class SinkRejected(KafkaSparkError):
 
 
 class SparkJobFailed(KafkaSparkError):
-    """The Spark job that moves a window failed; nothing was committed."""
+    """Raised when the Spark job of a window failed. Nothing was committed.
+
+    :param window: name of the window.
+    :param detail: Spark's message.
+    """
 
     retryable = True
 
     def __init__(self, window: str, detail: str) -> None:
-        self.window = window
+        self.window, self.detail = window, detail
         super().__init__(
             f"The Spark job of window {window} failed: {detail}", action="Nothing was committed; the task may be retried"
         )

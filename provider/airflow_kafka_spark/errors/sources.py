@@ -1,4 +1,4 @@
-"""Sources of rows, and their way to Kafka."""
+"""Errors of sources of rows, and of publishing rows to Kafka."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from airflow_kafka_spark.errors.planning import PlanError
 
 
 class SourceUnavailable(KafkaSparkError):
-    """The source did not answer, or refused."""
+    """Raised when the source did not answer, or refused the connection.
+
+    :param source: URI, table or path of the source.
+    :param doing: what was requested.
+    :param detail: the client's message.
+    """
 
     retryable = True
 
     def __init__(self, source: str, doing: str, detail: str) -> None:
-        self.source, self.doing = source, doing
+        self.source, self.doing, self.detail = source, doing, detail
         super().__init__(
             f"Source {source} failed while {doing}: {detail}", action="The task may simply be retried: the window is unchanged"
         )
 
 
 class SourceRejected(KafkaSparkError):
-    """The source is not what the options say, or no longer what the window was frozen from.
+    """Raised when the source does not fit the options, or no longer fits the window that was planned from it.
 
-    :param source: its URI, table or path.
+    :param source: URI, table or path of the source.
     :param detail: what was found.
     """
 
@@ -33,9 +38,9 @@ class SourceRejected(KafkaSparkError):
 
 
 class RowRejected(KafkaSparkError):
-    """A row of a source cannot become a record. Nothing of its split was committed.
+    """Raised when a row of a source cannot be converted to a record. Nothing of its split was committed.
 
-    :param row: which one, within its split.
+    :param row: the row within its split, in words.
     :param detail: what is wrong with it.
     """
 
@@ -45,11 +50,11 @@ class RowRejected(KafkaSparkError):
 
 
 class RowsRejected(RowRejected):
-    """Rows of a source do not fit the format that they were to be written in. Nothing of their splits was committed.
+    """Raised when rows of a source do not fit the format. Nothing of their splits was committed.
 
-    :param window: the window.
-    :param count: how many there are.
-    :param samples: the first of them.
+    :param window: name of the window.
+    :param count: number of such rows.
+    :param samples: descriptions of the first such rows.
     """
 
     def __init__(self, window: str, count: int, samples: Sequence[object]) -> None:
@@ -62,18 +67,24 @@ class RowsRejected(RowRejected):
         KafkaSparkError.__init__(
             self,
             f"{rows}; nothing of a split that holds one was published\n{listed}{more}",
-            action="Correct the rows, or the schema, and run the task again: it goes on with what is not published. What does "
-            'not fit is never written as something else; `errors_tolerance="all"` does without it',
+            action="Correct the rows, or the schema, and run the task again: it goes on with what is not published. A row that "
+            'does not fit is never written as something else; `errors_tolerance="all"` leaves such rows out',
         )
 
 
 class TransactionTimedOut(KafkaSparkError):
-    """A split took longer than its transaction may take, so the brokers have aborted that. Nothing of the split was committed."""
+    """Raised when the brokers aborted the transaction of a split because it took too long. Nothing of the split was committed.
+
+    :param pipeline: name of the pipeline.
+    :param doing: what took too long.
+    :param seconds: how long it took.
+    :param limit: how long a transaction may take, in seconds.
+    """
 
     retryable = True
 
     def __init__(self, pipeline: str, doing: str, seconds: float, limit: float) -> None:
-        self.pipeline, self.seconds, self.limit = pipeline, seconds, limit
+        self.pipeline, self.doing, self.seconds, self.limit = pipeline, doing, seconds, limit
         super().__init__(
             f"Pipeline `{pipeline}`: the brokers aborted the transaction, because {doing} took {seconds:.0f} s",
             expected=f"at most {limit:g} s, which is `transaction_timeout`",
@@ -83,9 +94,9 @@ class TransactionTimedOut(KafkaSparkError):
 
 
 class RowsCutOff(KafkaSparkError):
-    """Spark has stopped handing rows to a task before the end of its split. Nothing of the split is committed.
+    """Raised when Spark stopped handing rows to a task before the end of its split. Nothing of the split was committed.
 
-    :param known: False where it could not be found out, as with a release of pyspark that was never tested.
+    :param known: False if that could not be determined, as with a release of pyspark that was not tested.
     """
 
     retryable = True
@@ -93,14 +104,23 @@ class RowsCutOff(KafkaSparkError):
     def __init__(self, known: bool = True) -> None:
         self.known = known
         found = (
-            "Spark stopped in the middle of a split" if known else "It cannot be told whether Spark gave a task all of its rows"
+            "Spark stopped in the middle of a split"
+            if known
+            else "It cannot be determined whether Spark gave a task all of its rows"
         )
         action = "See Spark's own error" if known else "Use a release of pyspark that this package is tested with"
         super().__init__(found, expected="all rows of the split", action=action)
 
 
 class PartitionsChanged(PlanError):
-    """A topic has another number of partitions than when the window was planned: keys would be placed elsewhere."""
+    """Raised when a topic has another number of partitions than when the window was planned.
+
+    Keys would go to other partitions than their earlier records.
+
+    :param topic: the topic.
+    :param planned: number of partitions when the window was planned.
+    :param found: number of partitions now.
+    """
 
     def __init__(self, topic: str, planned: int, found: int) -> None:
         self.topic, self.planned, self.partitions = topic, planned, found
@@ -112,11 +132,12 @@ class PartitionsChanged(PlanError):
 
 
 class SchemaInvalid(KafkaSparkError):
-    """A format's schema cannot be read.
+    """Raised when the schema of a format cannot be parsed.
 
-    :param schema: the schema's text.
-    :param position: where in it, in characters from 0.
+    :param schema: text of the schema.
+    :param position: position of the error in the text, in characters from 0.
     :param found: what was found there.
+    :param expected: what was expected there.
     """
 
     def __init__(self, schema: str, position: int, found: str, expected: str) -> None:

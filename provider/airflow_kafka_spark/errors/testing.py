@@ -1,4 +1,4 @@
-"""Embedded servers."""
+"""Errors of the embedded servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from airflow_kafka_spark.errors.base import KafkaSparkError
 
 
 class TestingUnavailable(KafkaSparkError):
-    """A package that an embedded server needs is not installed."""
+    """Raised when a package is missing that an embedded server needs.
+
+    :param server: name of the server.
+    :param package: the package.
+    """
 
     __test__ = False
 
@@ -20,8 +24,26 @@ class TestingUnavailable(KafkaSparkError):
 
 
 class ServerInvalid(KafkaSparkError):
-    """What was asked of an embedded server is impossible."""
+    """Raised when an embedded server cannot do what was requested.
+
+    :param server: name of the server.
+    :param detail: why it cannot.
+    """
 
     def __init__(self, server: str, detail: str, expected: str = "") -> None:
-        self.server = server
+        self.server, self.detail = server, detail
         super().__init__(f"The embedded {server} cannot do this: {detail}", expected=expected)
+
+
+class ServerFailed(KafkaSparkError):
+    """Raised when an embedded server did not start, or died.
+
+    :param server: name of the server.
+    :param detail: what happened, with the path of its log.
+    """
+
+    def __init__(self, server: str, detail: str) -> None:
+        self.server, self.detail = server, detail
+        super().__init__(
+            f"The embedded {server} is not running: {detail}", expected="a running server", action="Read its log, named above"
+        )

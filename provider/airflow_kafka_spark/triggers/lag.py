@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_kafka_spark.errors import ConsumerUnwell, KafkaSparkError, Problem
+from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaSparkError, Problem
 from airflow_kafka_spark.ledger.lag import LagMeter
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.triggers.arguments import Count, Duration, choice_problems, parse_count, parse_seconds
@@ -105,13 +105,13 @@ class LagProbe:
     def check(self, hook: KafkaHook) -> ProbeResult:
         """Return whether the lag has reached the threshold.
 
-        :raises ConsumerUnwell: it has not, and the consumer's status is one of ``fail_on``.
+        :raises ConsumerUnhealthy: it has not, and the consumer's status is one of ``fail_on``.
         """
         lag, verdicts = self._meter.measure(hook)
         self.lag, verdict, done = lag, worst(verdicts), self.threshold.reached(lag)
         line = f"{lag.line}, status {verdict.status.value}{f' ({verdict.reason})' if verdict.reason else ''}"
         if not done and verdict.status.value in self.fail_on:
-            raise ConsumerUnwell(lag.of, verdict.status.value, verdict.reason, lag.line)
+            raise ConsumerUnhealthy(lag.of, verdict.status.value, verdict.reason, lag.line)
         return ProbeResult(done, self._payload(lag, verdict, verdicts), f"{line}; waiting for {self.threshold}")
 
     def _payload(self, lag: Lag, verdict: Verdict, verdicts: Mapping[TopicPartition, Verdict]) -> dict[str, Any]:

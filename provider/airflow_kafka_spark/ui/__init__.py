@@ -1,1 +1,1 @@
-"""In Airflow's own UI: pipelines, their windows and lag, and what may be done with them."""
+"""Pages of this provider in Airflow's UI: pipelines, their windows and lag, and the actions that change them."""

@@ -1,52 +1,84 @@
-"""What may be done with a pipeline from its page. Each action is a function of :mod:`airflow_kafka_spark.control`, which records
-who did it and why, and refuses what must not be done; here it is only understood, called and told."""
+"""Actions that change a pipeline from its page: reset, skip, replay, pause and resume.
+
+This module validates requests and describes results. The changes themselves, their checks and the record of who made them are in
+:mod:`airflow_kafka_spark.control`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from airflow_kafka_spark.ui.answers import Refused
-from airflow_kafka_spark.ui.tasks import TaskId
+from airflow_kafka_spark.errors import KafkaSparkError, WindowOpen
+from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey
+from airflow_kafka_spark.ui.responses import RequestRefused
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.control.result import Move
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
-Name = Literal["reset", "skip", "replay", "pause", "resume"]
-NAMES: tuple[Name, ...] = ("reset", "skip", "replay", "pause", "resume")
-MOST_WHY = 1_000
+ActionName: TypeAlias = Literal["reset", "skip", "replay", "pause", "resume"]
+ACTIONS: tuple[ActionName, ...] = ("reset", "skip", "replay", "pause", "resume")
+MAX_WHY = 1_000
+"""Longest reason of a change, in characters."""
+
+ActionTable: TypeAlias = "tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]"
+"""Header and rows."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What somebody wants.
+class ActionRequest:
+    """Arguments of an action, as the page sent them. They are valid in form.
 
-    :param who: the name of Airflow's user.
-    :param group: the group that the pipeline's DAG file names; None to take that of its last report.
-    :param running: whether a task is at work on its open window; None where that is not known.
+    :param action: name of the action.
+    :param ledger: ledger of the pipeline, ``<connection>/<topic>``.
+    :param pipeline: name of the pipeline.
+    :param why: reason of the change, which the ledger records.
+    :param dry_run: True to describe the change without making it.
+    :param to: for a reset, the new position: a word, an instant in ISO 8601, or offsets by topic and partition.
+    :param only: for a reset, the topics or partitions to move. Default: all.
+    :param window: for a replay, the number of the window.
+    :param interval: for a replay, the name of the data interval; None to use ``window``.
     """
 
-    action: Name
+    action: ActionName
+    ledger: str
     pipeline: str
-    ledger_topic: str
-    who: str
     why: str
     dry_run: bool
-    to: Any = None
+    to: str | Mapping[str, Any] | None = None
     only: tuple[str, ...] = ()
     window: int | None = None
-    name: str | None = None
+    interval: str | None = None
+
+
+@dataclass(frozen=True)
+class ActionContext:
+    """What the server knows about the pipeline of a request.
+
+    :param ledger_topic: topic of the ledger.
+    :param who: name of the user in Airflow.
+    :param group: consumer group that the DAG file names; None to use the group of the last report.
+    :param running: True if a task works on the open window; None if that is unknown.
+    """
+
+    ledger_topic: str
+    who: str
     group: str | None = None
     running: bool | None = None
 
 
 @dataclass(frozen=True)
-class Told:
-    """What was done, or would be, for people.
+class ActionResult:
+    """Description of what an action has done, or would do.
 
-    :param clear: the task that has to be cleared for it.
+    :param done: False for a dry run.
+    :param title: one sentence.
+    :param lines: further sentences.
+    :param header: header of the table.
+    :param rows: rows of the table; empty for no table.
+    :param clear: task instance that has to be cleared, so that it carries out the action; None if there is none.
     """
 
     done: bool
@@ -54,118 +86,180 @@ class Told:
     lines: tuple[str, ...]
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
-    clear: TaskId | None = None
+    clear: TaskInstanceKey | None = None
 
     def to_dict(self, *more: str) -> dict[str, Any]:
-        """As the pages read it.
+        """Return the result as JSON.
 
-        :param more: further lines.
+        :param more: lines to add.
         """
         table = {"header": list(self.header), "rows": [list(r) for r in self.rows]} if self.rows else None
         return {"done": self.done, "title": self.title, "lines": [*self.lines, *more], "table": table}
 
 
-def understood(action: str, body: Any) -> dict[str, Any]:
-    """The facts of a request's body.
+# --- requests -----------------------------------------------------------------------------------------------------------
 
-    :raises Refused: 400 for what cannot be understood, 404 for an action that there is not.
+
+def parse_request(action: str, body: object) -> ActionRequest:
+    """Return the arguments of an action.
+
+    :param action: name of the action, from the path.
+    :param body: decoded body of the request.
+    :raises RequestRefused: 400 if the body is invalid, 404 if there is no such action.
     """
-    if action not in NAMES:
-        raise Refused(404, f"There is no action `{action}`", expected=f"one of {', '.join(NAMES)}")
+    if action not in ACTIONS:
+        raise RequestRefused(404, f"There is no action `{action}`", expected=f"one of {', '.join(ACTIONS)}")
     if not isinstance(body, Mapping):
-        raise _bad("The body is no JSON object")
-    return {**_who_and_why(body), **_places(action, body)}
-
-
-def _who_and_why(body: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {name: body.get(name) for name in ("ledger", "pipeline", "why")}
-    for name, value in facts.items():
-        if not isinstance(value, str) or not value.strip():
-            raise _bad(f"`{name}` is missing", "a text that is not empty")
-    if len(str(facts["why"])) > MOST_WHY:
-        raise _bad(f"`why` has {len(str(facts['why'])):,} characters", f"at most {MOST_WHY:,}")
+        raise _invalid("The body is not a JSON object")
+    ledger, pipeline, why = (_required_text(body, name) for name in ("ledger", "pipeline", "why"))
+    if len(why) > MAX_WHY:
+        raise _invalid(f"`why` has {len(why):,} characters", f"at most {MAX_WHY:,}")
     dry_run = body.get("dry_run", False)
     if not isinstance(dry_run, bool):
-        raise _bad("`dry_run` is neither true nor false")
-    return {**facts, "dry_run": dry_run}
-
-
-def _places(action: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    only, window, interval, to = (body.get(name) for name in ("only", "window", "name", "to"))
-    only = only or []
-    if not isinstance(only, list) or not all(isinstance(item, str) for item in only):
-        raise _bad("`only` is no list of texts", "topics, or partitions of them as `orders:0,2`")
-    if only and action != "reset":
-        raise _bad(f"`only` is nothing that `{action}` knows of", "all partitions; a reset may move single ones")
+        raise _invalid("`dry_run` is neither true nor false")
+    window, interval, to = (body.get(name) for name in ("window", "name", "to"))
     if interval is not None and not isinstance(interval, str):
-        raise _bad("`name` is no text")
+        raise _invalid("`name` is not a string")
     if action == "replay" and (not isinstance(window, int) or isinstance(window, bool)) and not interval:
-        raise _bad("`window` is no number", "the number of a window, or the `name` of a data interval")
+        raise _invalid("`window` is not a number", "the number of a window, or the `name` of a data interval")
     if action == "reset" and not isinstance(to, (str, Mapping)):
-        raise _bad("`to` is missing", '"earliest", "latest", a time in ISO 8601, or offsets as {"orders": {"0": 500}}')
-    return {"only": tuple(only), "window": window, "name": interval, "to": to}
+        raise _invalid("`to` is missing", '"earliest", "latest", a time in ISO 8601, or offsets as {"orders": {"0": 500}}')
+    return ActionRequest(action, ledger, pipeline, why, dry_run, to, _only(action, body), window, interval)
 
 
-def _bad(found: str, expected: str = "") -> Refused:
-    return Refused(400, found, expected=expected, action="Correct the request")
+def _required_text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise _invalid(f"`{name}` is missing", "a string that is not empty")
+    return value
 
 
-def perform(hook: KafkaHook, order: Order) -> Told:
-    """Do it, or say what would be done.
+def _only(action: str, body: Mapping[str, Any]) -> tuple[str, ...]:
+    only = body.get("only") or []
+    if not isinstance(only, list) or not all(isinstance(item, str) for item in only):
+        raise _invalid("`only` is not a list of strings", "topics, or partitions of them as `orders:0,2`")
+    if only and action != "reset":
+        raise _invalid(f"`{action}` takes no `only`", "`only` with the action `reset` alone")
+    return tuple(only)
 
-    :raises KafkaSparkError: it is refused, or Kafka does not answer.
-    :raises ValueError: it cannot be understood.
+
+def _invalid(found: str, expected: str = "") -> RequestRefused:
+    return RequestRefused(400, found, expected=expected, action="Correct the request")
+
+
+# --- actions ------------------------------------------------------------------------------------------------------------
+
+
+def perform(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
+    """Carry out an action, or describe what it would do.
+
+    :raises KafkaSparkError: the action is refused, or Kafka does not answer.
+    :raises ValueError: an argument is invalid.
     """
-    return {"reset": _reset, "skip": _skip, "replay": _replay, "pause": _pause, "resume": _pause}[order.action](hook, order)
+    return _ACTIONS[request.action](hook, request, context)
 
 
-def _common(order: Order) -> dict[str, Any]:
-    return {"why": order.why, "who": order.who, "ledger_topic": order.ledger_topic, "dry_run": order.dry_run}
-
-
-def _reset(hook: KafkaHook, order: Order) -> Told:
+def _reset(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     from airflow_kafka_spark.control.reset import reset
 
-    found = reset(hook, order.pipeline, order.to, only=order.only, group_id=order.group, **_common(order))
-    title = f"Pipeline {order.pipeline} " + ("would be moved" if order.dry_run else f"was moved (change {found.change})")
-    return Told(not order.dry_run, title, (f"With it its group {found.group_id}",), *_moves(found.moves))
+    try:
+        found = reset(
+            hook,
+            request.pipeline,
+            request.to,
+            why=request.why,
+            who=context.who,
+            only=request.only,
+            ledger_topic=context.ledger_topic,
+            group_id=context.group,
+            dry_run=request.dry_run,
+        )
+    except WindowOpen as error:
+        raise _with_skip(error) from None
+    did = "would be moved" if request.dry_run else f"was moved (change {found.change})"
+    lines = (f"Its group {found.group_id} moves with it",)
+    return ActionResult(not request.dry_run, f"Pipeline {request.pipeline} {did}", lines, *_moves(found.moves))
 
 
-def _skip(hook: KafkaHook, order: Order) -> Told:
+def _with_skip(error: WindowOpen) -> KafkaSparkError:
+    """Return the error with the remedy that a page offers, instead of an argument that a page does not have."""
+    return KafkaSparkError(
+        error.found,
+        expected=error.expected,
+        action="Run the task again, which completes the window, and then repeat this. Or give the window up with *Skip*: if its "
+        "sink has committed it already, its records stay there",
+    )
+
+
+def _skip(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     from airflow_kafka_spark.control.skip import skip
 
-    # With a group that is not its last report's, a dry run and the real thing might differ: it only helps where none is known.
-    found = skip(hook, order.pipeline, running=order.running, group_id=order.group, **_common(order))
-    what = f"window {found.given_up[0].number}" if found.given_up else "what waits"
-    title = f"{what.capitalize()} of pipeline {order.pipeline} " + ("would be skipped" if order.dry_run else "was skipped")
+    found = skip(
+        hook,
+        request.pipeline,
+        why=request.why,
+        who=context.who,
+        ledger_topic=context.ledger_topic,
+        group_id=context.group,
+        running=context.running,
+        dry_run=request.dry_run,
+    )
+    what = f"Window {found.given_up[0].number}" if found.given_up else "The backlog"
+    title = f"{what} of pipeline {request.pipeline} " + ("would be skipped" if request.dry_run else "was skipped")
     lines = (f"{found.skipped_offsets:,} offsets in all: an upper bound of the records", *found.warnings)
-    return Told(not order.dry_run, title, lines, *_moves(found.moves))
+    return ActionResult(not request.dry_run, title, lines, *_moves(found.moves))
 
 
-def _moves(moves: Sequence[Move]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _moves(moves: Sequence[Move]) -> ActionTable:
     rows = tuple((f"{m.topic}-{m.partition}", "-" if m.before is None else str(m.before), str(m.after)) for m in moves)
     return ("partition", "from", "to"), rows
 
 
-def _replay(hook: KafkaHook, order: Order) -> Told:
+def _replay(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     from airflow_kafka_spark.control.replay import replay
 
-    found = replay(hook, order.pipeline, window=order.window if not order.name else None, name=order.name, **_common(order))
+    found = replay(
+        hook,
+        request.pipeline,
+        why=request.why,
+        who=context.who,
+        window=None if request.interval else request.window,
+        name=request.interval,
+        ledger_topic=context.ledger_topic,
+        dry_run=request.dry_run,
+    )
+    did = "would be moved once more" if request.dry_run else "is moved once more"
     window = found.window
     assert window is not None, "a replay names its window"
-    title = f"Window {window.interval or window.number} of pipeline {order.pipeline} " + (
-        "would be moved once more" if order.dry_run else "is moved once more"
-    )
+    title = f"Window {window.interval or window.number} of pipeline {request.pipeline} {did}"
     rows = tuple((f"{r.topic}-{r.partition}", str(r.start), str(r.end)) for r in window.ranges)
-    known = window.dag_id and window.run_id and window.task_id
-    clear = TaskId(str(window.dag_id), str(window.run_id), str(window.task_id), window.map_index) if known else None
-    return Told(not order.dry_run, title, found.warnings, ("partition", "start", "end"), rows, clear)
+    clear = None
+    if window.dag_id and window.run_id and window.task_id:
+        clear = TaskInstanceKey(window.dag_id, window.run_id, window.task_id, window.map_index)
+    return ActionResult(not request.dry_run, title, found.warnings, ("partition", "start", "end"), rows, clear)
 
 
-def _pause(hook: KafkaHook, order: Order) -> Told:
+def _pause_or_resume(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     from airflow_kafka_spark.control.pause import pause, resume
 
-    found = (pause if order.action == "pause" else resume)(hook, order.pipeline, **_common(order))
-    verb = "paused" if order.action == "pause" else "resumed"
-    title = f"Pipeline {order.pipeline} " + (f"would be {verb}" if order.dry_run else f"is {verb}")
-    return Told(not order.dry_run, title, found.warnings)
+    change = pause if request.action == "pause" else resume
+    found = change(
+        hook,
+        request.pipeline,
+        why=request.why,
+        who=context.who,
+        ledger_topic=context.ledger_topic,
+        dry_run=request.dry_run,
+    )
+    verb = "paused" if request.action == "pause" else "resumed"
+    title = f"Pipeline {request.pipeline} " + (f"would be {verb}" if request.dry_run else f"is {verb}")
+    return ActionResult(not request.dry_run, title, found.warnings)
+
+
+_ACTIONS: Mapping[ActionName, Callable[[KafkaHook, ActionRequest, ActionContext], ActionResult]] = {
+    "reset": _reset,
+    "skip": _skip,
+    "replay": _replay,
+    "pause": _pause_or_resume,
+    "resume": _pause_or_resume,
+}

@@ -1,39 +1,46 @@
-"""The UI's web application. Imported only in the api-server."""
+"""The web application of the pages: security headers, error handlers and the script. Only the API server imports it."""
 
-# No `from __future__ import annotations` where routes are: FastAPI has to resolve what they are annotated with.
+# No `from __future__ import annotations` where routes are: FastAPI has to resolve their annotations.
 
+import hashlib
 import logging
-from collections.abc import Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.ui.answers import Refused, answer_for, detail
-from airflow_kafka_spark.ui.bundle import bundle
+from airflow_kafka_spark.ui.responses import RequestRefused, error_response, response_to
 
 log = logging.getLogger(__name__)
+
+STATIC = Path(__file__).parent / "static"
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "SAMEORIGIN",
     "Referrer-Policy": "same-origin",
-    # Answers are data and one script, never a page of their own.
+    # Responses are data and one script, never a page of their own.
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'self'",
 }
 
+E = TypeVar("E", bound=Exception)
 
-class Headers:
-    """Puts the security headers on every answer, and ``no-store`` on those that say nothing of caches."""
 
-    def __init__(self, app: Any) -> None:
+class SecurityHeaders:
+    """Middleware that adds the security headers to every response, and ``no-store`` where a response says nothing of caches."""
+
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def with_headers(message: MutableMapping[str, Any]) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = {name.lower() for name, _ in message.get("headers", [])}
                 added = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
@@ -44,56 +51,95 @@ class Headers:
         await self.app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
-def make_app() -> Any:
-    """The application, to be mounted below Airflow's.
+def make_app() -> ASGIApp:
+    """Return the application, to be mounted below Airflow's.
 
-    Guarantee: every route but the script's asks who the user is; an answer is JSON, an error too.
+    Guarantee: every route except the script's requires an authenticated user; every response is JSON, errors included.
     """
     from airflow.api_fastapi.app import get_auth_manager
 
     from airflow_kafka_spark.ui import routes
 
-    # No documentation pages: they would be open to everybody.
+    # Documentation pages are off: they would need no login.
     app = FastAPI(title="Kafka pipelines", openapi_url=None, docs_url=None, redoc_url=None)
-    # Airflow's own dependencies look for it on the app they run in.
+    # Airflow's own dependencies expect the auth manager on the app in which they run.
     app.state.auth_manager = get_auth_manager()
     app.include_router(routes.router)
 
     @app.get("/static/bundle.js")
     def script(request: Request) -> Response:
-        """The pages' script. It holds no data, so anybody may have it."""
-        found = bundle()
-        # `no-cache`: may be kept, but is asked for again, which costs one small answer.
+        """Return the script of the pages. It contains no data, so it needs no login."""
+        found = read_bundle()
+        # `no-cache` lets the browser keep the script, and revalidate it with one small request.
         headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
         known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
         if found.etag in known:
             return Response(status_code=304, headers=headers)
         return Response(found.body, media_type="text/javascript; charset=utf-8", headers=headers)
 
-    _answer_errors(app)
-    return Headers(app)
+    _handle_errors(app)
+    return SecurityHeaders(app)
 
 
-def _answer_errors(app: FastAPI) -> None:
-    def on(kind: type[Exception], answer: Callable[[Any], JSONResponse]) -> None:
+def _handle_errors(app: FastAPI) -> None:
+    def on(kind: type[E], respond: Callable[[E], JSONResponse]) -> None:
         async def handler(request: Request, error: Exception) -> JSONResponse:
-            return answer(error)
+            assert isinstance(error, kind)
+            return respond(error)
 
         app.add_exception_handler(kind, handler)
 
-    on(Refused, answer_for)
-    on(KafkaSparkError, answer_for)
-    on(RequestValidationError, lambda error: _invalid(error))
-    on(StarletteException, lambda error: detail(error.status_code, str(error.detail)))
+    on(RequestRefused, response_to)
+    on(KafkaSparkError, response_to)
+    on(RequestValidationError, _invalid)
+    on(StarletteException, lambda error: error_response(error.status_code, str(error.detail)))
     on(Exception, _failed)
 
 
 def _invalid(error: RequestValidationError) -> JSONResponse:
     wrong = "; ".join(f"`{'.'.join(map(str, found['loc'][1:]))}`: {found['msg']}" for found in error.errors())
-    return detail(400, f"The request cannot be understood: {wrong}", action="Correct it")
+    return error_response(400, f"The request is invalid: {wrong}", action="Correct the request")
 
 
 def _failed(error: Exception) -> JSONResponse:
-    # What an unexpected error says is for the log: it may hold what a user may not see.
+    # The text of an unexpected error goes to the log only: it may contain what the user may not see.
     log.exception("A page of Kafka pipelines failed", exc_info=error)
-    return detail(500, "Something unexpected happened", action="The log of the api-server says more")
+    return error_response(500, "An unexpected error occurred", action="See the log of the API server")
+
+
+# --- the script ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScriptBundle:
+    """The script of all pages.
+
+    :param body: its bytes.
+    :param etag: its entity tag, quoted as in HTTP.
+    """
+
+    body: bytes
+    etag: str
+
+
+_bundles: dict[tuple[tuple[str, int, int], ...], ScriptBundle] = {}
+
+
+def read_bundle(directory: Path = STATIC) -> ScriptBundle:
+    """Return the files of ``directory`` as one script, in the order of their names. They are read again when one has changed.
+
+    All files share one function scope, so none of their names reaches the page that embeds them. Nothing is built or minified.
+    """
+    files = sorted(directory.glob("*.js"), key=lambda file: file.name)
+    stats = [(file, file.stat()) for file in files]
+    state = tuple((str(file), stat.st_mtime_ns, stat.st_size) for file, stat in stats)
+    if state not in _bundles:
+        parts = [b"(() => {\n'use strict';\n", *(_part(file) for file in files), b"})();\n"]
+        body = b"".join(parts)
+        _bundles.clear()
+        _bundles[state] = ScriptBundle(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return _bundles[state]
+
+
+def _part(file: Path) -> bytes:
+    return f"// {file.name}\n".encode() + file.read_bytes().rstrip() + b"\n\n"

@@ -1,73 +1,83 @@
-"""What is asked of Kafka while somebody waits: the next window, and a look at dead letters. Bounded in time and in size."""
+"""Previews that are read from Kafka during a request: the next window, and dead letters. Bounded in time and in size."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as TooLate
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.ledger.topic import PROMPT
-from airflow_kafka_spark.ui.answers import Refused, cleaned, status_of
+from airflow_kafka_spark.ui.responses import RequestRefused, redacted, status_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
+
     from airflow_kafka_spark.control.preview import Preview
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 T = TypeVar("T")
 
-THREADS = 4
-SECONDS = 30.0
-READ_SECONDS = 10.0
-MOST_LETTERS = 100
-MOST_SCANNED = 2_000
-"""Records that are read at most: others' letters lie in between."""
-TEXT = 4096
-HEADER_TEXT = 512
-MOST_HEADERS = 50
+MAX_THREADS = 4
+TIMEOUT_SECONDS = 30.0
+MAX_READ_SECONDS = 10.0
+MAX_DEAD_LETTERS = 100
+"""Dead letters that one request returns at most."""
+MAX_SCANNED = 2_000
+"""Records that one request reads at most. A topic may contain dead letters of several pipelines."""
+MAX_TEXT = 4096
+"""Characters of a key, a value or a reason that are shown."""
+MAX_HEADER_TEXT = 512
+MAX_HEADERS = 50
 FETCH_BYTES = 4 << 20
 
 PREFIX = "__connect.errors."
 
-_pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kafka-spark-ui-ask")
+_pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kafka-spark-ui-ask")
 
 
-def in_time(work: Callable[[], T], doing: str, seconds: float = SECONDS) -> T:
-    """Run it in a thread of its own, and wait so long at most.
+def run_with_timeout(work: Callable[[], T], doing: str, seconds: float = TIMEOUT_SECONDS) -> T:
+    """Run ``work`` in another thread, and return its result.
 
-    :raises Refused: 503, it takes longer. It goes on: what changes something may still happen.
+    :param work: what to run.
+    :param doing: its description, for the error message.
+    :param seconds: the longest time to wait.
+    :raises RequestRefused: 503 if it takes longer. The thread goes on, so a change may still be made.
     """
     future = _pool.submit(work)
     try:
         return future.result(timeout=seconds)
-    except TooLate:
+    except FutureTimeout:
         future.cancel()
         action = "Look again in a moment"
-        raise Refused(503, f"{doing} takes longer than {seconds:.0f} s", expected="an answer of Kafka", action=action) from None
+        raise RequestRefused(
+            503, f"{doing} takes longer than {seconds:.0f} s", expected="an answer of Kafka", action=action
+        ) from None
 
 
 # --- the next window ----------------------------------------------------------------------------------------------------
 
 
 def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict[str, Any]:
-    """What the next window would be, or why there would be none.
+    """Return the next window of a pipeline, or why planning it would fail.
 
-    :param unread: arguments of the task that only its run knows, and that are not taken into account.
+    :param work: plans the window.
+    :param unread: arguments of the task that only its run knows. Their defaults were used.
     :raises KafkaSparkError: Kafka does not answer.
     """
     try:
-        found = in_time(work, "Planning the next window")
+        found = run_with_timeout(work, "Planning the next window")
     except KafkaSparkError as error:
         if status_of(error) == 503:
             raise
-        return {"refused": cleaned(str(error))}
+        return {"refused": redacted(str(error))}
     except ValueError as error:
-        return {"refused": cleaned(str(error))}
+        return {"refused": redacted(str(error))}
     facts = {name: getattr(found, name) for name in ("number", "begins", "run", "offsets", "bytes", "age", "held_back")}
     warnings = list(found.warnings)
     if unread and found.run is None:
@@ -80,8 +90,13 @@ def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict
 # --- dead letters -------------------------------------------------------------------------------------------------------
 
 
-def text(value: bytes | None, most: int = TEXT) -> dict[str, Any] | None:
-    """Bytes for people: cut, and as hex where they are no text. It is data: pages show it as text, never as HTML."""
+def preview_bytes(value: bytes | None, most: int = MAX_TEXT) -> dict[str, Any] | None:
+    """Return the beginning of ``value`` as text, or as hexadecimal digits if it is not UTF-8.
+
+    The pages show it as text, never as HTML.
+
+    :param most: number of characters that are shown.
+    """
     if value is None:
         return None
     part = value[: most * 4]
@@ -89,7 +104,7 @@ def text(value: bytes | None, most: int = TEXT) -> dict[str, Any] | None:
         found = part.decode()
         binary = "\x00" in found
     except UnicodeDecodeError as error:
-        # A character that the cut has divided is no reason to take it for binary.
+        # A character that the cut has divided does not make the value binary.
         cut_off = len(part) < len(value) and error.start >= len(part) - 3 and error.reason == "unexpected end of data"
         found, binary = (part[: error.start].decode(), False) if cut_off else ("", True)
     if binary:
@@ -99,18 +114,23 @@ def text(value: bytes | None, most: int = TEXT) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Letters:
-    """Where letters of a pipeline lie, and how many are to be looked at."""
+class DeadLetterReader:
+    """Reads dead letters of a pipeline by their offsets, without a consumer group.
+
+    :param pipelines: names of the pipeline and of its data intervals' ledgers.
+    :param landed: where the dead letters are.
+    :param limit: number of dead letters to read.
+    """
 
     pipelines: frozenset[str]
     landed: Sequence[Landed]
     limit: int
 
     def read(self, hook: KafkaHook) -> list[dict[str, Any]]:
-        """The first of them, read by offsets: nobody's group is joined.
+        """Return the first dead letters.
 
-        Letters of others may lie between them in the same topic: those that say so are left out. Without context on them, all
-        that lie there are shown.
+        The topic may contain dead letters of other pipelines between them, which are left out if their headers name another
+        pipeline. Records without such headers are all returned.
 
         :raises KafkaSparkError: Kafka does not answer.
         """
@@ -134,48 +154,50 @@ class Letters:
         settings = {"queued.max.messages.kbytes": 8192, "fetch.max.bytes": FETCH_BYTES, "error_cb": events.on_error}
         consumer = confluent_kafka.Consumer(hook.consumer_config(**PROMPT, **settings), logger=events)
         found: list[dict[str, Any]] = []
-        scanned, deadline = 0, time.monotonic() + READ_SECONDS
+        scanned, deadline = 0, time.monotonic() + MAX_READ_SECONDS
         try:
             consumer.assign([confluent_kafka.TopicPartition(*tp, max(starts[tp], bounds[tp].low)) for tp in left])
-            while left and len(found) < self.limit and scanned < MOST_SCANNED and time.monotonic() < deadline:
-                messages: list[Any] = consumer.consume(self.limit, timeout=0.1)
+            while left and len(found) < self.limit and scanned < MAX_SCANNED and time.monotonic() < deadline:
+                messages: list[Message] = consumer.consume(self.limit, timeout=0.1)
                 for message in messages:
-                    tp = TopicPartition(message.topic(), message.partition())
                     error = message.error()
+                    topic, partition, offset = message.topic(), message.partition(), message.offset()
                     if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
-                        raise KafkaUnavailable(hook.conn_id, f"reading {tp}", error.str())
-                    if error is None and tp in left and message.offset() < left[tp] and len(found) < self.limit:
+                        raise KafkaUnavailable(hook.conn_id, f"reading {topic}-{partition}", error.str())
+                    assert topic is not None and partition is not None and offset is not None
+                    tp = TopicPartition(topic, partition)
+                    if error is None and tp in left and offset < left[tp] and len(found) < self.limit:
                         scanned += 1
-                        if letter := self._letter(message):
-                            found.append(letter)
-                    if message.offset() + (error is None) >= left.get(tp, 0):
+                        if record := self._dead_letter(message):
+                            found.append(record)
+                    if offset + (error is None) >= left.get(tp, 0):
                         left.pop(tp, None)
         finally:
             consumer.close()
         return found
 
-    def _letter(self, message: Any) -> dict[str, Any] | None:
-        headers: list[tuple[str, bytes | None]] = [(str(name), value) for name, value in message.headers() or []]
-        # The last ones count: a letter of a letter carries both contexts.
-        said: Mapping[str, str] = {
+    def _dead_letter(self, message: Message) -> dict[str, Any] | None:
+        headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+        # The last ones count: a dead letter of a dead letter has the headers of both.
+        context: Mapping[str, str] = {
             name.removeprefix(PREFIX): (value or b"").decode(errors="replace")
             for name, value in headers
             if name.startswith(PREFIX)
         }
-        if "connector.name" in said and said["connector.name"] not in self.pipelines:
+        if "connector.name" in context and context["connector.name"] not in self.pipelines:
             return None
         kind, timestamp = message.timestamp()
-        origin = f"{said['topic']}-{said.get('partition')}@{said.get('offset')}" if "topic" in said else None
+        origin = f"{context['topic']}-{context.get('partition')}@{context.get('offset')}" if "topic" in context else None
         return {
             "topic": message.topic(),
             "partition": message.partition(),
             "offset": message.offset(),
             "timestamp": timestamp if kind and timestamp >= 0 else None,
-            "key": text(message.key()),
-            "value": text(message.value()),
-            "headers": [[name[:HEADER_TEXT], text(value, HEADER_TEXT)] for name, value in headers[:MOST_HEADERS]],
-            "reason": said.get("exception.message", "")[:TEXT] or None,
-            "stage": said.get("stage") or None,
-            "exception": said.get("exception.class.name") or None,
+            "key": preview_bytes(message.key()),
+            "value": preview_bytes(message.value()),
+            "headers": [[name[:MAX_HEADER_TEXT], preview_bytes(value, MAX_HEADER_TEXT)] for name, value in headers[:MAX_HEADERS]],
+            "reason": context.get("exception.message", "")[:MAX_TEXT] or None,
+            "stage": context.get("stage") or None,
+            "exception": context.get("exception.class.name") or None,
             "origin": origin,
         }

@@ -1,19 +1,48 @@
-"""Pipelines as the pages show them: pure functions from what is known to the JSON of the list."""
+"""Contents of the pages as JSON: the list of pipelines, and one pipeline with its windows, partitions, changes and charts.
+
+The functions are pure. :class:`UserView` applies them to the current data, as far as one user may see it.
+"""
 
 from __future__ import annotations
 
+import json
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
 
-from airflow_kafka_spark.ui.access import Access
-from airflow_kafka_spark.ui.catalog import LedgerName, Task
-from airflow_kafka_spark.ui.lags import Measured
-from airflow_kafka_spark.ui.summary import Summary, window_name
-from airflow_kafka_spark.ui.tasks import FAILED, RUNNING, TaskId, Tasks, TaskState, task_of
+from airflow_kafka_spark.ui.access import Access, access_of
+from airflow_kafka_spark.ui.airflow_metadata import (
+    FAILED,
+    RUNNING,
+    AirflowState,
+    LedgerName,
+    PipelineTask,
+    TaskInstanceKey,
+    TaskInstanceState,
+    read_paused_dags,
+    read_task_states,
+    task_of_run,
+)
+from airflow_kafka_spark.ui.lag_monitor import LagMeasurement
+from airflow_kafka_spark.ui.responses import RequestRefused, redacted
+from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, completed_at, window_name
+from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
+from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.dead_letters import DeadLetters
+from airflow_kafka_spark.windows.instants import iso
 from airflow_kafka_spark.windows.lag import Verdict
-from airflow_kafka_spark.windows.memory import Entry
+from airflow_kafka_spark.windows.memory import Entry, Memory
+from airflow_kafka_spark.windows.model import Landed, State, TopicPartition
+
+if TYPE_CHECKING:
+    from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+    from sqlalchemy.orm import Session
+
+JsonObject: TypeAlias = "dict[str, Any]"
+"""A JSON object of the API. The script in ``static/`` reads its keys."""
 
 STATUSES = ("OK", "WARN", "STALL", "STOP", "REWIND", "UNKNOWN")
 ACTIVITIES = ("running", "failed", "paused", "conflict", "idle", "new")
@@ -21,24 +50,27 @@ SORTS = ("pipeline", "status", "activity", "dag_id", "lag", "lag_records", "lag_
 
 
 @dataclass(frozen=True)
-class Item:
-    """All that is known of a pipeline.
+class PipelineItem:
+    """A pipeline with everything that the list shows of it.
 
-    :param summary: None for one that has not moved a window yet.
-    :param measured: its lag; None before it was measured.
-    :param tasks: of whose DAG files name it.
+    :param ledger: ledger of the pipeline.
+    :param pipeline: name of the pipeline.
+    :param summary: summary of its records; None if it has not planned a window yet.
+    :param measured: last measurement of its lag; None if there was none.
+    :param verdict: verdict on its lag; None if the lag is unknown.
+    :param tasks: tasks whose DAG files name the pipeline.
     """
 
     ledger: LedgerName
     pipeline: str
-    summary: Summary | None = None
-    measured: Measured | None = None
+    summary: PipelineSummary | None = None
+    measured: LagMeasurement | None = None
     verdict: Verdict | None = None
-    tasks: tuple[Task, ...] = ()
+    tasks: tuple[PipelineTask, ...] = ()
 
     @property
     def dag_ids(self) -> tuple[str, ...]:
-        """The DAGs it belongs to: those whose tasks name it, or else that of its newest window's run."""
+        """Return the DAGs whose tasks name the pipeline, or else the DAG whose run planned its newest window."""
         if self.tasks:
             return tuple(dict.fromkeys(task.dag_id for task in self.tasks))
         owner = self.summary.owner if self.summary else None
@@ -46,39 +78,43 @@ class Item:
 
     @property
     def task(self) -> tuple[str | None, str | None]:
-        """DAG and task, as far as they are known."""
+        """Return DAG and task of the pipeline; None for what is unknown."""
         if self.tasks:
             return self.tasks[0].dag_id, self.tasks[0].task_id
         owner = self.summary.owner if self.summary else None
         return (owner.dag_id, owner.task_id) if owner else (None, None)
 
     @property
-    def running_tasks(self) -> tuple[TaskId, ...]:
-        """Whose states have to be known to tell what it does."""
+    def running_tasks(self) -> tuple[TaskInstanceKey, ...]:
+        """Return the task instances whose states determine the activity of the pipeline."""
         if self.summary is None or self.summary.open is None:
             return ()
-        planner = task_of(self.summary.open.window.run)
+        planner = task_of_run(self.summary.open.window.run)
         return tuple(dict.fromkeys([*self.summary.running_tasks, *([planner] if planner else [])]))
 
 
-# --- one row ------------------------------------------------------------------------------------------------------------
+# --- a row --------------------------------------------------------------------------------------------------------------
 
 
-def row(item: Item, tasks: Tasks, access: Access, now: float) -> dict[str, Any]:
-    """A row of the list.
+def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now: float) -> JsonObject:
+    """Return a row of the list.
 
+    :param item: the pipeline.
+    :param airflow: states of its tasks and DAGs.
+    :param access: permissions of the user.
     :param now: seconds since the epoch.
     """
     summary = item.summary
     dag_id, task_id = item.task
     status, reason = _status(item)
-    activity, why = _activity(item, tasks)
+    activity, why = _activity(item, airflow)
     measured, lag = item.measured, item.measured.lag if item.measured else None
     first = item.tasks[0] if item.tasks else None
     topics = list(dict.fromkeys([*(summary.topics if summary else ()), *(first.topics if first else ())]))
     pause = summary.pause if summary else None
     report = summary.report if summary else lambda name, default=None: default
     reads_rows = bool(summary and summary.has_source)
+    source, sink = (report(name) or (getattr(first, name) if first else "") or None for name in ("source", "sink"))
     return {
         "ledger": str(item.ledger),
         "pipeline": item.pipeline,
@@ -89,24 +125,30 @@ def row(item: Item, tasks: Tasks, access: Access, now: float) -> dict[str, Any]:
         "activity": activity,
         "topics": topics,
         "group": None if reads_rows else report("group_id") or (first.group if first else None),
-        "source": report("source") or (first.source if first else "") or None,
-        "sink": report("sink") or (first.sink if first else "") or None,
+        "reads_rows": reads_rows,
+        "source": source,
+        "source_name": endpoint_name(source, first.source if first else ""),
+        "sink": sink,
+        "sink_name": endpoint_name(sink, first.sink if first else ""),
         "guarantee": report("guarantee") or None,
         "lag_records": lag.records() if lag else None,
         "lag_seconds": measured.seconds if measured and lag else None,
         "lag_age": round(now - measured.at, 1) if measured else None,
         "rate": report("rate"),
         "last_window": _last_window(summary.last) if summary and summary.last else None,
-        "running": _running(item, tasks, now) if activity in ("running", "conflict") else None,
+        "running": _running(item, airflow, now) if activity in ("running", "conflict") else None,
+        "failure": _failure(item, airflow) if activity == "failed" else None,
         "may_edit": access.may_edit(item.dag_ids),
+        "actions": _actions(item),
         "is_paused": pause is not None,
         "pause": {"who": pause.who, "why": pause.why, "at": pause.at} if pause else None,
-        "dag_paused": any(tasks.paused.get(dag) for dag in item.dag_ids),
+        "dag_paused": any(airflow.paused.get(dag) for dag in item.dag_ids),
         "intervals": bool(summary and summary.has_intervals),
     }
 
 
-def _status(item: Item) -> tuple[str, str]:
+def _status(item: PipelineItem) -> tuple[str, str]:
+    """Return the status of a pipeline, and the reason."""
     summary = item.summary
     if summary is None:
         return "UNKNOWN", "it has not moved a window yet"
@@ -119,37 +161,70 @@ def _status(item: Item) -> tuple[str, str]:
     return "UNKNOWN", item.measured.problem if item.measured else "its lag has not been measured yet"
 
 
-def _activity(item: Item, tasks: Tasks) -> tuple[str, str]:
-    """What it does, and why that is worth a word."""
+def _activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
+    """Return what a pipeline does now, and the reason if it needs attention."""
     summary = item.summary
     if summary is None:
-        return "paused" if _is_paused(item, tasks) else "new", ""
-    states = {task: found for task in item.running_tasks if (found := tasks.states.get(task))}
+        return "paused" if _is_paused(item, airflow) else "new", ""
+    states = {task: found for task in item.running_tasks if (found := airflow.states.get(task))}
     running = [task for task, found in states.items() if found.state in RUNNING]
     entry = summary.open
     if entry is not None and running:
-        planner, worker = task_of(entry.window.run), task_of(entry.attempt.run)
+        planner, worker = task_of_run(entry.window.run), task_of_run(entry.attempt.run)
         if planner != worker and {planner, worker} <= set(running):
-            return "conflict", f"two runs are at work on window {window_name(entry)}: {entry.window.run} and {entry.attempt.run}"
+            return "conflict", f"two runs work on window {window_name(entry)}: {entry.window.run} and {entry.attempt.run}"
         return "running", ""
-    if _is_paused(item, tasks):
+    if _is_paused(item, airflow):
         return "paused", ""
     if entry is not None:
-        worker = task_of(entry.attempt.run)
+        worker = task_of_run(entry.attempt.run)
         found = states.get(worker) if worker else None
         ended = found is None or found.state in FAILED or found.state in ("success", "skipped", "removed", None)
         if ended:
-            state = found.state if found and found.state else "not there any more"
+            state = found.state if found and found.state else "gone"
             return "failed", f"window {window_name(entry)} is open, and its task is {state}"
     return ("new" if summary.last is None and entry is None and not summary.problem else "idle"), ""
 
 
-def _is_paused(item: Item, tasks: Tasks) -> bool:
+def _failure(item: PipelineItem, airflow: AirflowState) -> JsonObject | None:
+    """Return the last attempt at the open window of a failed pipeline, with the task instance whose log has the error."""
+    entry = item.summary.open if item.summary else None
+    if entry is None:
+        return None
+    task = task_of_run(entry.attempt.run)
+    found = airflow.states.get(task) if task else None
+    return {
+        "name": window_name(entry),
+        "number": entry.window.number,
+        "attempt": entry.attempt.number,
+        "started_at": entry.attempt.started_at,
+        "run": entry.attempt.run,
+        "task_state": found.state if found else None,
+        "url": task.url if task and task.dag_id in airflow.paused else None,
+    }
+
+
+def _actions(item: PipelineItem) -> list[str]:
+    """Return the actions that this kind of pipeline allows. The others would be refused whatever their arguments."""
+    summary = item.summary
+    if summary is None or summary.problem:
+        return []
+    found = ["resume" if summary.pause else "pause"]
+    if not summary.has_source:
+        found.append("replay")
+    if not summary.has_intervals and (summary.open or not summary.has_source):
+        found.append("skip")
+    if not summary.has_intervals and not summary.has_source:
+        found.append("reset")
+    return found
+
+
+def _is_paused(item: PipelineItem, airflow: AirflowState) -> bool:
     by_hand = item.summary is not None and item.summary.pause is not None
-    return by_hand or any(tasks.paused.get(dag) for dag in item.dag_ids)
+    return by_hand or any(airflow.paused.get(dag) for dag in item.dag_ids)
 
 
-def _last_window(entry: Entry) -> dict[str, Any]:
+def _last_window(entry: Entry) -> JsonObject:
     report = entry.report or {}
     return {
         "number": entry.window.number,
@@ -160,12 +235,12 @@ def _last_window(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _running(item: Item, tasks: Tasks, now: float) -> dict[str, Any] | None:
+def _running(item: PipelineItem, airflow: AirflowState, now: float) -> JsonObject | None:
     entry = item.summary.open if item.summary else None
     if entry is None:
         return None
-    task = task_of(entry.attempt.run)
-    state = tasks.states.get(task) if task else None
+    task = task_of_run(entry.attempt.run)
+    state = airflow.states.get(task) if task else None
     return {
         "number": entry.window.number,
         "name": window_name(entry),
@@ -179,40 +254,75 @@ def _running(item: Item, tasks: Tasks, now: float) -> dict[str, Any] | None:
     }
 
 
-def _progress(entry: Entry, state: TaskState | None, now: float) -> dict[str, Any]:
-    """How far it is: by what its task says of this very window, since users may edit that."""
-    said = state.progress if state and state.progress else {}
-    if said.get("window") != entry.window.number:
-        said = {}
-    total = _number(said.get("records_total")) or entry.window.span or (entry.window.source.rows if entry.window.source else None)
-    done, splits, finished = (_number(said.get(name)) for name in ("records_done", "splits", "splits_done"))
+def _progress(entry: Entry, state: TaskInstanceState | None, now: float) -> JsonObject:
+    """Return the progress of an open window. What its task has reported counts only if it is valid and of this window."""
+    reported = state.progress if state and state.progress else {}
+    if reported.get("window") != entry.window.number:
+        reported = {}
+    total = (
+        _number(reported.get("records_total")) or entry.window.span or (entry.window.source.rows if entry.window.source else None)
+    )
+    done, splits, finished = (_number(reported.get(name)) for name in ("records_done", "splits", "splits_done"))
     fraction = finished / splits if splits and finished is not None else done / total if total and done is not None else None
     fraction = None if fraction is None else min(max(fraction, 0.0), 1.0)
-    elapsed = now - began if (began := _number(said.get("started_at"))) else None
+    elapsed = now - began if (began := _number(reported.get("started_at"))) else None
     remaining = elapsed * (1 - fraction) / fraction if elapsed and elapsed > 0 and fraction else None
     return {
         "records_total": int(total) if total else None,
         "records_done": int(done) if done is not None else None,
         "fraction": None if fraction is None else round(fraction, 4),
         "remaining_seconds": None if remaining is None else round(remaining, 1),
-        "step": said.get("step") if said.get("step") in ("plan", "move", "commit", "close") else None,
+        "step": reported.get("step") if reported.get("step") in ("plan", "move", "commit", "close") else None,
     }
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18 else None
+
+
+def endpoint_name(uri: str | None, asset: str = "") -> str | None:
+    """Return a source or a sink as users name it: ``connection: table``.
+
+    :param uri: URIs separated by ``", "``. Those of a report contain the server and the database instead of the connection.
+    :param asset: URI of the asset in the DAG file, which contains the connection. It is used if it names the same table.
+    :return: ``warehouse: public.orders``; without an asset ``db.example.org/shop: public.orders``; a directory or an unknown URI
+        as it is; None if ``uri`` is empty.
+    """
+    if not uri:
+        return None
+    if ", " in uri:
+        names = [str(endpoint_name(part)) for part in uri.split(", ")]
+        prefix = names[0].partition(": ")[0] + ": "
+        same = prefix != names[0] + ": " and all(name.startswith(prefix) for name in names)
+        return prefix + ", ".join(name.removeprefix(prefix) for name in names) if same else ", ".join(names)
+    scheme, separator, rest = uri.partition("://")
+    if scheme in ("postgres", "mysql") and asset.startswith("x-"):
+        # Both URIs end in the schema and the table.
+        table = asset.partition("://")[2].partition("/")[2]
+        if table and rest.endswith(f"/{table}"):
+            return endpoint_name(asset)
+    place, *path = (unquote(part) for part in rest.split("/"))
+    if scheme in ("kafka", "x-postgres", "x-jdbc") and place and path:
+        return f"{place}: {'.'.join(path)}"
+    if scheme in ("postgres", "mysql") and len(path) > 1:
+        return f"{place.rpartition('@')[2].partition(':')[0]}/{path[0]}: {'.'.join(path[1:])}"
+    return unquote(rest) if scheme == "file" and separator else uri
 
 
 # --- the list -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Question:
-    """What the list is asked for.
+class ListQuery:
+    """Filter, order and page of the list.
 
-    :param q: a part of a name: of the pipeline, DAG, task, topic, group, source or sink.
-    :param status: statuses or activities, separated by commas; all when empty.
-    :param sort: one of :data:`SORTS`; with ``-`` before it the other way round.
+    :param q: parts of names (pipeline, DAG, task, topic, group, source, sink, ledger), separated by blanks. All must occur.
+    :param status: statuses or activities, separated by commas. Default: all.
+    :param dag_id: DAG of the pipelines. Default: any.
+    :param task_id: task of the pipelines. Default: any.
+    :param sort: one of :data:`SORTS`, with ``-`` before it in descending order.
+    :param limit: number of rows, 500 at most.
+    :param offset: number of rows before the page.
     """
 
     q: str = ""
@@ -224,24 +334,24 @@ class Question:
     offset: int = 0
 
 
-def is_wanted(item: Item, question: Question) -> bool:
-    """Whether it belongs to the DAG and task that are asked for."""
-    if question.dag_id and question.dag_id not in item.dag_ids:
+def is_of_task(item: PipelineItem, query: ListQuery) -> bool:
+    """Return True if the pipeline belongs to the DAG and the task of the query."""
+    if query.dag_id and query.dag_id not in item.dag_ids:
         return False
     tasks = {task.task_id for task in item.tasks} or {item.task[1] or ""}
-    return not question.task_id or question.task_id in tasks
+    return not query.task_id or query.task_id in tasks
 
 
-def listing(rows: Iterable[dict[str, Any]], question: Question) -> dict[str, Any]:
-    """A page of the list, and counts of all that the words ask for, whatever their status."""
-    words = question.q.casefold().split()
+def list_page(rows: Iterable[JsonObject], query: ListQuery) -> JsonObject:
+    """Return a page of the list, and counts by status and activity of all rows that match ``query.q``."""
+    words = query.q.casefold().split()
     found = [r for r in rows if all(word in _text(r) for word in words)]
     counts, activities = Counter(r["status"] for r in found), Counter(r["activity"] for r in found)
-    wanted = {name.strip().casefold() for name in question.status.split(",") if name.strip()}
+    wanted = {name.strip().casefold() for name in query.status.split(",") if name.strip()}
     if wanted:
         found = [r for r in found if r["status"].casefold() in wanted or r["activity"] in wanted]
-    found = _sorted(found, question.sort)
-    begin, limit = max(question.offset, 0), min(max(question.limit, 1), 500)
+    found = _sorted(found, query.sort)
+    begin, limit = max(query.offset, 0), min(max(query.limit, 1), 500)
     return {
         "pipelines": found[begin : begin + limit],
         "total": len(found),
@@ -261,7 +371,8 @@ _KEYS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "pipeline": lambda r: r["pipeline"].casefold(),
     "ledger": lambda r: r["ledger"],
     "dag_id": lambda r: r["dag_id"],
-    "status": lambda r: _WORST_FIRST[r["status"]],
+    # Pipelines that need attention come first, whatever their lag.
+    "status": lambda r: (r["activity"] not in ("conflict", "failed"), _WORST_FIRST[r["status"]]),
     "activity": lambda r: _BUSY_FIRST[r["activity"]],
     "lag": lambda r: r["lag_records"],
     "lag_records": lambda r: r["lag_records"],
@@ -271,8 +382,8 @@ _KEYS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def _sorted(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
-    """By name where they are equal; what is not known comes last, whichever way round."""
+def _sorted(rows: list[JsonObject], sort: str) -> list[JsonObject]:
+    """Return the rows in the order of the query, equal rows by name. Unknown values come last in both directions."""
     backwards, name = sort.startswith("-"), sort.lstrip("-")
     key = _KEYS.get(name, _KEYS["pipeline"])
     by_name = sorted(rows, key=lambda r: (r["pipeline"].casefold(), r["ledger"]))
@@ -280,8 +391,12 @@ def _sorted(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
     return [*sorted(known, key=key, reverse=backwards), *(r for r in by_name if key(r) is None)]
 
 
-def ledger_row(name: LedgerName, state: str, message: str | None, age: float | None, pipelines: int) -> dict[str, Any]:
-    """A ledger, as the list shows it."""
+def ledger_row(name: LedgerName, state: str, message: str | None, age: float | None, pipelines: int) -> JsonObject:
+    """Return a ledger as the list shows it.
+
+    :param age: age of its data in seconds.
+    :param pipelines: number of its pipelines that the user may see.
+    """
     return {
         "ledger": str(name),
         "connection": name.connection,
@@ -291,3 +406,375 @@ def ledger_row(name: LedgerName, state: str, message: str | None, age: float | N
         "age": None if age is None else round(age, 1),
         "pipelines": pipelines,
     }
+
+
+# --- one pipeline -------------------------------------------------------------------------------------------------------
+
+SERIES = 100
+"""Number of newest windows that the charts show."""
+MAX_RANGES = 1_000
+"""Offset ranges of a window that are listed."""
+
+
+class WindowView:
+    """A window of a pipeline, with its dead letters."""
+
+    def __init__(self, entry: Entry, dead: DeadLetters | None) -> None:
+        self.entry, self.dead = entry, dead
+        self.name = window_name(entry)
+        self.task = task_of_run(entry.window.run)
+
+    @property
+    def landed(self) -> tuple[Landed, ...]:
+        """Return where its dead letters are. Those that were published with its records are only in the report."""
+        if self.dead and self.dead.landed:
+            return self.dead.landed
+        return tuple(Landed(**part) for part in self.report.get("dead_letters") or ())
+
+    @property
+    def elsewhere(self) -> list[JsonObject]:
+        """Return the topics and sinks to which transforms routed records, with the number of records."""
+        counts: dict[str, int] = {}
+        for part in self.report.get("routed") or ():
+            counts[part["topic"]] = counts.get(part["topic"], 0) + part["records"]
+        for part in self.report.get("captured") or ():
+            counts[part["sink"]] = counts.get(part["sink"], 0) + part["records"]
+        return [{"to": name, "records": records} for name, records in sorted(counts.items())]
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """Return its report; empty while the window is not complete."""
+        return (self.entry.report or {}) if self.entry.state is State.COMPLETE else {}
+
+    @property
+    def order(self) -> tuple[int, int | str]:
+        """Return the sort key: progress windows by number, and before all of them data intervals by time."""
+        return (1, self.entry.window.number) if self.name == str(self.entry.window.number) else (0, self.name)
+
+    def is_of(self, run_id: str, task_id: str, map_index: int | None) -> bool:
+        """Return True if this run and task planned the window; "" and None match any."""
+        mine = self.task
+        return mine is not None and (
+            (not run_id or mine.run_id == run_id)
+            and (not task_id or mine.task_id == task_id)
+            and (map_index is None or mine.map_index == map_index)
+        )
+
+
+def windows_of(snapshot: PipelineSnapshot) -> list[WindowView]:
+    """Return the stored windows of a pipeline, the newest first.
+
+    :raises ValueError: a record cannot be decoded.
+    """
+    memories: Iterable[Memory] = [snapshot.memory(), *(snapshot.interval_memory(name) for name in snapshot.interval_names)]
+    found = [WindowView(entry, memory.dead.get(number)) for memory in memories for number, entry in memory.entries.items()]
+    return sorted(found, key=lambda w: w.order, reverse=True)
+
+
+def windows_before(windows: Sequence[WindowView], cursor: str) -> list[WindowView]:
+    """Return the windows that follow ``cursor``, the number or the interval of a window; all of them if it is empty."""
+    if not cursor:
+        return list(windows)
+    limit = (1, int(cursor)) if cursor.isdecimal() else (0, cursor)
+    return [w for w in windows if w.order < limit]
+
+
+def window_json(view: WindowView, airflow: AirflowState) -> JsonObject:
+    """Return a window as the pages show it."""
+    entry, window = view.entry, view.entry.window
+    complete = entry.state is State.COMPLETE
+    report = view.report
+    timings = report.get("timings") or {}
+    task = view.task
+    state = airflow.states.get(task) if task else None
+    gaps = report.get("gaps") if complete else [vars(gap) for gap in window.gaps]
+    return {
+        "number": window.number,
+        "name": view.name,
+        "replay": window.replay,
+        "state": entry.state.value,
+        "interval": [iso(window.interval[0]), iso(window.interval[1])] if window.interval else None,
+        "ranges": [
+            {"topic": r.topic, "partition": r.partition, "start": r.start, "end": r.end} for r in window.ranges[:MAX_RANGES]
+        ],
+        "splits": len(window.source.splits) if window.source else None,
+        "records_read": report.get("records_read"),
+        "records_written": report.get("records_written"),
+        "records_deleted": report.get("records_deleted"),
+        "records_rejected": report.get("records_rejected"),
+        "records_filtered": report.get("records_filtered", 0) if complete else None,
+        "records_routed": report.get("records_routed", 0) if complete else None,
+        "routed": view.elsewhere,
+        "bytes": report.get("bytes"),
+        "rate": report.get("rate"),
+        "latency": report.get("latency"),
+        "seconds": timings.get("total"),
+        "timings": timings,
+        "attempts": entry.attempt.number,
+        "run": window.run,
+        "dag_id": task.dag_id if task else None,
+        "run_id": task.run_id if task else None,
+        "task_id": task.task_id if task else None,
+        "map_index": task.map_index if task else -1,
+        "planned_at": window.planned_at,
+        "completed_at": report.get("completed_at") or None,
+        "guarantee": report.get("guarantee") or None,
+        "held_back": window.held_back,
+        "moved": window.moved,
+        "gaps": gaps or [],
+        "dead_letters": [
+            {"topic": p.topic, "partition": p.partition, "first": p.first, "last": p.last, "records": p.records}
+            for p in view.landed
+        ],
+        "task_state": state.state if state else None,
+        # Another Airflow may have moved the window: its DAGs have no page here.
+        "url": task.url if task and task.dag_id in airflow.paused else None,
+    }
+
+
+def partitions_json(measured: LagMeasurement | None, position: Mapping[TopicPartition, int]) -> list[JsonObject]:
+    """Return the position of a pipeline in each partition."""
+    states = measured.lag.partitions if measured and measured.lag else {}
+    bounds = measured.offsets if measured else {}
+    committed = (measured.committed or {}) if measured else {}
+    found = []
+    for tp in sorted({*position, *states}):
+        there, state = bounds.get(tp), states.get(tp)
+        found.append(
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "low": there.low if there else None,
+                "position": position.get(tp),
+                "committed": committed.get(tp),
+                "lso": there.lso if there else None,
+                "high": there.high if there else None,
+                "lag": state.records if state else None,
+            }
+        )
+    return found
+
+
+def change_json(found: Change) -> JsonObject:
+    """Return a change that was made by hand."""
+    offsets = {name: [[*tp, offset] for tp, offset in sorted(getattr(found, name).items())] for name in ("before", "after")}
+    facts = {name: getattr(found, name) for name in ("number", "action", "who", "why", "at", "window", "name")}
+    return {**facts, **offsets, "discarded": list(found.discarded)}
+
+
+def dead_letters_json(windows: Iterable[WindowView]) -> JsonObject:
+    """Return the number of dead letters, in all and by window."""
+    counts = [
+        {
+            "number": w.entry.window.number,
+            "name": w.name,
+            "records": sum(part.records for part in landed),
+            "topic": w.dead.topic if w.dead and w.dead.topic else landed[0].topic,
+        }
+        for w in windows
+        if (landed := w.landed)
+    ]
+    return {"total": sum(count["records"] for count in counts), "windows": counts}
+
+
+def series_json(windows: Iterable[WindowView], samples: Iterable[tuple[float, int, float | None]]) -> JsonObject:
+    """Return the points of the charts, the oldest first."""
+    complete = [w for w in windows if w.entry.state is State.COMPLETE and w.entry.report]
+    newest = sorted(complete, key=lambda w: completed_at(w.entry))[-SERIES:]
+    lag = [{"at": round(at, 1), "records": records, "seconds": seconds} for at, records, seconds in samples]
+    return {"windows": [_point(w) for w in newest], "lag": lag}
+
+
+def _point(view: WindowView) -> JsonObject:
+    report = view.report
+    latency = report.get("latency") or {}
+    published = report.get("published")
+    return {
+        "number": view.entry.window.number,
+        "name": view.name,
+        "completed_at": report.get("completed_at"),
+        "published": _upstream(report) if published is None else sum(p.get("records", 0) for p in published),
+        "read": report.get("records_read"),
+        "written": report.get("records_written"),
+        "rejected": report.get("records_rejected"),
+        "bytes": report.get("bytes"),
+        "gaps": sum(gap["end"] - gap["start"] for gap in report.get("gaps") or ()),
+        "p50": latency.get("p50"),
+        "p95": latency.get("p95"),
+        "timings": report.get("timings") or {},
+    }
+
+
+def _upstream(report: Mapping[str, Any]) -> int | None:
+    """Return how many records the upstream pipelines or producers report for a window; None if they report none."""
+    follows, consumption = report.get("follows") or {}, report.get("consumption") or {}
+    if follows.get("records") is not None:
+        return int(follows["records"])
+    buckets = [bucket[2] for bucket in consumption.get("buckets") or () if len(bucket) > 2]
+    return sum(buckets) if buckets else None
+
+
+# --- the view of one user -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UserView:
+    """Current data, as far as one user may see it. Its methods answer the queries of the pages.
+
+    :param watcher: the data of the ledgers.
+    :param session: session of Airflow's database.
+    :param access: permissions of the user.
+    :param paused: for every DAG, True if it is paused.
+    """
+
+    watcher: Watcher
+    session: Session
+    access: Access
+    paused: dict[str, bool]
+
+    @classmethod
+    def of(cls, user: BaseUser, session: Session, watcher: Watcher) -> UserView:
+        """Return the view of a user.
+
+        :raises RequestRefused: 403 if the user may see no pipeline.
+        """
+        paused = read_paused_dags(session)
+        access = access_of(user, paused)
+        watcher.request_received()
+        return cls(watcher, session, access, paused)
+
+    def release(self) -> None:
+        """Return the database connection to the pool before a request to Kafka, which may take long."""
+        self.session.commit()
+
+    # --- all pipelines ---
+
+    def items(self) -> list[PipelineItem]:
+        """Return all pipelines that the user may see."""
+        found = []
+        tasks = dict(self.watcher.by_pipeline)
+        for name, watch in self.watcher.ledgers.items():
+            with watch.lock:
+                for pipeline, summary in watch.summaries.items():
+                    tracker = watch.lag_trackers.get(pipeline)
+                    seen = (tracker.measured, tracker.verdict) if tracker else (None, None)
+                    found.append(PipelineItem(name, pipeline, summary, *seen, tasks.pop((name, pipeline), ())))
+        found += [
+            PipelineItem(name, pipeline, tasks=named) for (name, pipeline), named in tasks.items() if name in self.watcher.ledgers
+        ]
+        return [item for item in found if self.access.may_see(item.dag_ids)]
+
+    def listing(self, query: ListQuery, run_id: str = "") -> JsonObject:
+        """Return the page of all pipelines.
+
+        :param run_id: only pipelines with windows that this run planned. Default: any run.
+        """
+        items = self.items()
+        wanted = [item for item in items if is_of_task(item, query)]
+        if run_id:
+            wanted = [item for item in wanted if self._is_of_run(item, query, run_id)]
+        airflow = self.airflow({task for item in wanted for task in item.running_tasks})
+        now = time.time()
+        answer = list_page([pipeline_row(item, airflow, self.access, now) for item in wanted], query)
+        return {**answer, "ledgers": self.ledgers(items, now)}
+
+    def ledgers(self, items: Iterable[PipelineItem], now: float) -> list[JsonObject]:
+        """Return all ledgers, with the number of their pipelines among ``items``."""
+        counts: dict[LedgerName, int] = {}
+        for item in items:
+            counts[item.ledger] = counts.get(item.ledger, 0) + 1
+        found = []
+        for name, watch in self.watcher.ledgers.items():
+            state, message = watch.state
+            text = redacted(message) if message else None
+            found.append(ledger_row(name, state, text, watch.age(now), counts.get(name, 0)))
+        return found
+
+    def airflow(self, wanted: Iterable[TaskInstanceKey]) -> AirflowState:
+        """Return the states of these task instances, and of all DAGs."""
+        return AirflowState(read_task_states(self.session, list(wanted)), self.paused)
+
+    def _is_of_run(self, item: PipelineItem, query: ListQuery, run_id: str) -> bool:
+        """Return True if a run planned windows of the pipeline. Searching the text of the records is faster than decoding."""
+        watch = self.watcher.ledgers[item.ledger]
+        begin = f"{query.dag_id or item.task[0]}/{run_id}/" + (query.task_id or "")
+        needle = json.dumps(begin, ensure_ascii=False)[:-1].encode()
+        with watch.lock:
+            snapshot = watch.snapshot.pipelines.get(item.pipeline)
+            return snapshot is not None and snapshot.mentions(needle)
+
+    # --- one pipeline ---
+
+    def find(self, ledger: str, pipeline: str) -> tuple[PipelineItem, LedgerWatch]:
+        """Return a pipeline, and its ledger.
+
+        :raises RequestRefused: 404 if the pipeline does not exist, or if the user may not see it, with the same message.
+        """
+        try:
+            watch = self.watcher.ledgers.get(LedgerName.parse(ledger))
+        except ValueError as error:
+            raise RequestRefused(400, str(error).rstrip(".")) from None
+        found = None
+        if watch is not None:
+            with watch.lock:
+                summary, tracker = watch.summaries.get(pipeline), watch.lag_trackers.get(pipeline)
+                seen = (tracker.measured, tracker.verdict) if tracker else (None, None)
+                found = PipelineItem(
+                    watch.name, pipeline, summary, *seen, self.watcher.by_pipeline.get((watch.name, pipeline), ())
+                )
+        if watch is None or found is None or not (found.summary or found.tasks) or not self.access.may_see(found.dag_ids):
+            raise RequestRefused(
+                404, f"There is no pipeline `{pipeline}` in ledger `{ledger}` that you may see", action="See the list"
+            )
+        return found, watch
+
+    def detail(self, ledger: str, pipeline: str) -> JsonObject:
+        """Return the page of a pipeline."""
+        item, watch = self.find(ledger, pipeline)
+        watch.mark_interest(pipeline)
+        windows, snapshot, problem = self._windows(watch, pipeline)
+        with watch.lock:
+            memory = snapshot.memory() if snapshot and not problem else None
+            samples = list(watch.lag_trackers[pipeline].samples) if pipeline in watch.lag_trackers else []
+        shown = windows[:50]
+        airflow = self.airflow({*item.running_tasks, *(w.task for w in shown if w.task)})
+        now = time.time()
+        total, complete = snapshot.intervals if snapshot else (0, 0)
+        return {
+            "row": pipeline_row(item, airflow, self.access, now),
+            "partitions": partitions_json(item.measured, item.summary.read_position.offsets if item.summary else {}),
+            "partitions_age": round(now - item.measured.at, 1) if item.measured else None,
+            "windows": [window_json(w, airflow) for w in shown],
+            "windows_total": snapshot.windows_total if snapshot else 0,
+            "windows_kept": len(windows),
+            "changes": [change_json(found) for found in memory.history] if memory else [],
+            "intervals": {"total": total, "complete": complete},
+            "dead_letters": dead_letters_json(windows),
+            "series": series_json(windows, samples),
+        }
+
+    def windows(self, ledger: str, pipeline: str, before: str, limit: int, of: tuple[str, str, int | None]) -> JsonObject:
+        """Return windows of a pipeline, the newest first.
+
+        :param before: number or interval of a window; only windows that follow it in this order. "" for the newest ones.
+        :param limit: number of windows, 200 at most.
+        :param of: run, task and map index that planned the windows; "" and None match any.
+        """
+        _, watch = self.find(ledger, pipeline)
+        windows, snapshot, problem = self._windows(watch, pipeline)
+        if problem:
+            raise RequestRefused(409, problem)
+        mine = [w for w in windows if w.is_of(*of)] if any(part not in ("", None) for part in of) else windows
+        shown = windows_before(mine, before)[: min(max(limit, 1), 200)]
+        airflow = self.airflow({w.task for w in shown if w.task})
+        total = len(mine) if mine is not windows else snapshot.windows_total if snapshot else 0
+        return {"windows": [window_json(w, airflow) for w in shown], "total": total}
+
+    @staticmethod
+    def _windows(watch: LedgerWatch, pipeline: str) -> tuple[list[WindowView], PipelineSnapshot | None, str]:
+        with watch.lock:
+            snapshot = watch.snapshot.pipelines.get(pipeline)
+            try:
+                return (windows_of(snapshot) if snapshot else []), snapshot, ""
+            except (ValueError, KeyError, TypeError) as error:
+                return [], snapshot, f"The ledger holds {error}"

@@ -1,45 +1,425 @@
-"""What the api-server knows of all ledgers: kept fresh in the background while somebody looks, and let be when nobody does."""
+"""Background threads of the API server that read the ledgers and measure lag while pages are open.
+
+:class:`LedgerWatch` follows one ledger, :class:`Watcher` starts one for each ledger. They only read: they join no consumer group,
+create nothing and commit nothing. An error becomes a state of the ledger, shown with the age of the data, and they try again.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Event, Lock, RLock, Thread
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from airflow_kafka_spark.ui.catalog import (
+from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.ledger.topic import PROMPT
+from airflow_kafka_spark.ui.airflow_metadata import (
     DEFAULT_CONNECTION,
     DEFAULT_TOPIC,
     Catalog,
     CatalogReader,
     LedgerName,
-    Task,
+    PipelineTask,
 )
-from airflow_kafka_spark.ui.ledgers import HOOK_SECONDS, LedgerWatch
+from airflow_kafka_spark.ui.lag_monitor import LagMeasurement, LagMonitor, ReadPosition
+from airflow_kafka_spark.ui.snapshot import LedgerSnapshot, PipelineSummary, summarize
+from airflow_kafka_spark.windows.lag import History, Lag, Observation, Status, Verdict, worst
+from airflow_kafka_spark.windows.memory import LedgerRecord
+from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 log = logging.getLogger(__name__)
 
+LedgerState: TypeAlias = Literal["ok", "loading", "down", "missing", "empty", "unreadable"]
+
+HOOK_SECONDS = 8.0
+"""Timeout of a request, after which the cluster counts as down."""
+CHECK_SECONDS = 5.0
+"""Seconds between two checks of whether the ledger topic was replaced."""
+LAG_SECONDS = 10.0
+"""Seconds between two measurements of lag."""
+RETRY_SECONDS = (2.0, 5.0, 10.0, 30.0)
+"""Pauses after the first failures in a row; the last one is repeated."""
+READ_BATCH = 2_000
+MAX_SAMPLES = 360
+"""Samples of a pipeline's lag that are kept: those of one hour."""
+INTEREST_SECONDS = 60.0
+"""Time after the last request of a pipeline's page for which its lag is measured first."""
+CONSUMER = {**PROMPT, "queued.max.messages.kbytes": 16384, "queued.min.messages": 2000}
+
+
+class LagSample(NamedTuple):
+    """Lag at one moment.
+
+    :param at: seconds since the epoch.
+    :param records: lag in records.
+    :param seconds: lag in seconds; None if it is unknown.
+    """
+
+    at: float
+    records: int
+    seconds: float | None
+
+
+@dataclass
+class LagTracker:
+    """History of one pipeline's lag.
+
+    :param measured: the last measurement.
+    :param verdict: the last verdict; None if the lag is unknown.
+    :param first: for each partition, when it was first measured and the position at that time.
+    :param moved: number of the change by hand after which the history begins.
+    """
+
+    history: History = field(default_factory=History)
+    samples: deque[LagSample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+    measured: LagMeasurement | None = None
+    verdict: Verdict | None = None
+    first: dict[TopicPartition, tuple[float, int | None]] = field(default_factory=dict)
+    moved: int = 0
+
+    def judge(self, lag: Lag, past: Mapping[TopicPartition, Sequence[Observation]]) -> Verdict:
+        """Return the verdict on a lag.
+
+        Windows carry the clock of the machine that moved them, which may differ from this one's. So windows since the first
+        measurement count only as signs of life; the positions of that time are those that were measured here.
+
+        :param lag: the lag that was just measured.
+        :param past: earlier positions, from the ledger.
+        """
+        for tp, state in lag.partitions.items():
+            self.first.setdefault(tp, (lag.now, state.committed))
+        return worst(
+            self.history.judge(lag, {tp: self._aligned(tp, seen, lag.now) for tp, seen in past.items() if tp in self.first})
+        )
+
+    def _aligned(self, tp: TopicPartition, past: Sequence[Observation], now: float) -> list[Observation]:
+        since, first_position = self.first[tp]
+        found = []
+        for seen in past:
+            before = seen.time < since and (first_position is None or (seen.committed or 0) <= first_position)
+            found.append(
+                seen if before else replace(seen, time=min(max(seen.time, since), now - 0.001), committed=None, tells=False)
+            )
+        return found
+
+
+class _LedgerReplaced(Exception):
+    """Raised when the ledger topic was replaced or truncated: it has to be read from its beginning."""
+
+
+@dataclass
+class LedgerWatch:
+    """A thread that reads one ledger and measures the lag of its pipelines. Other threads read the attributes under ``lock``.
+
+    :param name: the ledger.
+    :param make_hook: returns a hook of a connection.
+    :param topics_of: returns the topics and the group that the DAG files name for a pipeline.
+    :param snapshot: the records of the ledger.
+    :param summaries: summary of each pipeline.
+    :param lag_trackers: lag of each pipeline.
+    :param as_of: when the ledger was last read to its end, seconds since the epoch; None if it never was.
+    :param round_seconds: duration of the last measurement of lag.
+    """
+
+    name: LedgerName
+    make_hook: Callable[[str], KafkaHook]
+    topics_of: Callable[[str], tuple[tuple[str, ...], str | None]] = lambda pipeline: ((), None)
+    lock: RLock = field(default_factory=RLock)
+    snapshot: LedgerSnapshot = field(default_factory=LedgerSnapshot)
+    summaries: dict[str, PipelineSummary] = field(default_factory=dict)
+    lag_trackers: dict[str, LagTracker] = field(default_factory=dict)
+    as_of: float | None = None
+    round_seconds: float = 0.0
+    _state: LedgerState = "loading"
+    _message: str | None = None
+    _loaded: bool = False
+    _changed: set[str] = field(default_factory=set)
+    _stop: Event = field(default_factory=Event)
+    _wake: Event = field(default_factory=Event)
+    _thread: Thread | None = None
+    _topic_id: str = ""
+    _positions: dict[int, int] = field(default_factory=dict)
+    _at_end: set[int] = field(default_factory=set)
+    _lag_monitor: LagMonitor = field(default_factory=LagMonitor)
+    _interest: dict[str, float] = field(default_factory=dict)
+
+    # --- for requests ---
+
+    @property
+    def state(self) -> tuple[LedgerState, str | None]:
+        """Return the state of the ledger, and the reason for it."""
+        if self._state == "ok" and self.snapshot.problems:
+            return "unreadable", f"{len(self.snapshot.problems)} records cannot be read: {self.snapshot.problems[0]}"
+        if self._state == "ok" and not self.snapshot.pipelines:
+            return "empty", "No pipeline has moved a window yet"
+        return self._state, self._message
+
+    def age(self, now: float) -> float | None:
+        """Return the age of the data in seconds; None if the ledger was never read to its end.
+
+        :param now: seconds since the epoch.
+        """
+        return None if self.as_of is None else max(0.0, now - self.as_of)
+
+    def mark_interest(self, pipeline: str) -> None:
+        """Measure the lag of this pipeline now, and first in the next rounds, with its group: its page is open."""
+        with self.lock:
+            known = pipeline in self._interest
+            self._interest[pipeline] = time.monotonic() + INTEREST_SECONDS
+        if not known:
+            self._wake.set()
+
+    def refresh(self) -> None:
+        """Measure lag now, after a change."""
+        self._wake.set()
+
+    # --- the thread ---
+
+    def start(self) -> None:
+        """Start the thread if it does not run."""
+        if self._thread is None or not self._thread.is_alive():
+            self._stop = Event()
+            self._thread = Thread(target=self._run, args=(self._stop,), name=f"kafka-spark-ui {self.name}", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. It ends after the request that it is waiting for."""
+        self._stop.set()
+        self._wake.set()
+
+    def _run(self, stop: Event) -> None:
+        failures = 0
+        while not stop.is_set():
+            try:
+                with self.make_hook(self.name.connection) as hook:
+                    self._watch(hook, stop)
+                failures = 0
+            except _LedgerReplaced:
+                self._clear()
+            except KafkaSparkError as error:
+                self._set_state("down", str(error))
+                self._pause(stop, failures)
+                failures += 1
+            except Exception:
+                log.exception("Reading ledger %s failed; it is tried again", self.name)
+                self._set_state("down", "An unexpected error occurred: see the log of the API server")
+                self._pause(stop, failures)
+                failures += 1
+
+    def _pause(self, stop: Event, failures: int) -> None:
+        stop.wait(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+
+    def _set_state(self, state: LedgerState, message: str | None = None) -> None:
+        with self.lock:
+            self._state, self._message = state, message
+
+    def _clear(self) -> None:
+        with self.lock:
+            self.snapshot, self.summaries, self._changed = LedgerSnapshot(), {}, set()
+            self._positions, self._at_end, self._loaded = {}, set(), False
+            self._state, self._message = "loading", None
+
+    def _watch(self, hook: KafkaHook, stop: Event) -> None:
+        """Read the ledger and measure lag until the thread is stopped, the ledger topic changes, or an error occurs."""
+        partitions = self._describe(hook)
+        if not partitions:
+            self._wait(stop, CHECK_SECONDS)
+            return
+        with _LedgerConsumer(hook, self.name.topic, partitions, self._positions) as reader:
+            self._at_end = set()
+            checked, measured = time.monotonic(), 0.0
+            while not stop.is_set():
+                began = time.monotonic()
+                self._add(reader.read(), partitions)
+                if began - checked > CHECK_SECONDS:
+                    if self._describe(hook) != partitions:
+                        return
+                    checked = began
+                if not self._loaded:
+                    continue
+                self._summarize()
+                if self._wake.is_set() or began - measured > LAG_SECONDS:
+                    self._wake.clear()
+                    self._measure(hook)
+                    self.round_seconds, measured = time.monotonic() - began, began
+
+    def _wait(self, stop: Event, seconds: float) -> None:
+        if not stop.is_set():
+            self._wake.wait(seconds)
+            self._wake.clear()
+
+    def _describe(self, hook: KafkaHook) -> tuple[int, ...]:
+        """Return the partitions of the ledger; an empty tuple if the topic does not exist.
+
+        :raises _LedgerReplaced: the topic was deleted and created again.
+        """
+        found = hook.describe_topics([self.name.topic], missing="omit").get(self.name.topic)
+        if found is None:
+            self._clear()
+            self._topic_id = ""
+            self._set_state("missing", f"There is no topic `{self.name.topic}`. The first window of a pipeline creates it")
+            self.as_of = time.time()
+            return ()
+        if self._topic_id and found.topic_id != self._topic_id:
+            self._topic_id = found.topic_id
+            raise _LedgerReplaced
+        self._topic_id = found.topic_id
+        if self._state in ("down", "missing"):
+            self._set_state("ok" if self._loaded else "loading")
+        return found.partitions
+
+    def _add(self, messages: Iterable[tuple[int, LedgerRecord | None]], partitions: tuple[int, ...]) -> None:
+        with self.lock:
+            for partition, record in messages:
+                if record is None:
+                    self._at_end.add(partition)
+                    continue
+                self._at_end.discard(partition)
+                self._positions[partition] = record.offset + 1
+                if changed := self.snapshot.add(partition, record):
+                    self._changed.add(changed)
+            if self._at_end.issuperset(partitions):
+                self.as_of = time.time()
+                if not self._loaded:
+                    self._loaded = True
+                    self._state = "ok"
+                    log.info("Ledger %s is read: %d records", self.name, self.snapshot.records)
+
+    def _summarize(self) -> None:
+        while self._changed:
+            # A few at a time, so that requests do not wait long for the lock.
+            with self.lock:
+                for _ in range(min(20, len(self._changed))):
+                    name = self._changed.pop()
+                    pipeline = self.snapshot.pipelines.get(name)
+                    if pipeline is None:
+                        self.summaries.pop(name, None)
+                        self.lag_trackers.pop(name, None)
+                    else:
+                        self.summaries[name] = summarize(pipeline)
+
+    # --- lag ---
+
+    def _measure(self, hook: KafkaHook) -> None:
+        with self.lock:
+            summaries = dict(self.summaries)
+            now = time.monotonic()
+            self._interest = {name: until for name, until in self._interest.items() if until > now}
+            interest = list(self._interest)
+        positions = {
+            name: s.read_position for name, found in summaries.items() if (s := self._with_topics(found)) and _has_lag(s)
+        }
+        found = self._lag_monitor.measure(hook, positions, interest)
+        with self.lock:
+            for name, measured in found.items():
+                self._track(name, measured, summaries[name])
+
+    def _with_topics(self, summary: PipelineSummary) -> PipelineSummary:
+        topics, group = self.topics_of(summary.pipeline)
+        read_position = summary.read_position
+        if summary.has_source or summary.problem or not (topics or (group and not read_position.group)):
+            return summary
+        every = tuple(sorted({*read_position.topics, *topics}))
+        return replace(
+            summary,
+            read_position=ReadPosition(
+                read_position.offsets, read_position.topic_ids, every, read_position.group or group, read_position.by_group
+            ),
+        )
+
+    def _track(self, name: str, measured: LagMeasurement, summary: PipelineSummary) -> None:
+        tracker = self.lag_trackers.setdefault(name, LagTracker())
+        tracker.measured = measured
+        if measured.lag is None:
+            tracker.verdict = None
+            return
+        if summary.moved and summary.moved != tracker.moved:
+            # Changed by hand: earlier measurements do not apply to the new position.
+            tracker.moved, tracker.history, tracker.first = summary.moved, History(), {}
+        tracker.history.period = summary.period
+        tracker.verdict = tracker.judge(measured.lag, summary.past)
+        if measured.problem and tracker.verdict.status is Status.OK:
+            tracker.verdict = Verdict(Status.STOP, measured.problem)
+        tracker.samples.append(LagSample(measured.at, measured.lag.records(), measured.seconds))
+
+
+def _has_lag(summary: PipelineSummary) -> bool:
+    read_position = summary.read_position
+    return not summary.has_source and bool(read_position.offsets or (read_position.by_group and read_position.group))
+
+
+class _LedgerConsumer:
+    """Consumer of all partitions of a ledger, without a group.
+
+    :param positions: offsets to begin at. A partition that is not named is read from its first record.
+    """
+
+    def __init__(self, hook: KafkaHook, topic: str, partitions: tuple[int, ...], positions: dict[int, int]) -> None:
+        import confluent_kafka
+
+        self._hook, self._topic = hook, topic
+        self._events = ClientEvents(hook.config.get("error_cb"))
+        settings = {**CONSUMER, "error_cb": self._events.on_error}
+        self._consumer = confluent_kafka.Consumer(hook.consumer_config(**settings), logger=self._events)
+        begin = confluent_kafka.OFFSET_BEGINNING
+        starts = [confluent_kafka.TopicPartition(topic, p, positions.get(p, begin)) for p in partitions]
+        self._consumer.assign(starts)
+
+    def __enter__(self) -> _LedgerConsumer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._consumer.close()
+
+    def read(self) -> list[tuple[int, LedgerRecord | None]]:
+        """Return the next records with their partitions, after at most half a second. None marks the end of a partition."""
+        import confluent_kafka
+
+        messages: list[Message] = self._consumer.consume(READ_BATCH, timeout=0.5)
+        found: list[tuple[int, LedgerRecord | None]] = []
+        for message in messages:
+            error, partition, offset = message.error(), message.partition(), message.offset()
+            if error is None:
+                assert partition is not None and offset is not None
+                found.append((partition, LedgerRecord(message.key() or b"", message.value(), offset)))
+            elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                assert partition is not None
+                found.append((partition, None))
+            elif error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"):
+                raise _LedgerReplaced
+            elif not error.retriable() and error.name() not in ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"):
+                raise KafkaUnavailable(self._hook.conn_id, f"reading ledger {self._topic}", error.str())
+        return found
+
+
+# --- all ledgers --------------------------------------------------------------------------------------------------------
+
 IDLE_SECONDS = 300.0
-"""So long after the last request the watch ends; the next request takes it up where it was."""
+"""Time after the last request at which the threads end. The next request starts them again where they were."""
 CATALOG_SECONDS = 10.0
+"""Seconds between two reads of the catalog."""
 FIRST_SECONDS = 3.0
-"""How long the very first request waits for the catalog, so that a page is not empty for no reason."""
+"""Longest time for which the first request waits for the catalog, since the page would be empty without it."""
 
 
 def make_hook(conn_id: str) -> KafkaHook:
-    """A hook that does not wait long."""
+    """Return a hook with a short timeout."""
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     return KafkaHook(conn_id, timeout=HOOK_SECONDS)
 
 
 def read_catalog(reader: CatalogReader) -> Catalog:
-    """The catalog from Airflow's database."""
+    """Return the catalog from Airflow's database."""
     from airflow.utils.session import create_session
 
     with create_session() as session:
@@ -47,7 +427,10 @@ def read_catalog(reader: CatalogReader) -> Catalog:
 
 
 def configured_ledgers() -> tuple[LedgerName, ...]:
-    """What ``[kafka_spark] ledgers`` names, ``<kafka_conn_id>/<ledger_topic>`` separated by commas; what is none is logged."""
+    """Return the ledgers of the option ``[kafka_spark] ledgers``: ``<kafka_conn_id>/<ledger_topic>``, separated by commas.
+
+    An invalid name is logged and left out.
+    """
     from airflow.configuration import conf
 
     found = []
@@ -62,9 +445,16 @@ def configured_ledgers() -> tuple[LedgerName, ...]:
 
 @dataclass
 class Watcher:
-    """One thread that keeps the catalog, and one for each ledger, all of which end with the process, or when nobody looks.
+    """A thread that reads the catalog, and a :class:`LedgerWatch` for each ledger. All threads end when no page is open.
 
-    :param ledgers: by name, as they are known now.
+    :param catalog_of: reads the catalog.
+    :param configured: returns the ledgers that Airflow's configuration names.
+    :param hook_of: returns a hook of a connection.
+    :param idle_seconds: time after the last request at which the threads end.
+    :param catalog: the tasks that move windows.
+    :param ledgers: the ledgers that are watched.
+    :param by_pipeline: the tasks of each pipeline.
+    :param problem: why the catalog could not be read; None if it was.
     """
 
     catalog_of: Callable[[CatalogReader], Catalog] = read_catalog
@@ -73,19 +463,19 @@ class Watcher:
     idle_seconds: float = IDLE_SECONDS
     catalog: Catalog = field(default_factory=Catalog)
     ledgers: dict[LedgerName, LedgerWatch] = field(default_factory=dict)
-    by_pipeline: dict[tuple[LedgerName, str], tuple[Task, ...]] = field(default_factory=dict)
+    by_pipeline: dict[tuple[LedgerName, str], tuple[PipelineTask, ...]] = field(default_factory=dict)
     problem: str | None = None
     _reader: CatalogReader = field(default_factory=CatalogReader)
-    _asked: float = 0.0
-    _lock: Any = field(default_factory=Lock)
+    _last_request: float = 0.0
+    _lock: Lock = field(default_factory=Lock)
     _first: Event = field(default_factory=Event)
     _wake: Event = field(default_factory=Event)
     _thread: Thread | None = None
     _ended: bool = False
 
-    def touch(self) -> None:
-        """Somebody asks: the watch begins, or goes on. The first one waits a moment for the catalog, nobody ever for Kafka."""
-        self._asked = time.monotonic()
+    def request_received(self) -> None:
+        """Start the threads if they do not run. The first call waits a moment for the catalog; no call waits for Kafka."""
+        self._last_request = time.monotonic()
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._ended = False
@@ -100,11 +490,12 @@ class Watcher:
 
     @property
     def is_watching(self) -> bool:
+        """Return True while the threads run."""
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            while not self._ended and time.monotonic() - self._asked < self.idle_seconds:
+            while not self._ended and time.monotonic() - self._last_request < self.idle_seconds:
                 self._refresh()
                 self._first.set()
                 self._wake.wait(min(CATALOG_SECONDS, self.idle_seconds))
@@ -119,7 +510,7 @@ class Watcher:
             self.by_pipeline = self.catalog.by_pipeline()
             self.problem = None
         except Exception:
-            # The database may be away for a while: what was known is shown meanwhile.
+            # The database may be unavailable for a while: the previous catalog is shown meanwhile.
             log.exception("Reading the serialized DAGs failed; it is tried again")
             self.problem = "Airflow's database does not answer"
         wanted = {*self.catalog.ledgers, *self.configured()} or {LedgerName(DEFAULT_CONNECTION, DEFAULT_TOPIC)}
@@ -127,7 +518,7 @@ class Watcher:
             self.ledgers[name].stop()
         kept = {name: ledger for name, ledger in self.ledgers.items() if name in wanted}
         new = {name: LedgerWatch(name, self.hook_of, self._topics_of(name)) for name in wanted - kept.keys()}
-        # Replaced, never changed: requests read it meanwhile.
+        # Replaced, never changed, because requests read it without a lock.
         self.ledgers = dict(sorted({**kept, **new}.items()))
         for ledger in self.ledgers.values():
             ledger.start()
@@ -144,8 +535,8 @@ _watcher: Watcher | None = None
 _lock = Lock()
 
 
-def the_watcher() -> Watcher:
-    """This process's only one."""
+def get_watcher() -> Watcher:
+    """Return the watcher of this process."""
     global _watcher
     with _lock:
         if _watcher is None:

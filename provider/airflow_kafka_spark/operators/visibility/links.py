@@ -111,7 +111,7 @@ def pipeline_page(kafka_conn_id: str, ledger_topic: str, pipeline: str, window: 
 
     :param window: a window's number, or the name of its data interval.
     """
-    from airflow_kafka_spark.ui.links import pipeline_url
+    from airflow_kafka_spark.ui.plugin import pipeline_url
 
     relative = pipeline_url(f"{kafka_conn_id}/{ledger_topic}", pipeline, window)
     base = conf.get("api", "base_url", fallback="") or ""

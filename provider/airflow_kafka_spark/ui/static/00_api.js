@@ -1,4 +1,4 @@
-// What the pages are built on: the host's globals, the API, data that keeps itself fresh, the address bar.
+// The base of the pages: React and components of Airflow's page, requests to the API, refreshed data, and the address bar.
 // All files of this folder are one script, in the order of their names: no imports, no build.
 
 const { Component, createElement: h, Fragment, memo, useCallback, useEffect, useMemo, useRef, useState } = globalThis.React;
@@ -9,7 +9,7 @@ const API = "kafka-spark/api/";
 const FRESH_MS = 3000;
 const AFTER_ERROR_MS = 10000;
 
-// A refusal as the API words it: what was found, what was expected, what to do.
+// An error of the API: what was found, what was expected, what to do.
 class ApiError extends Error {
   constructor(status, detail) {
     const words = typeof detail === "string" ? { message: detail } : detail && typeof detail === "object" && !Array.isArray(detail) ? detail : {};
@@ -18,7 +18,7 @@ class ApiError extends Error {
   }
 }
 
-// The address of a route of ours. Relative to <base>, so a prefix of Airflow's base URL is in it, once.
+// The address of a route of the API. It is relative to <base>, and so contains the path of Airflow's base URL once.
 function apiUrl(path, query = {}) {
   const url = new URL(API + path, document.baseURI);
   for (const [name, value] of Object.entries(query)) {
@@ -38,7 +38,7 @@ async function ask(url, body) {
   try {
     answer = await fetch(url, options);
   } catch {
-    throw new ApiError(0, { message: "Airflow does not answer.", action: "Is the API server up, and the network?" });
+    throw new ApiError(0, { message: "Airflow does not answer.", action: "Check that the API server runs, and the network." });
   }
   const text = await answer.text();
   if (answer.ok) return text;
@@ -46,7 +46,7 @@ async function ask(url, body) {
   try {
     detail = JSON.parse(text).detail;
   } catch {
-    // A proxy's page, or nothing: the status has to do.
+    // The page of a proxy, or an empty response: only the status is known.
   }
   throw new ApiError(answer.status, detail);
 }
@@ -54,8 +54,8 @@ async function ask(url, body) {
 const get = async (path, query) => JSON.parse(await ask(apiUrl(path, query)));
 const post = async (path, body) => JSON.parse(await ask(apiUrl(path), body));
 
-// Data that is asked for again every few seconds while the tab is visible. What was there stays there until something
-// newer comes, also over an error; the same answer twice renders nothing.
+// Data that is requested again every few seconds while the tab is visible. The last data stays until newer data arrives,
+// and stays after an error. An unchanged response renders nothing.
 function useLive(path, query, every = FRESH_MS) {
   const url = path === null ? null : apiUrl(path, query);
   const [state, setState] = useState({ url: null, data: null, error: null, at: 0 });
@@ -101,7 +101,7 @@ function useLive(path, query, every = FRESH_MS) {
   return { ...state, stale: state.url !== url, refresh: () => refresh.current() };
 }
 
-// What is asked once, and again when somebody says so.
+// Data that is requested once, and again on demand.
 function useAsked(question) {
   const [state, setState] = useState({ data: null, error: null, busy: false });
   const turn = useRef(0);

@@ -1,4 +1,4 @@
-// Numbers, sizes, durations and times as people read them, in the reader's locale.
+// Numbers, sizes, durations and times as text, in the user's locale.
 
 const whole = new Intl.NumberFormat();
 const oneDigit = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
@@ -48,7 +48,7 @@ function instant(value) {
   return Number.isNaN(date.getTime()) ? null : date;
 }
 
-// The zone that was chosen in Airflow; else the browser's.
+// The time zone that was chosen in Airflow, or else the browser's.
 function zone() {
   try {
     const chosen = (localStorage.getItem("timezone") || "").replace(/^"|"$/g, "");
@@ -76,13 +76,13 @@ const utcText = (value) => {
   return date ? `${date.toISOString().replace("T", " ").replace(/\.000Z$|Z$/, "")} UTC` : "";
 };
 
-// A moment, with UTC where the pointer rests.
+// An instant; the pointer shows it in UTC.
 function When({ at }) {
   const date = instant(at);
   return date ? h("time", { dateTime: date.toISOString(), title: utcText(at) }, timeText(at)) : NONE;
 }
 
-// "12 s ago", counting on.
+// The time since an instant, as "12 s ago", updated every second.
 function Ago({ at }) {
   const now = useNow();
   const date = instant(at);
@@ -91,19 +91,19 @@ function Ago({ at }) {
   return h("time", { dateTime: date.toISOString(), title: `${timeText(at)}\n${utcText(at)}` }, passed < 5 ? "just now" : `${seconds(passed < 60 ? Math.round(passed) : passed)} ago`);
 }
 
-// A window is called by its number; that of a data interval by the interval, whose name is two instants.
-const LANE = /^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)(?:\.\d+)?Z-(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)(?:\.\d+)?Z$/;
-const isLane = (w) => Boolean(w.name) && w.name !== String(w.number);
-function laneOf(w) {
-  const found = LANE.exec(w.name || "");
+// The name of a window is its number, or its data interval, whose name consists of two instants.
+const INTERVAL_NAME = /^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)(?:\.\d+)?Z-(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)(?:\.\d+)?Z$/;
+const isInterval = (w) => Boolean(w.name) && w.name !== String(w.number);
+function intervalOf(w) {
+  const found = INTERVAL_NAME.exec(w.name || "");
   if (!found) return null;
   const [, ...parts] = found.map(Number);
   return [0, 6].map((at) => new Date(Date.UTC(parts[at], parts[at + 1] - 1, ...parts.slice(at + 2, at + 6))));
 }
 const minuteText = (date) => format(date, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
 function windowText(w) {
-  const lane = laneOf(w);
-  return lane ? `${minuteText(lane[0])} – ${minuteText(lane[1])}` : isLane(w) ? w.name : `#${w.number}`;
+  const bounds = intervalOf(w);
+  return bounds ? `${minuteText(bounds[0])} – ${minuteText(bounds[1])}` : isInterval(w) ? w.name : `#${w.number}`;
 }
 
 const rangeText = (r) => `${r.topic}-${r.partition} [${whole.format(r.start)}, ${whole.format(r.end)})`;

@@ -1,4 +1,4 @@
-// The look: Airflow's colours and nothing of our own. The width of the page decides, not that of the screen: it may be a tab.
+// Styles in Airflow's colours. They depend on the width of the page, which may be a tab, not on that of the screen.
 
 const STYLE = `
 .aks { container-type: inline-size; height: 100%; overflow: auto; padding: 12px; font-size: 14px; color: var(--chakra-colors-fg); box-sizing: border-box; }

@@ -1,12 +1,12 @@
-// Small parts that all pages use.
+// Components that all pages use.
 
 const STATUSES = {
-  OK: { palette: "green", says: "Follows its topics" },
+  OK: { palette: "green", says: "Keeps up with its topics" },
   WARN: { palette: "yellow", says: "Falls behind" },
-  STALL: { palette: "orange", says: "Does not get on" },
+  STALL: { palette: "orange", says: "Makes no progress" },
   STOP: { palette: "red", says: "Has stopped" },
   REWIND: { palette: "purple", says: "Has gone back" },
-  UNKNOWN: { palette: "gray", says: "Nothing is known yet" },
+  UNKNOWN: { palette: "gray", says: "Not measured yet" },
 };
 const ACTIVITIES = {
   running: { palette: "running", says: "running" },
@@ -42,7 +42,7 @@ function Bar({ fraction, label }) {
 const Note = ({ kind = "info", title, children, ...rest }) =>
   h("div", { className: `aks-note aks-${kind}`, role: kind === "bad" ? "alert" : "status", ...rest }, title ? h("div", { className: "aks-strong" }, title) : null, children);
 
-// What went wrong, and what to do.
+// An error, with what to do.
 function Failure({ error, title, again }) {
   if (!error) return null;
   if (error.status === 401)
@@ -83,7 +83,7 @@ const Panel = ({ title, aside, children, ...rest }) =>
 const Facts = ({ facts }) =>
   h("dl", { className: "aks-facts" }, ...facts.filter(Boolean).map(([name, value, title]) => h("div", { key: name, title }, h("dt", null, name), h("dd", null, known(value) && value !== "" ? value : NONE))));
 
-// A table that becomes a stack of cards where there is no room for it.
+// A table that becomes a stack of cards on a narrow page.
 // columns: {key, label, cell(row), num, sort, title, width}, and as cards: lead (no label), wide, third (of the width); details(row): a second row below, across all columns.
 function Table({ label, columns, rows, keyOf, sort, onSort, details, marked, cards = true }) {
   const header = (column) => {
@@ -158,13 +158,13 @@ function Tabs({ tabs, chosen, onChoose, label }) {
   );
 }
 
-// A page of the host. Airflow's router adds the base URL's path.
+// A link to a page of Airflow. Its router adds the path of the base URL.
 const Host = ({ to, children, title }) => (to ? h(Link, { to: `/${to.replace(/^\//, "")}`, title }, children) : children);
 const dagPath = (dag) => `dags/${encodeURIComponent(dag)}`;
 const taskPath = (dag, run, task, index) =>
   run && task ? `${dagPath(dag)}/runs/${encodeURIComponent(run)}/tasks/${encodeURIComponent(task)}${known(index) && index >= 0 ? `/mapped/${index}` : ""}` : dagPath(dag);
 
-// An error in a page takes down that page, not Airflow's.
+// An error in a page removes that page only, not Airflow's.
 class Guard extends Component {
   constructor(props) {
     super(props);

@@ -157,10 +157,11 @@ function BarChart({ series, columns, valueOf, stacked, ...rest }) {
 
 const STEP_COLOURS = { fence: "gray", plan: "purple", read: "blue", move: "blue", flush: "teal", commit: "teal", close: "orange" };
 
-function Charts({ series }) {
+// A pipeline that reads rows of a source has no lag and no latency, but bytes.
+function Charts({ series, readsRows }) {
   const windows = useMemo(() => {
     const newest = (series.windows || []).slice(-120);
-    return newest.map((w) => ({ ...w, key: `${w.name}/${w.number}`, label: laneOf(w) ? minuteText(laneOf(w)[0]) : String(w.number), title: `Window ${windowText(w)}, complete ${timeText(w.completed_at)}` }));
+    return newest.map((w) => ({ ...w, key: `${w.name}/${w.number}`, label: intervalOf(w) ? minuteText(intervalOf(w)[0]) : String(w.number), title: `Window ${windowText(w)}, complete ${timeText(w.completed_at)}` }));
   }, [series.windows]);
   const lag = useMemo(() => (series.lag || []).map((point, i) => ({ ...point, key: i, title: timeText(point.at) })), [series.lag]);
   const lagTimes = lag.map((point) => instant(point.at)?.getTime() ?? 0);
@@ -179,12 +180,12 @@ function Charts({ series }) {
   return h(
     "div",
     { className: "aks-panels" },
-    h("div", { className: "aks-panel" }, h(LineChart, { label: "Lag", unit: "records", columns: lag, times: lagTimes, valueOf: of, textOf: count, series: [{ key: "records", label: "behind the topics", colour: solid("orange") }], empty: "The lag has not been measured yet" })),
+    readsRows ? null : h("div", { className: "aks-panel" }, h(LineChart, { label: "Lag", unit: "records", columns: lag, times: lagTimes, valueOf: of, textOf: count, series: [{ key: "records", label: "behind the topics", colour: solid("orange") }], empty: "The lag has not been measured yet" })),
     h(
       "div",
       { className: "aks-panel" },
       h(BarChart, {
-        label: "Records per window", unit: "records", columns: windows, valueOf: of, textOf: count, empty: none,
+        label: readsRows ? "Rows per window" : "Records per window", unit: readsRows ? "rows" : "records", columns: windows, valueOf: of, textOf: count, empty: none,
         series: [
           { key: "published", label: "published", colour: "var(--chakra-colors-fg-subtle)" },
           { key: "read", label: "read", colour: solid("blue") },
@@ -193,7 +194,8 @@ function Charts({ series }) {
         ].filter(told),
       }),
     ),
-    h("div", { className: "aks-panel" }, h(LineChart, { label: "Latency", unit: "seconds", columns: windows, valueOf: of, textOf: seconds, empty: none, series: [{ key: "p50", label: "p50", colour: solid("blue") }, { key: "p95", label: "p95", colour: solid("purple") }] })),
+    readsRows ? h("div", { className: "aks-panel" }, h(BarChart, { label: "Bytes per window", unit: "bytes", columns: windows, valueOf: of, textOf: bytes, empty: none, series: [{ key: "bytes", label: "published", colour: solid("green") }] })) : null,
+    readsRows ? null : h("div", { className: "aks-panel" }, h(LineChart, { label: "Latency", unit: "seconds", columns: windows, valueOf: of, textOf: seconds, empty: none, series: [{ key: "p50", label: "p50", colour: solid("blue") }, { key: "p95", label: "p95", colour: solid("purple") }] })),
     h("div", { className: "aks-panel" }, h(BarChart, { label: "Duration", unit: "seconds", columns: windows, valueOf: (w, key) => (w.timings || {})[key], textOf: seconds, stacked: true, series: steps, empty: none })),
   );
 }

@@ -1,4 +1,4 @@
-// All pipelines, or those of a DAG, a run or a task: what state each is in, at a glance, and kept fresh.
+// The list of all pipelines, or of those of a DAG, a run or a task, refreshed while it is visible.
 
 const PAGE_SIZE = 50;
 const linkOf = (row, more = {}) => ({ search: searchOf({ ledger: row.ledger, pipeline: row.pipeline, ...more }) });
@@ -18,6 +18,18 @@ function Running({ running }) {
       known(left) ? `, ${seconds(left)} left` : "",
       running.attempt > 1 ? `, attempt ${running.attempt}` : "",
     ),
+  );
+}
+
+// The attempt that failed, and its log: the ledger does not contain the error itself.
+function LastFailure({ failure }) {
+  if (!failure) return null;
+  return h(
+    "div",
+    { className: "aks-small aks-muted", "data-failed-attempt": failure.attempt },
+    `attempt ${failure.attempt}, begun `,
+    h(Ago, { at: failure.started_at }),
+    failure.url ? h(Fragment, null, ": ", h(Host, { to: failure.url, title: `Log of ${failure.run}` }, "log")) : null,
   );
 }
 
@@ -42,11 +54,13 @@ function Lag({ row }) {
   );
 }
 
+// Many topics are cut after two lines; the target never is.
 const Flow = ({ row }) =>
   h(
     Fragment,
     null,
-    h("div", { className: "aks-clamp", title: `${(row.topics || []).join(", ") || row.source || ""} → ${row.sink || ""}` }, (row.topics || []).join(", ") || row.source || NONE, row.sink ? h(Fragment, null, h("span", { className: "aks-muted" }, " → "), row.sink) : null),
+    h("div", { className: "aks-clamp", title: (row.topics || []).join(", ") || row.source || undefined }, (row.topics || []).join(", ") || row.source_name || NONE),
+    row.sink ? h("div", { className: "aks-name", title: row.sink, "data-target": row.sink }, h("span", { className: "aks-muted" }, "→ "), row.sink_name) : null,
     h("div", { className: "aks-small aks-muted aks-clamp" }, [row.group ? `group ${row.group}` : null, row.guarantee].filter(Boolean).join(" · ")),
   );
 
@@ -60,50 +74,61 @@ const LIST_COLUMNS = [
         h(Link, { to: linkOf(row), className: "aks-strong aks-clamp", title: row.pipeline }, row.pipeline),
         row.dag_id
           ? h("div", { className: "aks-small aks-muted aks-clamp" }, h(Host, { to: dagPath(row.dag_id), title: `DAG ${row.dag_id}` }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "")
-          : h("div", { className: "aks-small aks-muted" }, "no DAG writes it now"),
+          : h("div", { className: "aks-small aks-muted" }, "no DAG names it"),
       ),
   },
   {
     key: "status", label: "Status", sort: "status", width: "17%",
     cell: (row) => h(Fragment, null, h(Status, row), row.reason ? h("div", { className: "aks-small aks-muted aks-clamp", title: row.reason }, row.reason) : null),
   },
-  { key: "activity", label: "Activity", sort: "activity", width: "15%", cell: (row) => h(Fragment, null, h(Activity, row), row.running ? h(Running, row) : null) },
+  { key: "activity", label: "Activity", sort: "activity", width: "15%", cell: (row) => h(Fragment, null, h(Activity, row), row.running ? h(Running, row) : null, h(LastFailure, row)) },
   { key: "flow", label: "Flow", width: "20%", wide: true, cell: (row) => h(Flow, { row }) },
   { key: "last", label: "Last window", width: "11%", third: true, sort: "last_window", cell: (row) => h(LastWindow, { window: row.last_window, row }) },
-  { key: "lag", label: "Lag", sort: "lag", num: true, third: true, title: "Records (and seconds) that are in the topics and not yet moved", cell: (row) => h(Lag, { row }) },
+  { key: "lag", label: "Lag", sort: "lag", num: true, third: true, title: "Records in the topics that are not yet moved, and the age of the oldest one", cell: (row) => h(Lag, { row }) },
   { key: "rate", label: "Rate", sort: "rate", num: true, third: true, title: "Records per second of the last window", cell: (row) => rateOf(row.rate) },
 ];
 
 const LEDGER_SAYS = {
-  loading: ["info", "is being read"],
-  down: ["bad", "cannot be reached"],
-  missing: ["warn", "does not exist yet"],
-  empty: ["info", "holds no pipeline yet"],
-  unreadable: ["bad", "cannot be read"],
+  loading: ["info", "is being read", "are being read"],
+  down: ["bad", "cannot be reached", "cannot be reached"],
+  missing: ["warn", "does not exist yet", "do not exist yet"],
+  empty: ["info", "contains no pipeline yet", "contain no pipeline yet"],
+  unreadable: ["bad", "cannot be read", "cannot be read"],
 };
 
-// What is wrong with a ledger, and how old therefore what is shown is.
+const sentence = (text) => text.replace(/[^.!?]$/, "$&.");
+function ledgerDetails(ledger) {
+  const age = ["loading", "empty", "missing"].includes(ledger.state) ? null : known(ledger.age) ? `The data shown is ${seconds(ledger.age)} old.` : "None of its records has been read.";
+  return [ledger.message ? sentence(ledger.message) : null, age].filter(Boolean).join(" ");
+}
+
+// Problems of ledgers, and the age of the data shown. Several ledgers with the same problem take one line, which can be opened.
 function Ledgers({ ledgers }) {
-  const told = (ledgers || []).filter((ledger) => LEDGER_SAYS[ledger.state]);
-  if (!told.length) return null;
+  const byState = new Map();
+  for (const ledger of ledgers || []) if (LEDGER_SAYS[ledger.state]) byState.set(ledger.state, [...(byState.get(ledger.state) || []), ledger]);
   return h(
     Fragment,
     null,
-    ...told.map((ledger) => {
-      const [kind, says] = LEDGER_SAYS[ledger.state];
-      const age = ["loading", "empty", "missing"].includes(ledger.state) ? null : known(ledger.age) ? `What is shown of it is ${seconds(ledger.age)} old.` : "Nothing of it has been read.";
+    ...[...byState].map(([state, found]) => {
+      const [kind, says, many] = LEDGER_SAYS[state];
+      const [first] = found;
+      if (found.length === 1)
+        return h(Note, { key: state, kind, "data-ledger-state": state }, h("span", { className: "aks-strong" }, `Ledger ${first.ledger} ${says}. `), ledgerDetails(first));
       return h(
         Note,
-        { key: ledger.ledger, kind, "data-ledger-state": ledger.state },
-        h("span", { className: "aks-strong" }, `Ledger ${ledger.ledger} ${says}. `),
-        ledger.message ? h("span", null, ledger.message.replace(/[^.!?]$/, "$&."), " ") : null,
-        age ? h("span", null, age) : null,
+        { key: state, kind, "data-ledger-state": state },
+        h(
+          "details",
+          null,
+          h("summary", { style: { cursor: "pointer" } }, h("span", { className: "aks-strong" }, `${count(found.length)} ledgers ${many}: `), found.map((ledger) => ledger.ledger).join(", ")),
+          ...found.map((ledger) => h("div", { key: ledger.ledger, style: { marginTop: 4 } }, h("span", { className: "aks-strong" }, `${ledger.ledger}. `), ledgerDetails(ledger))),
+        ),
       );
     }),
   );
 }
 
-// How old the page is when Airflow itself does not answer.
+// The age of the page while Airflow does not answer.
 function Unfresh({ live }) {
   if (!live.error || !live.data) return null;
   return h(Note, { kind: "warn" }, `Not refreshed since ${timeText(live.at)}: ${live.error.message} It is tried again.`);
@@ -126,11 +151,11 @@ function Counts({ data, status, onStatus }) {
 function Nothing({ filtered, where, onClear }) {
   if (filtered)
     return h(Empty, { title: "No pipeline matches" }, h(C.Button, { size: "xs", variant: "outline", onClick: onClear }, "Show all"));
-  if (where.dagId) return h(Empty, { title: "No pipeline yet" }, "Once a task here has planned its first window, its pipeline is shown.");
+  if (where.dagId) return h(Empty, { title: "No pipeline yet" }, "A pipeline is shown once its task has planned its first window.");
   return h(
     Empty,
     { title: "No pipeline yet" },
-    "A pipeline is there as soon as a task with a ",
+    "A pipeline is shown as soon as a task with a ",
     h(C.Code, null, "KafkaToSinkOperator"), ", ", h(C.Code, null, "KafkaToKafkaOperator"), " or ", h(C.Code, null, "SourceToKafkaOperator"),
     " has planned its first window: write a DAG with one, and run it. Pipelines of ledgers that no DAG names are shown when Airflow's setting ",
     h(C.Code, null, "[kafka_spark] ledgers"), " names them, as ", h(C.Code, null, "connection/topic"), ".",
@@ -149,7 +174,7 @@ function List({ where, onOne }) {
   }, [q]);
   const live = useLive("pipelines", { q, status, sort, limit: PAGE_SIZE, offset: offset || null, dag_id: where.dagId, run_id: where.runId, task_id: where.taskId });
   const [kept, keep] = useState(null);
-  // While another page or filter is on its way, the last one stays.
+  // The last page stays while another page or filter is loaded.
   useEffect(() => {
     if (live.data) keep(live.data);
   }, [live.data]);

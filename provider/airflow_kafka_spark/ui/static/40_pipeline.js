@@ -1,11 +1,12 @@
-// One pipeline: what it is, what it does now, and the views of what it has done.
+// The page of one pipeline: its facts, its open window, and the views of its windows.
 
-const LOOK_ONLY = "You may look at this pipeline, but not change it: that takes the right to edit its DAG.";
+const LOOK_ONLY = "You may look at this pipeline, but not change it: that requires the right to edit its DAG.";
 
 function Header({ row, where, onAction }) {
   const off = !row.may_edit;
+  // Actions that this kind of pipeline does not allow have no button.
   const button = (action, text, title) =>
-    h(C.Button, { key: action, size: "xs", variant: "outline", disabled: off, title: off ? LOOK_ONLY : title, onClick: () => onAction({ action }), "data-action": action }, text);
+    !row.actions.includes(action) ? null : h(C.Button, { key: action, size: "xs", variant: "outline", disabled: off, title: off ? LOOK_ONLY : title, onClick: () => onAction({ action }), "data-action": action }, text);
   return h(
     "div",
     { className: "aks-stack", style: { gap: 6 } },
@@ -17,12 +18,23 @@ function Header({ row, where, onAction }) {
       h(
         "div",
         { className: "aks-row", role: "group", "aria-label": "Actions" },
-        row.is_paused ? button("resume", "Resume", "Let it move windows again") : button("pause", "Pause", "It moves no windows until it is resumed"),
+        button("resume", "Resume", "Let it move windows again"),
+        button("pause", "Pause", "It moves no windows until it is resumed"),
         button("replay", "Replay a window", "Move one window once more, with the same offsets"),
-        button("skip", "Skip", "Give up the open window, or what waits in the topics"),
+        button("skip", "Skip", "Give up the open window, or skip the backlog of the topics"),
         button("reset", "Reset offsets", "Move the pipeline to other offsets"),
       ),
     ),
+    row.failure
+      ? h(
+          Note,
+          { kind: "bad", "data-failure-of": row.failure.number, title: `Window ${windowText(row.failure)} has failed` },
+          `Attempt ${row.failure.attempt} began `,
+          h(Ago, { at: row.failure.started_at }),
+          `. The task is ${row.failure.task_state || "gone"}. `,
+          row.failure.url ? h(Host, { to: row.failure.url, title: row.failure.run }, "Its log has the error.") : `The log of run ${row.failure.run} has the error.`,
+        )
+      : null,
     row.pause ? h("div", { className: "aks-name", "data-pause": true }, `Paused by ${row.pause.who}, `, h(Ago, { at: row.pause.at }), `: ${row.pause.why}`) : null,
     off ? h("div", { className: "aks-small aks-muted", "data-may-edit": "false" }, LOOK_ONLY) : null,
   );
@@ -36,10 +48,10 @@ function About({ row, partitionsAge }) {
       ["Behind", known(row.lag_seconds) ? seconds(row.lag_seconds) : null, "Age of the oldest record that is not yet moved"],
       ["Rate", rateOf(row.rate), "Records per second of the last window"],
       ["Last window", last ? h(Fragment, null, `${windowText(last)}, `, h(Ago, { at: last.completed_at })) : null],
-      ["DAG and task", row.dag_id ? h(Fragment, null, h(Host, { to: dagPath(row.dag_id) }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "", row.dag_paused ? " (paused in Airflow)" : "") : "no DAG writes it now"],
+      ["DAG and task", row.dag_id ? h(Fragment, null, h(Host, { to: dagPath(row.dag_id) }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "", row.dag_paused ? " (paused in Airflow)" : "") : "no DAG names it"],
       row.topics?.length ? ["Topics", row.topics.join(", ")] : null,
-      row.source ? ["Source", row.source] : null,
-      row.sink ? ["Sink", row.sink] : null,
+      row.source ? ["Source", row.source_name, row.source] : null,
+      row.sink ? ["Sink", row.sink_name, row.sink] : null,
       row.group ? ["Group", row.group] : null,
       ["Guarantee", row.guarantee],
       ["Ledger", row.ledger],
@@ -58,7 +70,7 @@ function NowRunning({ running }) {
     h(
       "div",
       { className: "aks-row aks-small aks-muted", style: { gap: "2px 16px" } },
-      known(running.records_total) ? h("span", null, `${count(running.records_done || 0)} of ${plural(running.records_total, "record")}${known(running.fraction) ? `, ${Math.floor(running.fraction * 100)} %` : ""}`) : h("span", null, "No progress has been told yet"),
+      known(running.records_total) ? h("span", null, `${count(running.records_done || 0)} of ${plural(running.records_total, "record")}${known(running.fraction) ? `, ${Math.floor(running.fraction * 100)} %` : ""}`) : h("span", null, "No progress has been reported yet"),
       known(running.remaining_seconds) ? h("span", null, `${seconds(running.remaining_seconds)} left`) : null,
       running.started_at ? h("span", null, "started ", h(Ago, { at: running.started_at })) : null,
       running.step ? h("span", null, `step ${running.step}`) : null,
@@ -89,20 +101,20 @@ function Pipeline({ ledger, pipeline, where, alone }) {
   const tabs = [
     { key: "charts", label: "Charts" },
     { key: "windows", label: "Windows", count: data.windows_total },
-    { key: "partitions", label: "Partitions", count: data.partitions.length },
+    ...(row.reads_rows ? [] : [{ key: "partitions", label: "Partitions", count: data.partitions.length }]),
     { key: "next", label: "Next window" },
     { key: "dead", label: "Dead letters", count: data.dead_letters?.total || 0 },
     { key: "changes", label: "Changes", count: data.changes.length },
   ];
   const views = {
-    charts: () => h(Charts, { series: data.series || {} }),
+    charts: () => h(Charts, { series: data.series || {}, readsRows: row.reads_rows }),
     windows: () => h(Windows, { ledger, pipeline, data, where, wanted, row, onAction: setAction }),
     partitions: () => h(Partitions, { partitions: data.partitions, age: data.partitions_age }),
     next: () => h(NextWindow, { ledger, pipeline }),
     dead: () => h(DeadLetters, { ledger, pipeline, summary: data.dead_letters }),
     changes: () => h(Changes, { changes: data.changes }),
   };
-  const chosen = views[view] ? view : "charts";
+  const chosen = tabs.some((tab) => tab.key === view) ? view : "charts";
   return h(
     "div",
     { className: "aks-stack", "data-pipeline": pipeline },

@@ -1,7 +1,7 @@
-// The windows of a pipeline: what each moved, how long it took, and who did it.
+// The windows of a pipeline: their records, their duration, and their tasks.
 
 const windowKey = (w) => `${w.name}/${w.number}`;
-const windowId = (w) => (isLane(w) ? w.name : w.number);
+const windowId = (w) => (isInterval(w) ? w.name : w.number);
 const isWanted = (w, wanted) => Boolean(wanted) && (String(w.name) === wanted || String(w.number) === wanted);
 
 function Ranges({ ranges }) {
@@ -22,10 +22,10 @@ const windowColumns = ({ where, open, onOpen }) => [
       h(
         "div",
         { style: { whiteSpace: "nowrap" } },
-        h("button", { type: "button", className: "aks-plain aks-strong", "aria-expanded": open === windowKey(w), onClick: () => onOpen(open === windowKey(w) ? "" : windowKey(w)), title: "Everything that is known of this window" }, h("span", { "aria-hidden": true, className: "aks-muted" }, open === windowKey(w) ? "▾ " : "▸ "), isLane(w) ? "Window" : `#${w.number}`),
+        h("button", { type: "button", className: "aks-plain aks-strong", "aria-expanded": open === windowKey(w), onClick: () => onOpen(open === windowKey(w) ? "" : windowKey(w)), title: "All details of this window" }, h("span", { "aria-hidden": true, className: "aks-muted" }, open === windowKey(w) ? "▾ " : "▸ "), isInterval(w) ? "Window" : `#${w.number}`),
         " ",
         w.state === "COMPLETE" ? null : h(C.Badge, { size: "sm", colorPalette: "running", variant: "subtle" }, w.state),
-        w.replay ? h(C.Badge, { size: "sm", colorPalette: "purple", variant: "subtle", title: "Moved once more, with the same offsets" }, `replay ${w.replay}`) : null,
+        w.replay ? h(C.Badge, { size: "sm", colorPalette: "purple", variant: "subtle", title: "Moved again with the same offsets" }, `replay ${w.replay}`) : null,
         where.runId && w.run_id === where.runId ? h(C.Badge, { size: "sm", colorPalette: "blue", variant: "subtle" }, "this run") : null,
       ),
   },
@@ -33,9 +33,9 @@ const windowColumns = ({ where, open, onOpen }) => [
   { key: "read", label: "Read", num: true, third: true, cell: (w) => count(w.records_read) },
   { key: "written", label: "Written", num: true, third: true, cell: (w) => count(w.records_written) },
   { key: "rejected", label: "Rejected", num: true, third: true, title: "Bad records that were tolerated", cell: (w) => (w.records_rejected ? h("span", { className: "aks-warning" }, count(w.records_rejected)) : count(w.records_rejected)) },
-  { key: "filtered", label: "Filtered", num: true, third: true, title: "Records that transforms left out", cell: (w) => count(w.records_filtered) },
+  { key: "filtered", label: "Filtered", num: true, third: true, title: "Records that transforms dropped", cell: (w) => count(w.records_filtered) },
   { key: "rate", label: "Rate", num: true, third: true, cell: (w) => rateOf(w.rate) },
-  { key: "latency", label: "Latency p50 / p95", num: true, title: "From a record's timestamp to the moment at which the sink had it", cell: (w) => (w.latency ? `${seconds(w.latency.p50)} / ${seconds(w.latency.p95)}` : NONE) },
+  { key: "latency", label: "Latency p50 / p95", num: true, title: "From the timestamp of a record until the sink has committed it", cell: (w) => (w.latency ? `${seconds(w.latency.p50)} / ${seconds(w.latency.p95)}` : NONE) },
   { key: "seconds", label: "Took", num: true, third: true, cell: (w) => seconds(w.seconds) },
   { key: "attempts", label: "Tries", num: true, third: true, title: "Attempts that worked on it", cell: (w) => (w.attempts > 1 ? h("span", { className: "aks-warning" }, w.attempts) : count(w.attempts)) },
   { key: "complete", label: "Complete", cell: (w) => h("span", { className: "aks-small", style: { whiteSpace: "nowrap" } }, w.completed_at ? h(When, { at: w.completed_at }) : h(Fragment, null, "planned ", h(Ago, { at: w.planned_at }))) },
@@ -65,7 +65,7 @@ function WindowDetails({ w, row, onAction }) {
     }),
     gaps ? h(Note, { kind: "bad" }, `${plural(gaps, "offset")} were deleted before they could be read: ${w.gaps.map(rangeText).join(", ")}`) : null,
     h("div", null, h("div", { className: "aks-small aks-muted" }, "Offsets"), h("div", { className: "aks-pre" }, (w.ranges || []).map((r) => `${rangeText(r)}  ${plural(r.end - r.start, "offset")}`).join("\n") || "none")),
-    w.state === "COMPLETE"
+    w.state === "COMPLETE" && row.actions.includes("replay")
       ? h("div", null, h(C.Button, { size: "xs", variant: "outline", disabled: !row.may_edit, title: row.may_edit ? undefined : LOOK_ONLY, onClick: () => onAction({ action: "replay", window: w }) }, "Replay this window"))
       : null,
   );
@@ -76,7 +76,7 @@ function Windows({ ledger, pipeline, data, where, wanted, row, onAction }) {
   const [open, setOpen] = useState(null);
   const [page, setPage] = useState(0);
   const [mine, setMine] = useState(Boolean(where.runId));
-  // Beside a run: what that run has planned, unless somebody wants to see the others.
+  // The tab of a run shows the windows that the run planned, until the user chooses all.
   const ofRun = useLive(mine ? "windows" : null, { ledger, pipeline, run_id: where.runId, task_id: where.taskId, limit: 200 });
   const newest = mine ? ofRun.data?.windows || [] : data.windows;
   const fetchOlder = useCallback((before, limit = 50) => get("windows", { ledger, pipeline, limit, before }), [ledger, pipeline]);
@@ -88,7 +88,7 @@ function Windows({ ledger, pipeline, data, where, wanted, row, onAction }) {
   }, [newest, older, mine]);
   const size = 25;
   const at = wanted ? found.findIndex((w) => isWanted(w, wanted)) : -1;
-  // A deep link to a window that is not among the newest ones: fetched once.
+  // The window of the address is fetched once if it is not among the newest ones.
   useEffect(() => {
     if (wanted && at < 0 && !mine) fetchOlder(/^\d+$/.test(wanted) ? Number(wanted) + 1 : `${wanted}~`).then((answer) => setOlder((was) => [...was, ...answer.windows]), () => {});
   }, [wanted]);
@@ -109,7 +109,7 @@ function Windows({ ledger, pipeline, data, where, wanted, row, onAction }) {
   }
   if (mine && !ofRun.data && !ofRun.error) return h(Waiting, { label: "Loading windows" });
   const all = where.runId ? h("div", null, h("button", { type: "button", className: "aks-chip", "aria-pressed": mine, onClick: () => { setPage(0); setMine(!mine); } }, "Only what this run has planned")) : null;
-  if (!found.length) return h("div", { className: "aks-stack" }, all, h(Empty, { title: mine ? "This run has planned no window" : "No window yet" }, mine ? "It may have finished one that an earlier run had planned." : "Run the task: it plans the first window."));
+  if (!found.length) return h("div", { className: "aks-stack" }, all, h(Empty, { title: mine ? "This run has planned no window" : "No window yet" }, mine ? "It may have completed a window that an earlier run planned." : "Run the task: it plans the first window."));
   const shown = found.slice(page * size, page * size + size);
   return h(
     "div",

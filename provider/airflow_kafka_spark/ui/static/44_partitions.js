@@ -1,6 +1,6 @@
-// Where a pipeline stands in each partition, what somebody has changed by hand, and what comes next.
+// The position of a pipeline in each partition, changes by hand, and the next window.
 
-// low .. position: moved; position .. LSO: to be moved; LSO .. high: held back by open transactions; the tick: committed.
+// The bar: moved from low to position, to be moved up to the LSO, held back by open transactions up to high. The tick: committed.
 function PartitionBar({ p }) {
   const [ref, width] = useWidth();
   const from = Math.min(...[p.low, p.position, p.committed].filter(known));
@@ -37,7 +37,7 @@ function Partitions({ partitions, age }) {
     const place = (a, b) => (a.topic < b.topic ? -1 : a.topic > b.topic ? 1 : a.partition - b.partition);
     return [...partitions].sort((a, b) => sign * (by === "lag" ? (a.lag ?? -1) - (b.lag ?? -1) || -sign * -place(a, b) : place(a, b)));
   }, [partitions, sort]);
-  if (!partitions.length) return h(Empty, { title: "No partition yet" }, "A pipeline that reads rows of a database has none; another one has them once it has been measured.");
+  if (!partitions.length) return h(Empty, { title: "No partition yet" }, "Partitions are shown after the first measurement.");
   const number = (key, label, title) => ({ key, label, title, num: true, third: true, cell: (p) => count(p[key]) });
   const swatch = (colour, text) => h("span", null, h("span", { className: "aks-swatch", style: { background: colour } }), text);
   return h(
@@ -54,10 +54,10 @@ function Partitions({ partitions, age }) {
       columns: [
         { key: "partition", label: "Partition", sort: "partition", lead: true, cell: (p) => h("span", { className: "aks-name" }, `${p.topic}-${p.partition}`) },
         { key: "bar", label: "Log", width: "32%", wide: true, cell: (p) => h(PartitionBar, { p }) },
-        number("low", "Low", "The first offset that is still there"),
-        number("position", "Position", "Where the ledger says the pipeline stands"),
-        number("committed", "Committed", "What its group has committed"),
-        number("lso", "Last stable", "Where a reader of committed records stops"),
+        number("low", "Low", "The first offset of the log"),
+        number("position", "Position", "The next offset to move, from the ledger"),
+        number("committed", "Committed", "The committed offset of the group"),
+        number("lso", "Last stable", "The last stable offset, up to which committed records can be read"),
         number("high", "High", "The high watermark"),
         { ...number("lag", "Lag", "Records to be moved"), sort: "lag" },
       ],

@@ -1,4 +1,4 @@
-// The records that went to the dead letter topic: how many, of which window, why, and what is in them. Always as text.
+// Records in the dead letter topic: their number by window, and a preview with the reason. Content is shown as text only.
 
 function Content({ label, content }) {
   const [all, setAll] = useState(false);
@@ -20,8 +20,8 @@ function DeadLetter({ record }) {
     "article",
     { className: "aks-panel aks-stack", style: { gap: 6 }, "data-dead-letter": record.origin || "" },
     h("div", { className: "aks-between" }, h("span", { className: "aks-strong aks-name" }, record.origin ? `Was ${record.origin}` : `${record.topic}-${record.partition}@${record.offset}`), h("span", { className: "aks-small aks-muted" }, h(When, { at: record.timestamp }))),
-    h("div", { className: "aks-error aks-name" }, record.reason || "Why is not known: the record has no headers that say so"),
-    h("div", { className: "aks-small aks-muted aks-name" }, [record.stage ? `stage ${record.stage}` : null, record.exception, `lies at ${record.topic}-${record.partition}@${record.offset}`].filter(Boolean).join(" · ")),
+    h("div", { className: "aks-error aks-name" }, record.reason || "Unknown reason: the record has no headers with it"),
+    h("div", { className: "aks-small aks-muted aks-name" }, [record.stage ? `stage ${record.stage}` : null, record.exception, `stored at ${record.topic}-${record.partition}@${record.offset}`].filter(Boolean).join(" · ")),
     h("div", { className: "aks-panels" }, h(Content, { label: "Key", content: record.key }), h(Content, { label: "Value", content: record.value })),
     record.headers?.length
       ? h("details", null, h("summary", { className: "aks-small", style: { cursor: "pointer" } }, plural(record.headers.length, "header")), h("pre", { className: "aks-pre" }, record.headers.map(([name, value]) => `${name}: ${value ? value.text : "null"}`).join("\n")))
@@ -34,7 +34,7 @@ function DeadLetters({ ledger, pipeline, summary }) {
   const question = useCallback((window) => get("dead-letters", { ledger, pipeline, window, limit: 20 }), [ledger, pipeline]);
   const asked = useAsked(question);
   const total = summary?.total || 0;
-  if (!total) return h(Empty, { title: "No dead letters" }, "Bad records that are tolerated go to the dead letter topic, and are shown here.");
+  if (!total) return h(Empty, { title: "No dead letters" }, "With errors_tolerance=\"all\", bad records go to the dead letter topic and are shown here.");
   const look = (window) => {
     setChosen(window);
     asked.go(windowId(window));

@@ -1,29 +1,29 @@
-// What may be done with a pipeline. Always in the same order: say why, see the plan, confirm.
+// The dialog of an action: the user gives a reason, sees the plan, and confirms it.
 
 const ACTIONS = {
-  pause: { title: "Pause", says: "The pipeline moves no windows until it is resumed: tasks that begin meanwhile end as skipped. One that is at work goes on to its end.", done: "Paused" },
-  resume: { title: "Resume", says: "The pipeline goes on with the next task that runs: first with the window that is open, as it was planned.", done: "Resumed" },
-  replay: { title: "Replay a window", says: "Its task is cleared, so that the window is moved once more, with the same offsets. The sink replaces its rows; neither the position nor the group moves.", done: "The window is being replayed" },
-  skip: { title: "Skip", says: "Gives up the window that is open; without one, all that waits in the topics. The pipeline goes on behind it: what is skipped is never moved.", done: "Skipped", danger: true },
-  reset: { title: "Reset offsets", says: "The next window begins where you say. Moved back, records come again: a sink that appends has them twice. Moved forward, records are left out.", done: "Moved", danger: true },
+  pause: { title: "Pause", says: "The pipeline moves no windows until it is resumed. Tasks that start meanwhile end as skipped; a running task continues to its end.", done: "Paused" },
+  resume: { title: "Resume", says: "The next task that runs moves windows again, the open window first, as it was planned.", done: "Resumed" },
+  replay: { title: "Replay a window", says: "The task of the window is cleared, and moves the window once more with the same offsets. The sink replaces its rows; position and group do not move.", done: "The window is being replayed" },
+  skip: { title: "Skip", says: "Gives up the open window; without one, skips all records that wait in the topics. The pipeline continues behind them: skipped records are never moved.", done: "Skipped", danger: true },
+  reset: { title: "Reset offsets", says: "The next window begins at the new position. If it is earlier, records are moved again: a sink that appends has them twice. If it is later, records are left out.", done: "Moved", danger: true },
 };
 
-const WHERE = [["earliest", "The first record that is still there"], ["latest", "The end of the topics"], ["instant", "A time"], ["offsets", "Offsets"]];
+const WHERE = [["earliest", "The first record of the topics"], ["latest", "The end of the topics"], ["instant", "A time"], ["offsets", "Offsets"]];
 
-// The dialog's form as the API's body, or what is wrong with it.
+// The form as the body of the request, or what is wrong with it.
 function bodyOf(action, form) {
-  if (!form.why.trim()) return { wrong: "Say why: it is written down beside the change." };
+  if (!form.why.trim()) return { wrong: "Say why: the ledger records the reason of the change." };
   const body = { why: form.why.trim() };
   if (action === "replay") {
-    if (!/^\d+$/.test(form.window)) return { wrong: "Which window? Its number is in the list of windows." };
-    // A data interval is found by its name, every other window by its number.
+    if (!/^\d+$/.test(form.window)) return { wrong: "Enter the number of a window. The list of windows has it." };
+    // The API identifies a data interval by its name, other windows by number.
     body.window = form.name ? null : Number(form.window);
     body.name = form.name || null;
   }
   if (action === "reset") {
     if (form.to === "instant") {
       const date = instant(form.instant);
-      if (!date) return { wrong: "Which time?" };
+      if (!date) return { wrong: "Enter a time." };
       body.to = date.toISOString();
     } else if (form.to === "offsets") {
       try {
@@ -60,14 +60,14 @@ function Choices({ action, form, change, disabled, row }) {
     action === "reset" && form.to === "offsets"
       ? h(FormRow, { label: "Offsets" }, h(C.Textarea, { size: "sm", rows: 3, name: "offsets", value: form.offsets, disabled, fontFamily: "mono", onChange: (event) => change({ offsets: event.target.value }) }))
       : null,
-    action === "reset" && form.to !== "offsets" ? h(FormRow, { label: "Only these partitions", help: "Nothing: all of them." }, field("only", { placeholder: `${row.topics?.[0] || "orders"}:0,2` })) : null,
-    h(FormRow, { label: "Why" }, field("why", { placeholder: "for whoever reads it later", autoComplete: "off", required: true, maxLength: 500 })),
+    action === "reset" && form.to !== "offsets" ? h(FormRow, { label: "Only these partitions", help: "Empty: all of them." }, field("only", { placeholder: `${row.topics?.[0] || "orders"}:0,2` })) : null,
+    h(FormRow, { label: "Why" }, field("why", { placeholder: "reason, for the record of changes", autoComplete: "off", required: true, maxLength: 500 })),
   );
 }
 
 function Plan({ plan, done }) {
   const node = useRef(null);
-  // Newer browsers give a promise back, which React would take for what undoes the effect.
+  // Newer browsers return a promise, which React would take for the cleanup of the effect.
   useEffect(() => void node.current?.scrollIntoView({ block: "nearest" }), [plan]);
   return h(
     "div",
@@ -93,14 +93,14 @@ function ActionDialog({ action, window: chosen, row, windows, onClose, onDone })
   const about = ACTIONS[action];
   const newest = (windows || []).find((w) => w.state === "COMPLETE");
   const start = chosen || (action === "replay" ? newest : null);
-  const [form, setForm] = useState({ why: "", to: "earliest", instant: "", offsets: `{${JSON.stringify(row.topics?.[0] || "topic")}: {"0": 0}}`, only: "", window: start ? String(start.number) : "", name: start && isLane(start) ? start.name : "" });
+  const [form, setForm] = useState({ why: "", to: "earliest", instant: "", offsets: `{${JSON.stringify(row.topics?.[0] || "topic")}: {"0": 0}}`, only: "", window: start ? String(start.number) : "", name: start && isInterval(start) ? start.name : "" });
   const [wrong, setWrong] = useState(null);
   const [done, setDone] = useState(null);
   const send = useCallback((body) => post(`actions/${action}`, { ledger: row.ledger, pipeline: row.pipeline, ...body }), [action, row.ledger, row.pipeline]);
   const plan = useAsked(send);
   const act = useAsked(send);
   const change = (changes) => {
-    // What is confirmed is what was shown: another wish needs another plan.
+    // The plan that is confirmed is the plan that was shown: a change of the form needs a new plan.
     setForm((was) => ({ ...was, ...changes, ...(changes.window !== undefined ? { name: "" } : {}) }));
     setWrong(null);
     plan.clear();

@@ -1,4 +1,4 @@
-// What the host mounts: one page in the navigation, and the same beside a DAG, a run, a task and a task instance.
+// The components that Airflow mounts: one page in the navigation, and tabs of a DAG, a run, a task and a task instance.
 
 function Pages({ dagId, runId, taskId }) {
   const [params] = useQuery();

@@ -15,7 +15,7 @@ from airflow_kafka_spark.operators import (
 )
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from airflow_kafka_spark.sources import JdbcSource
-from airflow_kafka_spark.ui.catalog import Catalog, LedgerName, _tasks_of
+from airflow_kafka_spark.ui.airflow_metadata import Catalog, LedgerName, _tasks_of
 
 VALUE = Json(schema="id bigint")
 LEDGER = LedgerName("kafka_default", "airflow-windows")
@@ -41,7 +41,8 @@ def found():
         )
         KafkaToSinkOperator(task_id="templated", topics="{{ var.value.t }}", group_id="g", pipeline="p-{{ ds }}", **common)
         KafkaToSinkOperator.partial(task_id="mapped", group_id="g", **common).expand(topics=["a", "b"])
-        KafkaToKafkaOperator(task_id="copy", topics="a", group_id="g", sink=KafkaSink(topic="z"), kafka_conn_id="third")
+        range_ = {"starting_offsets": "earliest", "ending_offsets": {"z": {"0": 5}}}
+        KafkaToKafkaOperator(task_id="copy", topics="a", group_id="g", sink=KafkaSink(topic="z"), kafka_conn_id="third", **range_)
         SourceToKafkaOperator(
             task_id="source", source=JdbcSource(conn_id="pg", table="t", key="id"), sink=KafkaSink(topic="out", value=VALUE)
         )
@@ -84,10 +85,8 @@ def test_tasks_that_move_nothing_are_not_in_it(found):
 
 
 def test_a_dag_that_is_not_understood_is_left_out():
-    assert (
-        _tasks_of("d", {"dag": {"tasks": [{"__type": "operator", "__var": {"_task_module": "airflow_kafka_spark.operators.x"}}]}})
-        == ()
-    )
+    task = {"_task_module": "airflow_kafka_spark.operators.kafka_to_sink"}
+    assert _tasks_of("d", {"dag": {"tasks": [{"__type": "operator", "__var": task}]}}) == ()
     assert _tasks_of("d", {}) == ()
 
 

@@ -1,0 +1,415 @@
+"""What the pages read from Airflow's database: the tasks that move windows, from the serialized DAGs, and the states of task
+instances.
+
+The only module that knows Airflow's tables, which are not a stable interface.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, parse_start, parse_stop
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+log = logging.getLogger(__name__)
+
+PACKAGE = "airflow_kafka_spark.operators."
+PIPELINE_MODULES = frozenset(PACKAGE + name for name in ("kafka_to_kafka", "kafka_to_sink", "source_to_kafka"))
+"""Modules of the operators that move windows."""
+DEFAULT_CONNECTION, DEFAULT_TOPIC = "kafka_default", "airflow-windows"
+DAG_BATCH = 100
+"""DAGs that one query reads."""
+
+
+@dataclass(frozen=True, order=True)
+class LedgerName:
+    """Connection and topic of a ledger, written ``<connection>/<topic>``. The name of a topic contains no slash."""
+
+    connection: str
+    topic: str
+
+    def __str__(self) -> str:
+        return f"{self.connection}/{self.topic}"
+
+    @classmethod
+    def parse(cls, text: str) -> LedgerName:
+        """Return the ledger that ``text`` names.
+
+        :raises ValueError: ``text`` is not ``<connection>/<topic>``.
+        """
+        connection, _, topic = text.strip().rpartition("/")
+        if not connection or not topic:
+            raise ValueError(f"`{text}` names no ledger. Expected `<kafka_conn_id>/<ledger_topic>`.")
+        return cls(connection, topic)
+
+
+@dataclass(frozen=True)
+class PipelineTask:
+    """A task that moves windows, as described by its DAG file.
+
+    :param pipeline: name of the pipeline; None if it is known only at run time (a template, or a mapped task).
+    :param topics: topics that it reads; empty if they are known only at run time.
+    :param group: consumer group of the pipeline; None if it is known only at run time.
+    :param source: URIs of what it reads, separated by ``", "``; empty if they are unknown.
+    :param sink: URIs of what it writes, separated by ``", "``; empty if they are unknown.
+    :param dead_letters: dead letter topic.
+    :param max_records: limit of records per window; None for no limit.
+    :param starting_offsets: starting offsets of the operator; None for its default.
+    :param ending_offsets: ending offsets of the operator; None for its default.
+    :param unread: arguments that are known only at run time: templates, and values that are not text.
+    """
+
+    dag_id: str
+    task_id: str
+    ledger: LedgerName
+    pipeline: str | None
+    topics: tuple[str, ...] = ()
+    group: str | None = None
+    source: str = ""
+    sink: str = ""
+    dead_letters: str | None = None
+    max_records: int | None = None
+    starting_offsets: str | None = None
+    ending_offsets: str | None = None
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All tasks that move windows, ordered by DAG and task."""
+
+    tasks: tuple[PipelineTask, ...] = ()
+
+    @property
+    def ledgers(self) -> tuple[LedgerName, ...]:
+        return tuple(sorted({task.ledger for task in self.tasks}))
+
+    def by_pipeline(self) -> dict[tuple[LedgerName, str], tuple[PipelineTask, ...]]:
+        """Return the tasks of each pipeline. More than one task of a pipeline is a mistake of the user, which the pages show."""
+        found: dict[tuple[LedgerName, str], tuple[PipelineTask, ...]] = {}
+        for task in self.tasks:
+            if task.pipeline is not None:
+                found[task.ledger, task.pipeline] = (*found.get((task.ledger, task.pipeline), ()), task)
+        return found
+
+
+@dataclass
+class CatalogReader:
+    """Reads the catalog repeatedly. Of a DAG that has not changed, only the hash is queried."""
+
+    _hashes: dict[str, str] = field(default_factory=dict)
+    _tasks: dict[str, tuple[PipelineTask, ...]] = field(default_factory=dict)
+
+    def read(self, session: Session) -> Catalog:
+        """Return the current catalog. A DAG whose serialized form is not understood is logged and left out."""
+        hashes = latest_hashes(session)
+        changed = sorted(dag_id for dag_id, found in hashes.items() if self._hashes.get(dag_id) != found)
+        for begin in range(0, len(changed), DAG_BATCH):
+            batch = changed[begin : begin + DAG_BATCH]
+            for dag_id, data in latest_data(session, batch).items():
+                self._tasks[dag_id] = _tasks_of(dag_id, data)
+        self._tasks = {dag_id: tasks for dag_id, tasks in self._tasks.items() if dag_id in hashes}
+        self._hashes = hashes
+        return Catalog(tuple(task for dag_id in sorted(self._tasks) for task in self._tasks[dag_id]))
+
+
+# --- Airflow's tables ---------------------------------------------------------------------------------------------------
+
+
+def _newest() -> tuple[Any, Any]:
+    """Return the table, and the condition that selects the newest version of each DAG that is not stale."""
+    from airflow.models.dag import DagModel
+    from airflow.models.dag_version import DagVersion
+    from airflow.models.serialized_dag import SerializedDagModel
+    from sqlalchemy import and_, func, select
+
+    newest = (
+        select(DagVersion.dag_id, func.max(DagVersion.version_number).label("number"))
+        .join(SerializedDagModel, SerializedDagModel.dag_version_id == DagVersion.id)
+        .group_by(DagVersion.dag_id)
+        .subquery()
+    )
+    joined = (
+        select(DagVersion.id)
+        .join(newest, and_(DagVersion.dag_id == newest.c.dag_id, DagVersion.version_number == newest.c.number))
+        .join(DagModel, and_(DagModel.dag_id == DagVersion.dag_id, DagModel.is_stale.is_(False)))
+    )
+    return SerializedDagModel, SerializedDagModel.dag_version_id.in_(joined)
+
+
+def latest_hashes(session: Session) -> dict[str, str]:
+    """Return the hash of the newest version of each DAG."""
+    from sqlalchemy import select
+
+    table, newest = _newest()
+    return {dag_id: found for dag_id, found in session.execute(select(table.dag_id, table.dag_hash).where(newest))}
+
+
+def latest_data(session: Session, dag_ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """Return the serialized form of the newest version of these DAGs."""
+    from sqlalchemy import select
+
+    table, newest = _newest()
+    rows = session.scalars(select(table).where(newest, table.dag_id.in_(dag_ids)))
+    found = {row.dag_id: row.data or {} for row in rows}
+    session.expunge_all()
+    return found
+
+
+# --- serialized tasks ---------------------------------------------------------------------------------------------------
+
+
+def _tasks_of(dag_id: str, data: Mapping[str, Any]) -> tuple[PipelineTask, ...]:
+    try:
+        tasks = [_decoded(task) for task in data["dag"]["tasks"]]
+        return tuple(found for task in tasks if (found := task_from(dag_id, task)))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        log.warning("The serialized form of DAG %s is not understood: its pipelines show once they have run", dag_id)
+        return ()
+
+
+def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
+    """Return the task, or None if its operator is not one of this package that moves windows.
+
+    Airflow serializes the template fields and the assets of a task. For other arguments the operator's defaults are assumed.
+
+    :param task: the serialized task, decoded.
+    """
+    if task.get("_task_module") not in PIPELINE_MODULES:
+        return None
+    expanded = task.get("expand_input")
+    mapped = set((expanded or {}).get("value") or ()) if isinstance(expanded, Mapping) else set()
+    args = {**dict(task.get("partial_kwargs") or {}), **{k: v for k, v in task.items() if k != "partial_kwargs"}}
+
+    def text(name: str) -> str | None:
+        value = args.get(name)
+        return value if isinstance(value, str) and value and "{{" not in value and name not in mapped else None
+
+    offsets = {name: _offsets(args.get(name), parse) for name, parse in _OFFSETS.items()}
+    unread = {name for name, (_, is_read) in offsets.items() if not is_read or name in mapped}
+    limit = args.get("max_records")
+    if "max_records" in mapped or not isinstance(limit, (int, type(None))):
+        unread.add("max_records")
+    inlets, outlets = _uris(args.get("inlets")), _uris(args.get("outlets"))
+    task_id = str(task["task_id"])
+    templated = bool(args.get("pipeline")) or bool(expanded) or bool(task.get("_is_mapped"))
+    pipeline = text("pipeline") or (None if templated else f"{dag_id}.{task_id}")
+    connection = text("kafka_conn_id") or _connection([*inlets, *outlets]) or DEFAULT_CONNECTION
+    # A task that follows another pipeline has that pipeline's assets as inlets, too; what it reads comes first.
+    return PipelineTask(
+        dag_id,
+        task_id,
+        LedgerName(connection, text("ledger_topic") or DEFAULT_TOPIC),
+        pipeline,
+        () if "topics" in mapped else _topics(args.get("topics")),
+        text("group_id"),
+        ", ".join(inlets),
+        ", ".join(outlets),
+        text("errors_deadletterqueue_topic_name"),
+        limit if isinstance(limit, int) and "max_records" not in mapped else None,
+        starting_offsets=None if "starting_offsets" in mapped else offsets["starting_offsets"][0],
+        ending_offsets=None if "ending_offsets" in mapped else offsets["ending_offsets"][0],
+        unread=tuple(sorted(unread)),
+    )
+
+
+_OFFSETS: Mapping[str, Callable[[Any], object]] = {"starting_offsets": parse_start, "ending_offsets": parse_stop}
+
+
+def _offsets(value: Any, parse: Callable[[Any], object]) -> tuple[str | None, bool]:
+    """Return starting or ending offsets as the preview takes them, None for the default; and False if only the run knows them."""
+    if value == repr(CommittedOffsets()):
+        return None, True
+    try:
+        parse(value)
+    except ValueError:
+        return None, False
+    return (json.dumps(value) if isinstance(value, Mapping) else value), True
+
+
+def _topics(value: Any) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []
+    return tuple(n for n in names if isinstance(n, str)) if all(isinstance(n, str) and "{{" not in n for n in names) else ()
+
+
+def _uris(assets: Any) -> list[str]:
+    return [str(a["uri"]) for a in assets or () if isinstance(a, Mapping) and a.get("uri")]
+
+
+def _connection(uris: Iterable[str]) -> str | None:
+    """Return the connection of the first URI of a topic, ``kafka://<connection>/<topic>``; None if there is none."""
+    found = (uri.removeprefix("kafka://").partition("/")[0] for uri in uris if uri.startswith("kafka://"))
+    return next((unquote(name) for name in found if name), None)
+
+
+def _decoded(value: Any) -> Any:
+    """Return ``value`` without Airflow's wrapping, ``{"__type": .., "__var": ..}``."""
+    if isinstance(value, Mapping):
+        if "__var" in value and "__type" in value:
+            return _decoded(value["__var"])
+        return {str(key): _decoded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_decoded(item) for item in value]
+    return value
+
+
+# --- task instances ----------------------------------------------------------------------------------------------------
+
+PROGRESS_KEY = "kafka_spark.progress"
+TASK_BATCH = 200
+"""Task instances that one query reads."""
+MAX_PROGRESS_BYTES = 10_000
+
+RUNNING = frozenset({"running", "queued", "scheduled", "restarting", "deferred", "up_for_reschedule"})
+FAILED = frozenset({"failed", "up_for_retry", "upstream_failed"})
+
+
+class TaskInstanceKey(NamedTuple):
+    """Identity of a task instance, as the run of a window names it."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+    @property
+    def url(self) -> str:
+        """Return the address of its page in Airflow, relative to the base URL."""
+        dag, run, task = (quote(part, safe="") for part in self[:3])
+        mapped = f"/mapped/{self.map_index}" if self.map_index >= 0 else ""
+        return f"dags/{dag}/runs/{run}/tasks/{task}{mapped}"
+
+
+def task_of_run(run: str) -> TaskInstanceKey | None:
+    """Return the task instance that ``run`` names; None if no task planned the window.
+
+    :param run: ``<dag_id>/<run_id>/<task_id>[/<map_index>]``. The run id may contain slashes, the other ids may not.
+    """
+    dag_id, _, rest = run.partition("/")
+    run_id, _, task_id = rest.rpartition("/")
+    map_index = -1
+    if task_id.isdecimal() and "/" in run_id:
+        map_index = int(task_id)
+        run_id, _, task_id = run_id.rpartition("/")
+    return TaskInstanceKey(dag_id, run_id, task_id, map_index) if dag_id and run_id and task_id else None
+
+
+@dataclass(frozen=True)
+class TaskInstanceState:
+    """State of a task instance.
+
+    :param state: Airflow's name of the state.
+    :param try_number: number of the current try.
+    :param progress: the progress that the task has reported; None if it has reported none.
+    """
+
+    state: str | None
+    try_number: int = 0
+    progress: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class AirflowState:
+    """States that a response is made of.
+
+    :param states: states of the task instances that still exist.
+    :param paused: for every DAG, True if it is paused.
+    """
+
+    states: Mapping[TaskInstanceKey, TaskInstanceState] = field(default_factory=dict)
+    paused: Mapping[str, bool] = field(default_factory=dict)
+
+
+def read_task_states(session: Session, wanted: Collection[TaskInstanceKey]) -> dict[TaskInstanceKey, TaskInstanceState]:
+    """Return the states of task instances, without those that no longer exist. One query reads :data:`TASK_BATCH` of them."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.task_state_store import TaskStateStoreModel as Store
+    from airflow.models.taskinstance import TaskInstance as Instance
+    from sqlalchemy import and_, select, tuple_
+
+    found: dict[TaskInstanceKey, TaskInstanceState] = {}
+    for batch in _batches(sorted(set(wanted))):
+        keys = tuple_(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index)
+        stored = and_(
+            Store.dag_run_id == DagRun.id,
+            Store.task_id == Instance.task_id,
+            Store.map_index == Instance.map_index,
+            Store.key == PROGRESS_KEY,
+        )
+        query = (
+            select(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index, Instance.state, Instance.try_number)
+            .add_columns(Store.value)
+            .join(DagRun, and_(DagRun.dag_id == Instance.dag_id, DagRun.run_id == Instance.run_id))
+            .outerjoin(Store, stored)
+            .where(keys.in_([tuple(task) for task in batch]))
+        )
+        for *key, state, tries, value in session.execute(query):
+            found[TaskInstanceKey(*key)] = TaskInstanceState(None if state is None else str(state), tries or 0, _progress(value))
+    return found
+
+
+def read_paused_dags(session: Session) -> dict[str, bool]:
+    """Return, for every DAG, True if it is paused."""
+    from airflow.models.dag import DagModel
+    from sqlalchemy import select
+
+    return {dag_id: bool(paused) for dag_id, paused in session.execute(select(DagModel.dag_id, DagModel.is_paused))}
+
+
+def _progress(value: Any) -> dict[str, Any] | None:
+    """Return the stored progress; None if it has another shape, since users may edit the task state store."""
+    try:
+        found = json.loads(value) if value and len(value) <= MAX_PROGRESS_BYTES else None
+        found = json.loads(found) if isinstance(found, str) else found
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _batches(items: Sequence[TaskInstanceKey]) -> Iterator[list[TaskInstanceKey]]:
+    left = iter(items)
+    while batch := list(islice(left, TASK_BATCH)):
+        yield batch
+
+
+def clear_task(session: Session, task: TaskInstanceKey) -> bool:
+    """Clear one task instance, whatever its state, so that it runs again. Other task instances are not cleared.
+
+    :return: False if the task instance no longer exists.
+    :raises TaskRunning: the task instance has not ended yet.
+    """
+    from airflow.models.taskinstance import TaskInstance, clear_task_instances
+    from sqlalchemy import select
+
+    wanted = (
+        TaskInstance.dag_id == task.dag_id,
+        TaskInstance.run_id == task.run_id,
+        TaskInstance.task_id == task.task_id,
+        TaskInstance.map_index == task.map_index,
+    )
+    found = session.scalar(select(TaskInstance).where(*wanted))
+    if found is None:
+        return False
+    if str(found.state) in RUNNING:
+        raise TaskRunning(str(found.state))
+    clear_task_instances([found], session)
+    return True
+
+
+class TaskRunning(Exception):
+    """Raised when a task instance that is to be cleared has not ended yet.
+
+    :param state: Airflow's name of its state.
+    """
+
+    def __init__(self, state: str) -> None:
+        super().__init__(state)
+        self.state = state

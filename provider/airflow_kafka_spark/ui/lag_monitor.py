@@ -1,0 +1,167 @@
+"""Measures the lag of all pipelines of a cluster in rounds. A round sends a few requests for all pipelines together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.ledger.lag import NextRecords, aged, lags_of
+from airflow_kafka_spark.windows.lag import Head, Lag, PartitionLag
+from airflow_kafka_spark.windows.model import TopicPartition
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets, TopicDescription
+
+MAX_PEEKS = 200
+"""Partitions whose next record one round reads, to learn its timestamp."""
+MAX_GROUPS = 50
+"""Groups whose committed offsets one round fetches, with one request each."""
+
+
+@dataclass(frozen=True)
+class ReadPosition:
+    """How far a pipeline has read.
+
+    :param offsets: the next offset to read, by partition.
+    :param topic_ids: ids of the topics when the pipeline read them.
+    :param topics: all topics of the pipeline, including those that it has not read yet.
+    :param group: its consumer group; None if it is unknown.
+    :param by_group: True if only the group's committed offsets tell how far it has read, as with data intervals.
+    """
+
+    offsets: Mapping[TopicPartition, int]
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    topics: tuple[str, ...] = ()
+    group: str | None = None
+    by_group: bool = False
+
+
+@dataclass(frozen=True)
+class LagMeasurement:
+    """Lag of one pipeline as one round has measured it.
+
+    :param lag: the lag; None if it could not be measured.
+    :param offsets: the first and last offsets of the partitions.
+    :param at: time of the measurement, seconds since the epoch.
+    :param committed: committed offsets of the group; None if they were not fetched.
+    :param problem: why the lag could not be measured, or only partly; "" if it was.
+    :param estimated: True if the timestamps of some next records are unknown. Then ``seconds`` covers only the others.
+    """
+
+    lag: Lag | None
+    offsets: Mapping[TopicPartition, PartitionOffsets]
+    at: float
+    committed: Mapping[TopicPartition, int | None] | None = None
+    problem: str = ""
+    estimated: bool = False
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the age of the oldest unread record whose timestamp is known; None if none is."""
+        if self.lag is None:
+            return None
+        ages = [s.seconds for s in self.lag.partitions.values() if s.seconds is not None and (s.behind or not self.estimated)]
+        return max(ages, default=None if self.lag.records() else 0.0)
+
+
+@dataclass
+class LagMonitor:
+    """Measures all pipelines of one cluster, one round after the other.
+
+    Each round fetches the topics and the offsets of all their partitions. It reads at most :data:`MAX_PEEKS` next records and
+    fetches at most :data:`MAX_GROUPS` groups; those that it leaves out come first in the next round.
+    """
+
+    _next_records: NextRecords = field(default_factory=NextRecords)
+    _group_asked: dict[str, float] = field(default_factory=dict)
+    _committed: dict[str, dict[TopicPartition, int | None]] = field(default_factory=dict)
+
+    def measure(
+        self, hook: KafkaHook, positions: Mapping[str, ReadPosition], interest: Iterable[str] = ()
+    ) -> dict[str, LagMeasurement]:
+        """Return the lag of each pipeline.
+
+        :param positions: how far each pipeline has read.
+        :param interest: pipelines whose pages are open. They are measured first, and their groups are fetched.
+        :raises KafkaSparkError: the cluster does not answer.
+        """
+        first = [name for name in dict.fromkeys(interest) if name in positions]
+        names = [*first, *(name for name in positions if name not in set(first))]
+        topics = {
+            topic for position in positions.values() for topic in (*position.topics, *(tp.topic for tp in position.offsets))
+        }
+        described = hook.describe_topics(sorted(topics), missing="omit") if topics else {}
+        self._ask_groups(hook, {name: positions[name] for name in names}, set(first), described)
+        partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
+        offsets = hook.offsets(partitions) if partitions else {}
+        states = {name: self._states(positions[name], described, offsets) for name in names}
+        ids = {name: topic.topic_id for name, topic in described.items()}
+        lags = (item for each in states.values() for item in each.items())
+        # Records that cannot be read, or that were deleted meanwhile, have no age. The lag in records is still known.
+        heads, now = self._next_records.find(hook, lags, ids, most=MAX_PEEKS, tolerate=True), time.time()
+        return {name: self._measured(name, positions[name], states[name], heads, offsets, now, described) for name in names}
+
+    # --- groups ---
+
+    def _ask_groups(
+        self, hook: KafkaHook, positions: Mapping[str, ReadPosition], first: set[str], described: Mapping[str, TopicDescription]
+    ) -> None:
+        wanted = [
+            (name not in first, self._group_asked.get(position.group, 0.0), position.group, position)
+            for name, position in positions.items()
+            if position.group and (position.by_group or name in first)
+        ]
+        for _, _, group, position in sorted(wanted, key=lambda item: item[:3])[:MAX_GROUPS]:
+            assert group is not None
+            there = [described[topic] for topic in position.topics if topic in described]
+            partitions = [tp for topic in there for tp in topic.topic_partitions] or list(position.offsets)
+            found = hook.committed(group, partitions, stable=False) if partitions else {}
+            self._committed[group] = {tp: offset.offset if offset else None for tp, offset in found.items()}
+            self._group_asked[group] = time.monotonic()
+
+    # --- positions ---
+
+    def _states(
+        self,
+        position: ReadPosition,
+        described: Mapping[str, TopicDescription],
+        offsets: Mapping[TopicPartition, PartitionOffsets],
+    ) -> dict[TopicPartition, PartitionLag]:
+        reads = {*position.topics, *(tp.topic for tp in position.offsets)}
+        committed = self._committed.get(position.group or "", {}) if position.by_group else position.offsets
+        there = {topic: described[topic] for topic in sorted(reads & described.keys())}
+        return lags_of(committed, position.topic_ids, there, offsets)
+
+    def _measured(
+        self,
+        name: str,
+        position: ReadPosition,
+        states: Mapping[TopicPartition, PartitionLag],
+        heads: Mapping[tuple[TopicPartition, int], Head | None],
+        offsets: Mapping[TopicPartition, PartitionOffsets],
+        now: float,
+        described: Mapping[str, TopicDescription],
+    ) -> LagMeasurement:
+        committed = self._committed.get(position.group or "")
+        reads = {*position.topics, *(tp.topic for tp in position.offsets)}
+        gone = sorted(reads - described.keys())
+        bounds = {tp: offsets[tp] for tp in states}
+        if position.by_group and committed is None:
+            return LagMeasurement(None, bounds, now, committed, "the offsets of its group have not been fetched yet")
+        if not states:
+            problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)}" if gone else "its topics are unknown"
+            return LagMeasurement(None, bounds, now, committed, problem)
+        found, estimated = {}, False
+        for tp, state in states.items():
+            if state.start >= state.end:
+                found[tp] = state
+                continue
+            is_known = (tp, state.start) in heads
+            estimated = estimated or not is_known
+            # A record that was not read counts, but its age is unknown.
+            found[tp] = aged(state, heads[tp, state.start] if is_known else Head(state.start, None), now)
+        problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)} any more" if gone else ""
+        return LagMeasurement(Lag(name, found, now), bounds, now, committed, problem, estimated)

@@ -1,0 +1,38 @@
+"""Actions of the pages, on a real broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.ui.actions import ActionContext, parse_request, perform
+from tests.ui.past import Past
+
+
+@pytest.fixture
+def open_window(kafka, unique):
+    """A pipeline with one complete window and an open one."""
+    past, name, topic = Past(kafka), unique("acted"), unique("acted-topic")
+    kafka.create_topic(topic, 1)
+    past.produce(topic, 30)
+    past.move(name, 1, [topic], 5, run=f"dag/run_{{n}}/{name}", group=name, leave_open=True)
+    return past.hook, name
+
+
+def act(hook, name, action, **more):
+    request = parse_request(action, {"ledger": "kafka_default/airflow-windows", "pipeline": name, "why": "test", **more})
+    return perform(hook, request, ActionContext("airflow-windows", "ann", running=False))
+
+
+def test_a_reset_beside_an_open_window_names_the_action_that_helps(open_window):
+    hook, name = open_window
+    with pytest.raises(KafkaSparkError) as refused:
+        act(hook, name, "reset", to="earliest", dry_run=True)
+    assert "*Skip*" in refused.value.action
+    assert "discard_open" not in str(refused.value)
+    skipped = act(hook, name, "skip")
+    assert skipped.done and skipped.title == f"Window 2 of pipeline {name} was skipped"
+    planned = act(hook, name, "reset", to="earliest", dry_run=True)
+    assert (planned.done, planned.clear) == (False, None)
+    assert len(planned.rows) == 1 and planned.rows[0][1:] == ("10", "0")
+    assert planned.to_dict("more")["lines"][-1] == "more"

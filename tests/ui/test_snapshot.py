@@ -1,0 +1,143 @@
+"""The state of a ledger that the UI keeps, and windows as the pages show them, without a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from airflow_kafka_spark.ui.airflow_metadata import AirflowState
+from airflow_kafka_spark.ui.snapshot import MAX_WINDOWS, LedgerSnapshot, PipelineSnapshot, summarize
+from airflow_kafka_spark.ui.views import dead_letters_json, window_json, windows_before, windows_of
+from airflow_kafka_spark.windows.interval import Interval, IntervalState, parse_ledger_name
+from airflow_kafka_spark.windows.memory import (
+    Attempt,
+    Entry,
+    LedgerRecord,
+    interval_record,
+    position_record,
+    window_key,
+    window_record,
+)
+from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
+from airflow_kafka_spark.windows.plan import Position
+
+
+def entry(pipeline, number, state=State.COMPLETE, interval=None):
+    window = Window(
+        pipeline, number, (OffsetRange("t", 0, number, number + 1),), "d/r/t", "2026-01-01T00:00:00Z", interval=interval
+    )
+    report = {"completed_at": f"2026-01-01T00:{number // 60 % 60:02d}:{number % 60:02d}Z"} if state is State.COMPLETE else None
+    return Entry(window, state, Attempt(1, "x", "d/r/t", "2026-01-01T00:00:00Z"), report)
+
+
+def put(snapshot, record, offset):
+    return snapshot.add(0, replace_offset(record, offset))
+
+
+def replace_offset(record, offset):
+    return LedgerRecord(record.key, record.value, offset)
+
+
+def test_intervals_that_end_in_any_order_and_replays_do_not_go_back():
+    snapshot = LedgerSnapshot()
+    put(snapshot, window_record(entry("p", 1)), 1)
+    put(snapshot, window_record(entry("p", 2)), 2)
+    again = entry("p", 1)
+    report = {"completed_at": "2026-01-01T01:00:00Z"}
+    put(snapshot, window_record(replace(again, report=report, window=replace(again.window, replay=1))), 3)
+    seen = summarize(snapshot.pipelines["p"]).past[TopicPartition("t", 0)]
+    assert [s.committed for s in seen] == [3, None]
+
+
+def test_of_many_windows_the_newest_are_kept_and_all_are_counted():
+    snapshot = LedgerSnapshot()
+    put(snapshot, window_record(entry("p", 3, State.PLANNED)), 0)
+    for number in range(4, 1004):
+        put(snapshot, window_record(entry("p", number)), number)
+    pipeline = snapshot.pipelines["p"]
+    assert pipeline.windows_total == 1001
+    told = windows_of(pipeline)
+    assert len(told) == MAX_WINDOWS
+    # The one that is open is not let go of, however old it is.
+    assert [t.entry.window.number for t in told] == [*range(1003, 1003 - MAX_WINDOWS + 1, -1), 3]
+    assert [t.entry.window.number for t in windows_before(told, "990")][:2] == [989, 988]
+    for number in range(3, 1004):
+        snapshot.add(0, LedgerRecord(window_key("p", number), None, number + 2000))
+    assert snapshot.pipelines == {}
+
+
+def test_dead_letters_and_what_went_elsewhere_of_a_window_that_was_published_are_known_by_its_report():
+    """They went along with its other records: the ledger has no record of its own of them."""
+    snapshot, done = LedgerSnapshot(), entry("p", 1)
+    told = {
+        **done.report,
+        "dead_letters": [{"topic": "dead", "partition": n, "first": 5, "last": 9, "records": 2} for n in range(2)],
+        "routed": [{"topic": "small", "partition": n, "first": 0, "last": 9, "records": 5} for n in range(2)],
+        "captured": [{"sink": "file:///gone", "records": 3}],
+        "records_routed": 13,
+    }
+    put(snapshot, window_record(replace(done, report=told)), 1)
+    put(snapshot, window_record(entry("p", 2)), 2)
+    second, first = windows_of(snapshot.pipelines["p"])
+    assert (second.landed, second.elsewhere) == ((), [])
+    assert [(part.topic_partition, part.records) for part in first.landed] == [(("dead", 0), 2), (("dead", 1), 2)]
+    assert dead_letters_json([second, first]) == {
+        "total": 4,
+        "windows": [{"number": 1, "name": "1", "records": 4, "topic": "dead"}],
+    }
+    shown = window_json(first, AirflowState({}, {}))
+    assert shown["records_routed"] == 13
+    assert shown["routed"] == [{"to": "file:///gone", "records": 3}, {"to": "small", "records": 10}]
+    assert [part["records"] for part in shown["dead_letters"]] == [2, 2]
+
+
+def test_windows_of_data_intervals_are_windows_of_their_pipeline():
+    snapshot = LedgerSnapshot()
+    for hour in range(3):
+        interval = Interval(datetime(2026, 1, 1, hour, tzinfo=timezone.utc), datetime(2026, 1, 1, hour + 1, tzinfo=timezone.utc))
+        state = State.PLANNED if hour == 2 else State.COMPLETE
+        lane, told = interval.ledger_name("a.b"), {"completed_at": "2026-01-01T05:00:00Z"}
+        assert parse_ledger_name(lane) == ("a.b", interval.name)
+        bounds = (interval.start_ms, interval.end_ms)
+        moved = entry(lane, 1, state, bounds)
+        put(snapshot, window_record(replace(moved, report=told if moved.report else None)), 2 * hour)
+        put(snapshot, interval_record("a.b", IntervalState(interval, state, ())), 2 * hour + 1)
+    assert list(snapshot.pipelines) == ["a.b"]
+    pipeline = snapshot.pipelines["a.b"]
+    assert pipeline.intervals == (3, 2)
+    assert [t.name for t in windows_of(pipeline)] == [
+        "20260101T020000Z-20260101T030000Z", "20260101T010000Z-20260101T020000Z", "20260101T000000Z-20260101T010000Z",
+    ]  # fmt: skip
+    assert [t.name for t in windows_before(windows_of(pipeline), "20260101T010000Z-20260101T020000Z")] == [
+        "20260101T000000Z-20260101T010000Z"
+    ]
+    found = summarize(pipeline)
+    assert found.has_intervals
+    assert found.open.window.interval is not None
+    assert found.problem == ""
+
+
+def test_names_that_only_resemble_those_of_intervals_are_pipelines():
+    for name in ("a.b", "20260101T000000Z-20260101T010000Z", "a.20260101T000000Z", "x.20260101T000000Z-20260101T010000Z.y"):
+        assert parse_ledger_name(name) == (name, None)
+
+
+def test_a_snapshot_decodes_again_when_a_record_was_added():
+    snapshot = LedgerSnapshot()
+    put(snapshot, window_record(entry("p", 1)), 1)
+    pipeline: PipelineSnapshot = snapshot.pipelines["p"]
+    first = pipeline.memory()
+    assert pipeline.memory() is first
+    put(snapshot, window_record(entry("p", 2)), 2)
+    assert sorted(pipeline.memory().entries) == [1, 2]
+
+
+def test_a_pipeline_has_a_position_from_its_first_planned_window_on():
+    snapshot = LedgerSnapshot()
+    put(snapshot, window_record(entry("p", 1, State.PLANNED)), 1)
+    found = summarize(snapshot.pipelines["p"])
+    assert (found.last, found.open.window.number) == (None, 1)
+    assert found.read_position.offsets == {TopicPartition("t", 0): 1}
+    # What was complete before says where it stands, not the window that is open.
+    put(snapshot, position_record("p", Position({TopicPartition("t", 0): 7}), 0), 2)
+    assert summarize(snapshot.pipelines["p"]).read_position.offsets == {TopicPartition("t", 0): 7}

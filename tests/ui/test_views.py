@@ -1,0 +1,93 @@
+"""Rows of the list as the pages show them, without a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_kafka_spark.ui.access import Access
+from airflow_kafka_spark.ui.airflow_metadata import AirflowState, LedgerName, PipelineTask, TaskInstanceKey, TaskInstanceState
+from airflow_kafka_spark.ui.snapshot import PipelineSummary
+from airflow_kafka_spark.ui.views import ListQuery, PipelineItem, endpoint_name, list_page, pipeline_row
+from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.memory import Attempt, Entry
+from airflow_kafka_spark.windows.model import OffsetRange, State, Window
+
+LEDGER = LedgerName("kafka_default", "airflow-windows")
+ACCESS = Access(frozenset("d"), frozenset("d"), frozenset("d"), sees_pages=True, edits_all=False)
+TASK = TaskInstanceKey("d", "run2", "t")
+PAUSE = Change(1, "pause", "ann", "night", "2026-01-01T00:00:00Z")
+
+
+def summary(name="p", *, state=State.COMPLETE, **facts):
+    window = Window(name, 2, (OffsetRange("t", 0, 1, 2),), "d/run1/t", "2026-01-01T00:00:00Z")
+    entry = Entry(window, state, Attempt(3, "x", "d/run2/t", "2026-01-01T01:00:00Z"))
+    held = {"last": entry} if state is State.COMPLETE else {"open": entry, "running_tasks": (TASK,)}
+    return PipelineSummary(name, **held, **facts)
+
+
+def row(found, state="failed", tasks=()):
+    airflow = AirflowState({TASK: TaskInstanceState(state)}, {"d": False})
+    return pipeline_row(PipelineItem(LEDGER, "p", found, tasks=tasks), airflow, ACCESS, now=0.0)
+
+
+def test_a_failed_pipeline_shows_its_last_attempt_with_the_log_of_that():
+    shown = row(summary(state=State.PLANNED))
+    assert shown["activity"] == "failed"
+    assert shown["failure"] == {
+        "name": "2", "number": 2, "attempt": 3, "started_at": "2026-01-01T01:00:00Z", "run": "d/run2/t", "task_state": "failed",
+        "url": TASK.url,
+    }  # fmt: skip
+    assert row(summary(state=State.PLANNED), "running")["failure"] is None
+    assert row(summary())["failure"] is None
+
+
+def test_failed_pipelines_come_first_by_status():
+    rows = [
+        {**row(summary(state=State.PLANNED)), "pipeline": "failed"},
+        {**row(summary()), "pipeline": "stopped", "status": "STOP"},
+    ]
+    assert [r["pipeline"] for r in list_page(rows, ListQuery(sort="status"))["pipelines"]] == ["failed", "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("found", "actions"),
+    [
+        (None, []),
+        (summary(), ["pause", "replay", "skip", "reset"]),
+        (summary(pause=PAUSE), ["resume", "replay", "skip", "reset"]),
+        (summary(has_source=True), ["pause"]),
+        (summary(has_source=True, state=State.PLANNED), ["pause", "skip"]),
+        (summary(has_intervals=True), ["pause", "replay"]),
+        (PipelineSummary("p", "a record that cannot be read"), []),
+    ],
+)
+def test_only_actions_that_a_pipeline_allows_are_offered(found, actions):
+    assert row(found)["actions"] == actions
+
+
+@pytest.mark.parametrize(
+    ("uri", "asset", "name"),
+    [
+        ("", "", None),
+        ("kafka://kafka_eu/orders%2Feu", "", "kafka_eu: orders/eu"),
+        ("kafka://k/a, kafka://k/b", "", "k: a, b"),
+        ("kafka://k/a, kafka://other/b", "", "k: a, other: b"),
+        ("kafka://k/a, file:///b", "", "k: a, /b"),
+        ("x-postgres://warehouse/public/orders", "", "warehouse: public.orders"),
+        ("postgres://db.example.org:5432/shop/public/orders", "", "db.example.org/shop: public.orders"),
+        ("postgres://db:5432/shop/public/orders", "x-postgres://warehouse/public/orders", "warehouse: public.orders"),
+        ("postgres://db:5432/shop/public/orders", "x-postgres://warehouse/public/other", "db/shop: public.orders"),
+        ("mysql://db:3306/shop/orders", "x-jdbc://shop_db/orders", "shop_db: orders"),
+        ("file:///data/my%20lake", "", "/data/my lake"),
+        ("s3a://bucket/path", "", "s3a://bucket/path"),
+        ("nothing known", "", "nothing known"),
+    ],
+)
+def test_sources_and_sinks_are_named_by_connection_and_table(uri, asset, name):
+    assert endpoint_name(uri, asset) == name
+
+
+def test_a_row_names_the_sink_by_the_connection_of_its_task():
+    tasks = (PipelineTask("d", "t", LEDGER, "p", ("t",), sink="x-postgres://warehouse/public/orders"),)
+    shown = row(None, tasks=tasks)
+    assert (shown["sink"], shown["sink_name"]) == ("x-postgres://warehouse/public/orders", "warehouse: public.orders")
