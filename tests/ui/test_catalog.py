@@ -41,7 +41,8 @@ def found():
         )
         KafkaToSinkOperator(task_id="templated", topics="{{ var.value.t }}", group_id="g", pipeline="p-{{ ds }}", **common)
         KafkaToSinkOperator.partial(task_id="mapped", group_id="g", **common).expand(topics=["a", "b"])
-        KafkaToKafkaOperator(task_id="copy", topics="a", group_id="g", sink=KafkaSink(topic="z"), kafka_conn_id="third")
+        bounds = {"starting_offsets": "earliest", "ending_offsets": {"z": {"0": 5}}}
+        KafkaToKafkaOperator(task_id="copy", topics="a", group_id="g", sink=KafkaSink(topic="z"), kafka_conn_id="third", **bounds)
         SourceToKafkaOperator(
             task_id="source", source=JdbcSource(conn_id="pg", table="t", key="id"), sink=KafkaSink(topic="out", value=VALUE)
         )
