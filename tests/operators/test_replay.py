@@ -95,7 +95,7 @@ def test_where_directories_cannot_be_exchanged_a_replay_is_refused_before_it_is_
             with pytest.raises(ValidationError, match=f"skip {files.name}"):
                 files.run(run, facts=cleared)
         assert known().attempt == opened.attempt, "it was not taken up"
-        assert ask(skip, files, running=False).window == 1
+        assert [w.number for w in ask(skip, files, running=False).given_up] == [1]
         assert known().state is State.COMPLETE
 
 
