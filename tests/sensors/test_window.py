@@ -12,6 +12,7 @@ from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.sensors import KafkaWindowSensor
+from airflow_kafka_spark.triggers.base import Polling
 from airflow_kafka_spark.windows.model import OffsetRange, Window
 from tests.support.triggers import fire
 
@@ -66,7 +67,7 @@ def test_another_dag_s_run_of_the_same_moment_is_the_one(upstream, context):
 
 def test_a_pipeline_is_named_after_its_task_if_it_is_not_named(context):
     waiting = KafkaWindowSensor(task_id="wait", external_task_id="load", external_dag_id="other")
-    assert waiting.make_trigger(context()).options() == {
+    assert waiting.make_trigger(context(), Polling()).arguments() == {
         "pipeline": "other.load", "run": "other/run1/load", "after": None, "since": None, "ledger_topic": "airflow-windows",
     }  # fmt: skip
 
