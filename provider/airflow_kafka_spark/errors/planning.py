@@ -122,19 +122,28 @@ class LogTruncated(PlanError):
     :param end: where the log was truncated. Records from this offset on are not those that were read.
     :param found_epoch: the leader epoch now.
     :param interval: beginning of the data interval that was to be moved; empty for a pipeline without data intervals.
+    :param is_open: True if a planned window was to be read. Some of its records may be committed already, so it is completed first.
     """
 
     def __init__(
-        self, topic: str, partition: int, position: int, known_epoch: int, end: int, found_epoch: int, interval: str = ""
+        self,
+        topic: str,
+        partition: int,
+        position: int,
+        known_epoch: int,
+        end: int,
+        found_epoch: int,
+        interval: str = "",
+        is_open: bool = False,
     ) -> None:
         self.topic, self.partition, self.position, self.end = topic, partition, position, end
         self.known_epoch, self.found_epoch = known_epoch, found_epoch
-        self.interval = interval
-        decide = (
-            f"To read what is there now: `python -m airflow_kafka_spark reset <pipeline> --to "
-            f'\'{{"{topic}": {{"{partition}": {end}}}}}\' --why ...` (with `--discard-open` while a window is open). To go on at '
-            f'{position} instead set `data_loss="skip"`: offsets {end} to {position} are then recorded as a gap'
-        )
+        self.interval, self.is_open = interval, is_open
+        reset = f'`airflow kafka-spark reset <pipeline> --to \'{{"{topic}": {{"{partition}": {end}}}}}\' --why ...`'
+        gap = f'set `data_loss="skip"`: offsets {end} to {position} are then recorded as a gap'
+        decide = f"To read what is there now: {reset}. To go on at {position} instead {gap}"
+        if is_open:
+            decide = f"To complete the planned window without them {gap}. To read afterwards what is there now: {reset}"
         if interval:
             decide = (
                 f"What lies between {end} and {position} now belongs to no interval from {interval} on. To go on "

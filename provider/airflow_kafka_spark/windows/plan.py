@@ -257,7 +257,8 @@ def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
             raise OffsetsWentBack(r.topic, r.partition, r.end, partition.lso)
         cut = log.diverged.get(r.topic_partition, r.end)
         if cut < r.end and data_loss == "fail":
-            raise LogTruncated(r.topic, r.partition, r.end, window.epochs.get(r.topic_partition, -1), cut, partition.epoch)
+            epoch = window.epochs.get(r.topic_partition, -1)
+            raise LogTruncated(r.topic, r.partition, r.end, epoch, cut, partition.epoch, is_open=True)
 
 
 def lost_topics(window: Window, log: Log) -> tuple[str, ...]:

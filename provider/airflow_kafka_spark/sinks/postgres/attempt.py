@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OFFSET, TOMBSTONE = "__airflow_offset", "__airflow_tombstone"
-KEEP_SPLITS = "Set back what decides the size of splits until this window is complete"
+KEEP_SPLITS = "Set back `split_records` (and whatever else decides the size of splits) until this window is complete"
 STAGES = "airflow_stage_"
 """The beginning of the names of all stages."""
 ABANDONED_DAYS = 7.0

@@ -198,7 +198,7 @@ class Reader:
             if cut is None:
                 said = f"offset {messages[count].offset()} held a record of leader epoch {found}, which the log has lost again"
                 raise KafkaUnavailable(servers, f"reading {self.range}", said)
-            raise LogTruncated(*tp, end, self.epoch, cut, found)
+            raise LogTruncated(*tp, end, self.epoch, cut, found, is_open=True)
         kept = list(messages[:count])
         self.gaps.append(Gap(*tp, kept[-1].offset() + 1 if kept else position, end))
         return kept
