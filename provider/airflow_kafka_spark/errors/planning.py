@@ -122,7 +122,7 @@ class LogTruncated(PlanError):
     :param end: where the log was truncated. Records from this offset on are not those that were read.
     :param found_epoch: the leader epoch now.
     :param interval: beginning of the data interval that was to be moved; empty for a pipeline without data intervals.
-    :param is_open: True if a planned window was to be read. Some of its records may be committed already, so it is completed first.
+    :param is_open: True if a planned window was to be read. Some of its records may be committed already.
     """
 
     def __init__(
