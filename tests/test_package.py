@@ -71,7 +71,7 @@ def module_files(package: Path = PACKAGE) -> dict[str, Path]:
 
 def importable(names: dict[str, Path]) -> list[str]:
     """Those that may be imported anywhere: no command, and nothing that only runs in Spark's Python workers."""
-    return [name for name in names if not name.endswith(("__main__", "_worker")) and ".tasks." not in name]
+    return [name for name in names if not name.endswith("__main__") and ".tasks." not in name]
 
 
 def run(*command: object, cwd: Path, **variables: str) -> str:
@@ -258,6 +258,44 @@ def test_windows_imports_neither_airflow_nor_spark_nor_kafka() -> None:
     }
     assert found
     assert not {name: targets for name, targets in found.items() if targets}
+
+
+def test_what_runs_in_sparks_tasks_imports_neither_airflow_nor_spark() -> None:
+    """Executors have no Airflow, and a worker that imports pyspark's driver side takes seconds to start."""
+    modules = module_files()
+    in_tasks = [name for name in modules if ".tasks." in name]
+    assert len(in_tasks) > 30
+    reached, left = set(in_tasks), list(in_tasks)
+    while left:
+        name = left.pop()
+        parts = name.split(".")
+        # The packages above a module are imported with it.
+        targets = [".".join(parts[:end]) for end in range(1, len(parts))]
+        for target in imported_at_once(modules[name]):
+            assert target.split(".")[0] not in ("airflow", "pyspark"), f"{name} imports {target}, and Spark's tasks import {name}"
+            targets += [target, target.rpartition(".")[0]]
+        new = {target for target in targets if target in modules} - reached
+        reached |= new
+        left += new
+
+
+def imported_at_once(path: Path) -> Iterator[str]:
+    """The dotted names that importing a file imports: not those within functions, nor those for type checking."""
+
+    def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for node in body:
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                yield from statements(node.orelse)
+            elif isinstance(node, (ast.If, ast.Try, ast.With)):
+                yield from statements([*node.body, *getattr(node, "orelse", ())])
+            else:
+                yield node
+
+    for node in statements(ast.parse(path.read_text(encoding="utf-8")).body):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def test_imports_run_downwards_only() -> None:

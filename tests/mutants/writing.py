@@ -226,7 +226,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="relay-nothing-is-an-empty-split",
-        path="road/relay_worker.py",
+        path="road/tasks/relay.py",
         old="        if self.result is None:\n            raise RowsCutOff\n",
         new="        self.result = self.result or SplitResult(self.split.index)\n",
         breaks="A split of which nothing arrives, not even its account, is not published as an empty one.",

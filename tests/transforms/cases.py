@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
-from airflow_kafka_spark.road.arrow.program_worker import Program
+from airflow_kafka_spark.road.arrow.tasks.program import Program
 from airflow_kafka_spark.transforms import apply_chain
 
 SETTINGS = {

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
-from airflow_kafka_spark.road.arrow.program_worker import Program
+from airflow_kafka_spark.road.arrow.tasks.program import Program
 from airflow_kafka_spark.transforms import (
     Cast,
     Condition,

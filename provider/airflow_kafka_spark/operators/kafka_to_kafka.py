@@ -372,7 +372,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     def _relay(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
         from airflow_kafka_spark.road.relay import RelayJob
-        from airflow_kafka_spark.road.tolerance import Tolerance
+        from airflow_kafka_spark.road.tasks.tolerance import Tolerance
 
         letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.error_classes())
         # Only markers remember dead letters: a split without a marker has sent none.
@@ -447,8 +447,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     @property
     def _reshaping(self) -> Reshaping:
         from airflow_kafka_spark.road.relay_shaping import Reshaping
-        from airflow_kafka_spark.road.relay_shaping_worker import Routing
         from airflow_kafka_spark.road.shaping import Shaping
+        from airflow_kafka_spark.road.tasks.relay_transformed import Routing
         from airflow_kafka_spark.transforms.chain import as_transform
 
         value, key = self.formats
@@ -473,8 +473,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     def layout(self) -> Layout:
         """Return how records become rows: the columns that SQL sees, and those that are carried past it."""
         from airflow_kafka_spark.road.columns import Layout
-        from airflow_kafka_spark.road.relay_worker import HEADERS, KEY, PARTITION, TIMESTAMP, VALUE
-        from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
+        from airflow_kafka_spark.road.tasks.relay import HEADERS, KEY, PARTITION, TIMESTAMP, VALUE
+        from airflow_kafka_spark.road.tasks.transform_rows import OFFSET, ORIGINAL
 
         rewrites = self._written is not None
         copies = self.filter is None and not rewrites and not self.sink.key_columns

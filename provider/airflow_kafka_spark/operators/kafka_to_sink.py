@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.job import ReadWith, SinkJob
     from airflow_kafka_spark.road.shaping import Shaping
-    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.road.tasks.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
     from airflow_kafka_spark.transforms import Transform
     from airflow_kafka_spark.transforms.chain import TransformLike
@@ -520,7 +520,7 @@ class SinkMove:
         :raises Fenced: a newer attempt has taken over.
         """
         from airflow_kafka_spark.bad_records.dead_letters import known_dead_letters
-        from airflow_kafka_spark.road.tolerance import Tolerance
+        from airflow_kafka_spark.road.tasks.tolerance import Tolerance
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
         letters = operator.dead_letters(ledger.parent_pipeline)

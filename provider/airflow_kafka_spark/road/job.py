@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from airflow_kafka_spark.road.task import SplitTask
+from airflow_kafka_spark.road.tasks.write_rows import SplitTask
 from airflow_kafka_spark.road.watch import Watch, collect, progress_line
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import PackedSplits, Split, SplitResult, Window
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.columns import Layout
-    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.road.tasks.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import SplitWriter
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.publish_shaping import RowShaping
-    from airflow_kafka_spark.road.publish_worker import ReadAndPublishTask
+    from airflow_kafka_spark.road.tasks.publish import ReadAndPublishTask
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.sources.base import RowSource
@@ -112,7 +112,7 @@ class PublishJob:
                 raise ValidationError([Problem("read_with", found, 'Use "auto"')])
             log.info("Spark reads window %s, not each task by itself: %s", self.window, encoder)
             return None
-        from airflow_kafka_spark.road.publish_worker import ReadAndPublishTask
+        from airflow_kafka_spark.road.tasks.publish import ReadAndPublishTask
 
         return ReadAndPublishTask(reader, encoder, self.publisher, self.left)
 

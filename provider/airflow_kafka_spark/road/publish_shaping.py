@@ -12,7 +12,7 @@ from airflow_kafka_spark.road.rewriting import BYTES, MADE, transformed, with_by
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from airflow_kafka_spark.road.publish_shaping_worker import Origin, ShapedTask
+    from airflow_kafka_spark.road.tasks.publish_transformed import Origin, ShapedTask
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms.chain import TransformLike
@@ -39,7 +39,7 @@ class RowShaping:
 
     def telling(self, pipeline: str, source: str, window: str) -> RowShaping:
         """The same, where it is known what is told of rows that a filter sends elsewhere."""
-        from airflow_kafka_spark.road.publish_shaping_worker import Origin
+        from airflow_kafka_spark.road.tasks.publish_transformed import Origin
 
         return replace(self, origin=Origin(pipeline, source, window))
 
@@ -60,7 +60,7 @@ class RowShaping:
         from pyspark.sql import functions as F
 
         from airflow_kafka_spark.formats.internal_columns import ERROR, LEFT_OUT, ROUTE
-        from airflow_kafka_spark.road.publish_shaping_worker import GIVEN
+        from airflow_kafka_spark.road.tasks.publish_transformed import GIVEN
         from airflow_kafka_spark.transforms.chain import chain_routes
 
         routed = bool(chain_routes(self.transforms))
@@ -101,7 +101,7 @@ class RowShaping:
 
         :raises KafkaSparkError: the columns cannot be written.
         """
-        from airflow_kafka_spark.road.publish_shaping_worker import Origin, ShapedTask
+        from airflow_kafka_spark.road.tasks.publish_transformed import Origin, ShapedTask
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 

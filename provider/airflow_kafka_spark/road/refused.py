@@ -68,7 +68,7 @@ def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> byt
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from airflow_kafka_spark.road.tolerance import letters_of
+    from airflow_kafka_spark.road.tasks.tolerance import letters_of
     from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
     from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 

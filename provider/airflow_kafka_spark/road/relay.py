@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.columns import Layout
     from airflow_kafka_spark.road.relay_shaping import Reshaping
-    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.road.tasks.tolerance import Tolerance
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
 
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Change:
     """What becomes of records on their way.
 
-    :param layout: how records become rows; with the columns that carry them on, see ``road/relay_worker.py``.
+    :param layout: how records become rows; with the columns that carry them on, see ``road/tasks/relay.py``.
     :param filter: a condition of Spark's SQL over a record's columns: those for which it does not hold are left out. Records
         without a value pass it: they delete, and a reader behind has to hear of it.
     :param columns: column -> expression of Spark's SQL: what the new value is made of; None leaves the value's bytes.
@@ -68,12 +68,12 @@ class Change:
         :param numbers: one row a task, which split it shall read.
         :param config: the consumer's configuration.
         :param publisher: publishes a split; None: they are only counted.
-        :param options: further fields of :class:`~airflow_kafka_spark.road.relay_worker.ReadTask`.
+        :param options: further fields of :class:`~airflow_kafka_spark.road.tasks.relay.ReadTask`.
         :raises ValidationError: the filter or an expression is wrong.
         """
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from airflow_kafka_spark.road.relay_worker import CopyTask, ReadTask, RelayTask
+        from airflow_kafka_spark.road.tasks.relay import CopyTask, ReadTask, RelayTask
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
@@ -171,8 +171,8 @@ def changed(rows: DataFrame, change: Change) -> DataFrame:
     from pyspark.sql import functions as F
 
     from airflow_kafka_spark.formats.internal_columns import END
-    from airflow_kafka_spark.road.relay_worker import HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE
-    from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
+    from airflow_kafka_spark.road.tasks.relay import HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE
+    from airflow_kafka_spark.road.tasks.transform_rows import OFFSET, ORIGINAL
 
     is_record = F.col(END).isNull()
     originals = [name for name in rows.columns if name in (OFFSET, *ORIGINAL.values())]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from airflow_kafka_spark.hooks.spark import SparkHook
-    from airflow_kafka_spark.road.relay_shaping_worker import Routing
     from airflow_kafka_spark.road.shaping import Shaping
+    from airflow_kafka_spark.road.tasks.relay_transformed import Routing
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.windows.model import Split
 
@@ -71,8 +71,8 @@ class Reshaping:
         """
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from airflow_kafka_spark.road.relay_shaping_worker import Sorting
-        from airflow_kafka_spark.road.relay_worker import RelayTask
+        from airflow_kafka_spark.road.tasks.relay import RelayTask
+        from airflow_kafka_spark.road.tasks.relay_transformed import Sorting
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
@@ -90,7 +90,7 @@ class Reshaping:
         from pyspark.sql import functions as F
 
         from airflow_kafka_spark.formats.internal_columns import END, ERROR, ROUTE
-        from airflow_kafka_spark.road.shaping_worker import ABSENT, ORIGINAL
+        from airflow_kafka_spark.road.tasks.transform_rows import ABSENT, ORIGINAL
 
         frame, changed = transformed(frame, self.shaping.transforms)
         kept = [name for name in frame.columns if not name.startswith(MADE)]

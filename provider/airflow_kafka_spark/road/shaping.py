@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
-    from airflow_kafka_spark.road.arrow.program_worker import Program
-    from airflow_kafka_spark.road.shaping_worker import RecordTask
+    from airflow_kafka_spark.road.arrow.tasks.program import Program
+    from airflow_kafka_spark.road.tasks.transform_rows import RecordTask
     from airflow_kafka_spark.sinks.base import SplitWriter
     from airflow_kafka_spark.transforms import Transform
 
@@ -44,7 +44,7 @@ class Plan:
 
     def program_for(self, read: RecordTask) -> Program | None:
         """The program, with what this task carries."""
-        from airflow_kafka_spark.road.shaping_worker import ORIGINAL
+        from airflow_kafka_spark.road.tasks.transform_rows import ORIGINAL
 
         missing = set(ORIGINAL.values()).difference(read.schema.names)
         return self.program and self.program.without(missing)
@@ -80,9 +80,9 @@ class Shaping:
     def reading(self, splits: Sequence[Split], config: Mapping[str, Any], **options: Any) -> RecordTask:
         """The task that reads.
 
-        :param options: further fields of :class:`~airflow_kafka_spark.road.shaping_worker.RecordTask`.
+        :param options: further fields of :class:`~airflow_kafka_spark.road.tasks.transform_rows.RecordTask`.
         """
-        from airflow_kafka_spark.road.shaping_worker import RecordTask
+        from airflow_kafka_spark.road.tasks.transform_rows import RecordTask
 
         tolerance = options.get("tolerance")
         kept = self.routes or (tolerance is not None and tolerance.keep)
@@ -106,7 +106,7 @@ class Shaping:
         """
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.road.shaping_worker import ABSENT
+        from airflow_kafka_spark.road.tasks.transform_rows import ABSENT
         from airflow_kafka_spark.transforms import apply_chain
 
         frame = apply_chain(records, self.transforms)
@@ -119,7 +119,7 @@ class Shaping:
         from pyspark.sql import functions as F
         from pyspark.sql.types import StructType
 
-        from airflow_kafka_spark.road.shaping_worker import ABSENT, ORIGINAL
+        from airflow_kafka_spark.road.tasks.transform_rows import ABSENT, ORIGINAL
         from airflow_kafka_spark.transforms.record import PARTS
 
         types = {f.name: f.dataType for f in frame.schema}
@@ -156,7 +156,7 @@ class Shaping:
         from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
         from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
-        from airflow_kafka_spark.road.shaping_worker import ABSENT, ORIGINAL
+        from airflow_kafka_spark.road.tasks.transform_rows import ABSENT, ORIGINAL
 
         read = replace(self.reading((), {}), originals=tuple(ORIGINAL))
         made = self.shaped(session.createDataFrame([], from_arrow_schema(read.schema)))
@@ -190,7 +190,7 @@ class ShapingJob(SinkJob):
     def _frame(self, session: SparkSession, writer: SplitWriter) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from airflow_kafka_spark.road.shaping_worker import ShapingTask, WriteTask
+        from airflow_kafka_spark.road.tasks.transform_rows import ShapingTask, WriteTask
 
         read = self.shaping.reading(
             self.splits,

@@ -15,7 +15,7 @@ from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.partitioner import partition_of
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
-from airflow_kafka_spark.road.relay_worker import Filtered
+from airflow_kafka_spark.road.tasks.relay import Filtered
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.road.arrow.functions_worker import FUNCTIONS
-from airflow_kafka_spark.road.arrow.program_worker import (
+from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS
+from airflow_kafka_spark.road.arrow.tasks.program import (
     CALL,
     CASE,
     COLUMN,
@@ -128,7 +128,7 @@ class Builder:
         return last
 
     def call(self, function: str, kind: pa.DataType, *args: int) -> int:
-        """A function of :data:`~airflow_kafka_spark.road.arrow.functions_worker.FUNCTIONS`."""
+        """A function of :data:`~airflow_kafka_spark.road.arrow.tasks.functions.FUNCTIONS`."""
         assert function in FUNCTIONS, function
         return self._add(Node(CALL, kind, args, function))
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.road.arrow.building import Builder, Unknown
 from airflow_kafka_spark.road.arrow.expressions import EXPRESSIONS, Column, Expression, Known, number_of, short
-from airflow_kafka_spark.road.arrow.program_worker import Program
+from airflow_kafka_spark.road.arrow.tasks.program import Program
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_kafka_spark.road.arrow.building import Builder, Unknown
-from airflow_kafka_spark.road.arrow.functions_worker import is_common
+from airflow_kafka_spark.road.arrow.tasks.functions import is_common
 from airflow_kafka_spark.road.arrow.types import INSTANT, LONG, TEXT, cast_of, is_plain, type_of, value_of, whole_literal
 
 EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.road.arrow.functions_worker import FUNCTIONS, Value
+from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, Value
 
 COLUMN, LITERAL, FIELD, STRUCT, CASE, KEPT, CALL = "column", "literal", "field", "struct", "case", "kept", "call"
 
@@ -30,7 +30,7 @@ class Node:
     - ``struct``: of the values of its fields, and last whether it is null.
     - ``case``: condition, value, condition, value ..., and last the value where no condition is true.
     - ``kept``: what the filter number ``data`` has kept of something that comes before it.
-    - ``call``: the function ``data`` of :data:`~airflow_kafka_spark.road.arrow.functions_worker.FUNCTIONS`.
+    - ``call``: the function ``data`` of :data:`~airflow_kafka_spark.road.arrow.tasks.functions.FUNCTIONS`.
 
     :param type: of the value.
     """

@@ -18,7 +18,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.internal_columns import END, ERROR, ROUTE
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues, gone, metadata_of, metadata_type
-from airflow_kafka_spark.road.task import Output, add
+from airflow_kafka_spark.road.tasks.write_rows import Output, add
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
 from airflow_kafka_spark.sinks.tasks.dead_letters import HEADERS as HEADER_LIST
@@ -40,8 +40,8 @@ from airflow_kafka_spark.windows.model import (
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.formats.base import Decoder
-    from airflow_kafka_spark.road.arrow.program_worker import Program
-    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.road.arrow.tasks.program import Program
+    from airflow_kafka_spark.road.tasks.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import SplitWriter
     from airflow_kafka_spark.sources.kafka.tasks.read import Records
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from airflow_kafka_spark.road.shaping_worker import OFFSET, ORIGINAL
+from airflow_kafka_spark.road.tasks.transform_rows import OFFSET, ORIGINAL
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder, drop_rows
 from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer, joined
 from airflow_kafka_spark.sources.kafka.tasks.read import Records
 from airflow_kafka_spark.windows.model import OUTPUT, SAMPLES, BadRecord, Split, SplitResult
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.road.tasks.tolerance import Tolerance
 
 RECORD = ("key", "value", "topic", "timestamp", "headers", "partition")
 """What a record that is sent may have."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.road.columns import Layout
-    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.road.tasks.tolerance import Tolerance
     from airflow_kafka_spark.sinks.base import Rows, SplitWriter
     from airflow_kafka_spark.sources.kafka.tasks.read import Records
 

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected
 from airflow_kafka_spark.formats.internal_columns import ERROR, LEFT_OUT, ROUTE
-from airflow_kafka_spark.road.relay_bad_worker import sent
-from airflow_kafka_spark.road.relay_shaping_worker import RESERVED
-from airflow_kafka_spark.road.shaping_worker import told_of
+from airflow_kafka_spark.road.tasks.rejected import sent
+from airflow_kafka_spark.road.tasks.relay_transformed import RESERVED
+from airflow_kafka_spark.road.tasks.transform_rows import told_of
 from airflow_kafka_spark.sinks.kafka.tasks.encode import BadRows
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import SourceRows, letters_of_rows, row_place
 from airflow_kafka_spark.sinks.kafka.tasks.publish import PublishTask

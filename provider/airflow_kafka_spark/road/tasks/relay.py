@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
 from airflow_kafka_spark.formats.internal_columns import END
-from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
-from airflow_kafka_spark.road.task import add
+from airflow_kafka_spark.road.tasks.rejected import Bad, sent
+from airflow_kafka_spark.road.tasks.write_rows import add
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
 from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
@@ -25,8 +25,8 @@ from airflow_kafka_spark.windows.model import BadRecord, PackedSplits, Split, Sp
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.columns import Layout
-    from airflow_kafka_spark.road.relay_shaping_worker import Sorting
-    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.road.tasks.relay_transformed import Sorting
+    from airflow_kafka_spark.road.tasks.tolerance import Tolerance
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.sources.kafka.tasks.read import Records
 

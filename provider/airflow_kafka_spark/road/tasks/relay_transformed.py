@@ -15,15 +15,15 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
 from airflow_kafka_spark.formats.internal_columns import ERROR
 from airflow_kafka_spark.road.columns import NO_VALUE, NullValues
-from airflow_kafka_spark.road.relay_bad_worker import Bad, sent
-from airflow_kafka_spark.road.shaping_worker import ABSENT, OFFSET, parted
+from airflow_kafka_spark.road.tasks.rejected import Bad, sent
+from airflow_kafka_spark.road.tasks.transform_rows import ABSENT, OFFSET, parted
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
 from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
 from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, Split
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.road.tolerance import Tolerance
+    from airflow_kafka_spark.road.tasks.tolerance import Tolerance
     from airflow_kafka_spark.sources.kafka.topics import Subscription
 
 
