@@ -10,7 +10,7 @@ from airflow_kafka_spark.control.pipelines import to_json
 from airflow_kafka_spark.control.replay import IN_PIECES, replay
 from airflow_kafka_spark.errors import DataLoss, ReplayRefused, WindowOpen
 from airflow_kafka_spark.sinks.base import Guarantee
-from airflow_kafka_spark.windows.model import Target
+from airflow_kafka_spark.windows.model import TargetTopic
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_what_cannot_be_moved_once_more_is_refused(moved, ask):
         ask()
     with pytest.raises(DataLoss):
         ask(window=1)
-    moved.open_window(11, 11, target=Target("copy", "id", 2))
+    moved.open_window(11, 11, target=TargetTopic("copy", "id", 2))
     with moved.ledger() as ledger:
         ledger.close({"group_id": moved.name}, ledger.reopen(ledger.memory.open_entry).window.ends)
     with pytest.raises(ReplayRefused, match="in pieces"):

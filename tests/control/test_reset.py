@@ -16,7 +16,7 @@ from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.errors import BoundRefused, Fenced, GroupHasMembers, PipelineUnknown, ResetRefused, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
-from airflow_kafka_spark.windows.model import Marker, SourcePlan, Target
+from airflow_kafka_spark.windows.model import Marker, SourcePlan, TargetTopic
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, SpecificOffsets
 from tests.support.piped import BASE
 
@@ -121,7 +121,7 @@ class TestReset:
         assert moved.stands() == [15, 15]
 
     def test_unless_it_is_given_up_and_then_its_number_is_not_used_again(self, moved):
-        target = Target("copy", "id", 2)
+        target = TargetTopic("copy", "id", 2)
         number = moved.open_window(15, 15, target=target).number
         with moved.ledger() as at_work:
             at_work.reopen(at_work.memory.open_entry)
@@ -138,7 +138,7 @@ class TestReset:
         """A task of it sleeps with its transaction open, its marker in the ledger."""
         from airflow_kafka_spark.windows.memory import marker_record
 
-        window = moved.open_window(15, 15, target=Target("copy", "id", 2))
+        window = moved.open_window(15, 15, target=TargetTopic("copy", "id", 2))
         identity = transactional_id_of(moved.ledger_topic, moved.name, "split.1")
         task = Producer({**moved.kafka.connection_extra(), "transactional.id": identity})
         task.init_transactions(30)

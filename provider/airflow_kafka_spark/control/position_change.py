@@ -29,7 +29,7 @@ from airflow_kafka_spark.windows.memory import (
     window_record,
 )
 from airflow_kafka_spark.windows.model import Landed, State, TopicPartition, Window, add_landed, merge_landed
-from airflow_kafka_spark.windows.offset_specs import ShiftBy, SpecificOffsets, Target
+from airflow_kafka_spark.windows.offset_specs import MoveTarget, ShiftBy, SpecificOffsets
 from airflow_kafka_spark.windows.plan import Log, Position, is_recreated
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def named_topics(only: Sequence[str]) -> set[str]:
     return {str(item).partition(":")[0] for item in ([only] if isinstance(only, str) else only)}
 
 
-def plan_move(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[str], group: str) -> PositionChange:
+def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequence[str], group: str) -> PositionChange:
     """Return the change that moves a pipeline to a target.
 
     :raises BoundRefused: offsets that the log does not hold.
@@ -146,7 +146,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: Target, only: Sequence[st
     return PositionChange(number, moved, before, moves, windows, log)
 
 
-def _scope(only: Sequence[str], target: Target, log: Log, topics: set[str]) -> set[TopicPartition]:
+def _scope(only: Sequence[str], target: MoveTarget, log: Log, topics: set[str]) -> set[TopicPartition]:
     """Return the partitions to move: all there are, or those that were named."""
     named: set[TopicPartition] = set()
     for item in [only] if isinstance(only, str) else only:

@@ -125,7 +125,7 @@ def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> Peek
 
 
 @dataclass(frozen=True)
-class Known:
+class EarlierRead:
     """The result of an earlier read of a partition. It is valid as long as the topic is the same one.
 
     :param start: from where it looked on.
@@ -151,7 +151,7 @@ class NextRecords:
     over.
     """
 
-    _known: dict[TopicPartition, Known] = field(default_factory=dict)
+    _known: dict[TopicPartition, EarlierRead] = field(default_factory=dict)
 
     def find(
         self,
@@ -190,7 +190,7 @@ class NextRecords:
                 raise
             peeked = {}
         for tp, there in peeked.items():
-            self._known[tp] = Known(topic_ids[tp.topic], places[tp], there, time.monotonic())
+            self._known[tp] = EarlierRead(topic_ids[tp.topic], places[tp], there, time.monotonic())
             found[tp, places[tp]] = there.head
         return found
 

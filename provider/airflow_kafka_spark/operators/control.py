@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Action = Literal["show", "plan", "reset", "windows", "forget", "pause", "resume", "skip", "rename", "rebind", "replay"]
-ACTIONS = get_args(Action)
+ControlAction = Literal["show", "plan", "reset", "windows", "forget", "pause", "resume", "skip", "rename", "rebind", "replay"]
+ACTIONS = get_args(ControlAction)
 CHANGES = ("reset", "forget", "pause", "resume", "skip", "rename", "rebind", "replay")
 
 
@@ -90,7 +90,7 @@ class PipelineOffsetsOperator(BaseOperator):
     def __init__(
         self,
         *,
-        action: Action = "show",
+        action: ControlAction = "show",
         pipeline: str,
         to: Written | ShiftBy = None,
         shift_by: int | str | None = None,

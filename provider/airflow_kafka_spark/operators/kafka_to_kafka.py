@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.columns import Layout
-    from airflow_kafka_spark.road.relay import Change
+    from airflow_kafka_spark.road.relay import SqlRelay
     from airflow_kafka_spark.road.relay_shaping import Reshaping
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
     from airflow_kafka_spark.transforms.chain import TransformLike
@@ -436,13 +436,13 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return {name: backticked(name) for name in self.formats[0].arrow_schema().names}
 
     @property
-    def _change(self) -> Change:
-        from airflow_kafka_spark.road.relay import Change
+    def _change(self) -> SqlRelay:
+        from airflow_kafka_spark.road.relay import SqlRelay
 
         columns = self._written
         written = self.sink.value_writer if columns is not None else None
         key_format = self.sink.key_writer if self.sink.key_columns else None
-        return Change(self.layout(), self.filter, columns, written, self.sink.key_columns, key_format)
+        return SqlRelay(self.layout(), self.filter, columns, written, self.sink.key_columns, key_format)
 
     @property
     def _reshaping(self) -> Reshaping:

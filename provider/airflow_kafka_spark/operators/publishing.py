@@ -14,7 +14,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import PartitionsChanged, Problem, SparkJobFailed, TopicRecreated
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
-from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, Marker, SplitResult, Target, Window
+from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, Marker, SplitResult, TargetTopic, Window
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
@@ -54,14 +54,14 @@ def topic_uris(sink: KafkaSink) -> list[str]:
     return [sink.uri] if isinstance(sink, KafkaSink) and sink.topic else []
 
 
-def target(kafka: KafkaHook, sink: KafkaSink) -> Target:
+def target(kafka: KafkaHook, sink: KafkaSink) -> TargetTopic:
     """Return the sink's topic as it is now, to be frozen with the window."""
     assert sink.topic
     found = kafka.describe_topics([sink.topic])[sink.topic]
-    return Target(sink.topic, found.topic_id, len(found.partitions))
+    return TargetTopic(sink.topic, found.topic_id, len(found.partitions))
 
 
-def check_target(kafka: KafkaHook, sink: KafkaSink, planned: Target) -> None:
+def check_target(kafka: KafkaHook, sink: KafkaSink, planned: TargetTopic) -> None:
     """Make sure that the topic is the one that the window was planned for, with the same number of partitions.
 
     :raises TopicRecreated: the topic was deleted and created again: the records that were published to it are gone.

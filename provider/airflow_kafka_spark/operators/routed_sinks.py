@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 
-Offsets = Mapping[TopicPartition, Set[int]]
+RoutedOffsets = Mapping[TopicPartition, Set[int]]
 CompactedTopics = Callable[[Set[str]], Set[str]]
 
 
@@ -271,7 +271,7 @@ class RoutedSinks:
 
     opened: ExitStack
     known: DeadLetters | None
-    left_out: Offsets
+    left_out: RoutedOffsets
     compacted: CompactedTopics
     parts: list[RoutedPart] = field(default_factory=list)
     _before: int = field(init=False)
@@ -288,7 +288,7 @@ class RoutedSinks:
         applied = routed.sink.applied(window)
         self.parts.append(RoutedPart(routed, pipeline, window, splits, shape, writer, applied, known.get(routed.name)))
 
-    def run(self, move: Callable[[RoutedPart, SplitWriter, Offsets], list[SplitResult]]) -> None:
+    def run(self, move: Callable[[RoutedPart, SplitWriter, RoutedOffsets], list[SplitResult]]) -> None:
         """Run the jobs of all parts, one after the other.
 
         :param move: runs the job of a part, and checks its results.

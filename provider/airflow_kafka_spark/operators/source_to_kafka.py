@@ -29,7 +29,7 @@ from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.model import TRANSFORMATION, Applied, SourcePlan, Target, TopicPartition, Window, first_bad
+from airflow_kafka_spark.windows.model import TRANSFORMATION, Applied, SourcePlan, TargetTopic, TopicPartition, Window, first_bad
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class SourceToKafkaOperator(WindowOperator):
         """
         assert window.source is not None
         for name, count in window.source.partitions.items():
-            check_target(self.kafka, self.sink, Target(name, window.topic_ids.get(name, ""), count))
+            check_target(self.kafka, self.sink, TargetTopic(name, window.topic_ids.get(name, ""), count))
 
     # --- 4. move, 5. commit ---
 

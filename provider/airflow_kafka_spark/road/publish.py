@@ -10,9 +10,10 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
+from airflow_kafka_spark.road.job import ReadWith
 from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import RowSource
 
 log = logging.getLogger(__name__)
-
-ReadWith = Literal["auto", "task", "spark"]
 
 
 @dataclass

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Change:
+class SqlRelay:
     """What becomes of records on their way.
 
     :param layout: how records become rows; with the columns that carry them on, see ``road/tasks/relay.py``.
@@ -108,7 +108,7 @@ class RelayJob:
     spark: SparkHook
     window: Window
     left: tuple[Split, ...]
-    change: Change | Reshaping
+    change: SqlRelay | Reshaping
     publisher: Publisher
     reading: Mapping[str, Any] = field(repr=False)
     skip_lost: bool = False
@@ -162,7 +162,7 @@ class RelayJob:
         return f"Window {self.window}: {tasks} of {len(self.left)} partitions {self._doing} after {seconds:.0f} s"
 
 
-def changed(rows: DataFrame, change: Change) -> DataFrame:
+def changed(rows: DataFrame, change: SqlRelay) -> DataFrame:
     """A split's rows as records, its last row untouched.
 
     :raises ValidationError: the filter or an expression is wrong, with what Spark says of it.

@@ -65,7 +65,7 @@ class Reshaping:
         publisher: Publisher | None,
         options: Mapping[str, Any],
     ) -> DataFrame:
-        """What tasks tell of their splits, as :meth:`~airflow_kafka_spark.road.relay.Change.results` does.
+        """What tasks tell of their splits, as :meth:`~airflow_kafka_spark.road.relay.SqlRelay.results` does.
 
         :raises ValidationError: a transform does not fit.
         """

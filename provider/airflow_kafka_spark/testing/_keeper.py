@@ -32,7 +32,7 @@ _CAP_DAC_OVERRIDE = 1
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 
 
-class Keeper:
+class _KeeperProcess:
     def __init__(self) -> None:
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         self.farewells: dict[int, int] = {}
@@ -124,7 +124,7 @@ def _become(user: list[int] | None) -> None:
 
 
 def main(parent: int) -> None:
-    keeper = Keeper()
+    keeper = _KeeperProcess()
     pending = b""
     # The parent decides when to stop; Ctrl-C in its terminal does not reach this session, a stray signal may.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

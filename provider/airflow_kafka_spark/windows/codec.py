@@ -26,7 +26,7 @@ from airflow_kafka_spark.windows.model import (
     SourcePlan,
     SplitResult,
     State,
-    Target,
+    TargetTopic,
     TopicPartition,
     Window,
 )
@@ -90,7 +90,7 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
         held_back=value.get("held_back", 0),
         source=_source_from_json(value["source"]) if value.get("source") else None,
         follows=Followed(**value["follows"]) if value.get("follows") else None,
-        target=Target(**value["target"]) if value.get("target") else None,
+        target=TargetTopic(**value["target"]) if value.get("target") else None,
         interval=tuple(value["interval"]) if value.get("interval") else None,
         replay=value.get("replay", 0),
         moved=value.get("moved", 0),

@@ -116,7 +116,7 @@ class SourcePlan:
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetTopic:
     """The topic a window is published to, as it was when the window was planned.
 
     :param topic: its name.
@@ -209,7 +209,7 @@ class Window:
     held_back: int = 0
     source: SourcePlan | None = None
     follows: Followed | None = None
-    target: Target | None = None
+    target: TargetTopic | None = None
     interval: tuple[int, int] | None = None
     replay: int = 0
     moved: int = 0

@@ -110,7 +110,7 @@ class ShiftBy:
 
 Start: TypeAlias = CommittedOffsets | Earliest | Latest | Timestamp | SpecificOffsets
 Stop: TypeAlias = Latest | Timestamp | SpecificOffsets | CommittedOffsets
-Target: TypeAlias = Start | ShiftBy
+MoveTarget: TypeAlias = Start | ShiftBy
 Written: TypeAlias = Start | str | datetime | Mapping[Any, Any] | None
 """What users write for one of these, templates included."""
 
@@ -162,7 +162,7 @@ def parse_stop(value: Any) -> Stop:
     return found
 
 
-def parse_target(value: Any) -> Target:
+def parse_target(value: Any) -> MoveTarget:
     """Where a pipeline is moved to, by whoever controls its offsets.
 
     :param value: as for :func:`parse_start`, or a :class:`ShiftBy`; committed offsets are those of a group that is named.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_kafka_spark.operators.visibility.progress import KEY, Progress, store_of
-from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, Target, Window
+from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, TargetTopic, Window
 
 RANGES = tuple(OffsetRange("t", p, 100, 200 if p else 100) for p in range(5))
 
@@ -29,7 +29,7 @@ def window(**facts):
 def test_a_job_without_the_splits_that_are_published_already_counts_them_as_done():
     store = Store()
     progress = Progress(store)
-    progress.begin(window(target=Target("u", "id", 1)))
+    progress.begin(window(target=TargetTopic("u", "id", 1)))
     progress.step("move")
     progress.told(0, 3)
     progress.told(2, 3)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_kafka_spark.road.arrow.building import Builder, Unknown
-from airflow_kafka_spark.road.arrow.expressions import EXPRESSIONS, Column, Expression, Known, number_of, short
+from airflow_kafka_spark.road.arrow.expressions import EXPRESSIONS, Expression, LevelColumn, LevelColumns, number_of, short
 from airflow_kafka_spark.road.arrow.tasks.program import Program
 
 if TYPE_CHECKING:
@@ -76,31 +76,31 @@ def _plan(frame: DataFrame) -> Any:
 # --- levels: projections and filters -----------------------------------------------------------------------------------------
 
 
-def _leaf(builder: Builder, level: Mapping[str, Any], schema: pa.Schema) -> Known:
+def _leaf(builder: Builder, level: Mapping[str, Any], schema: pa.Schema) -> LevelColumns:
     if "output" not in level:
         raise Unknown(short(level))
     columns = [output[0] for output in level["output"]]
     return {
-        number_of(c): Column(c["name"], lambda c=c: builder.column(c["name"], schema.field(c["name"]).type))  # type: ignore[misc]
+        number_of(c): LevelColumn(c["name"], lambda c=c: builder.column(c["name"], schema.field(c["name"]).type))  # type: ignore[misc]
         for c in columns
     }
 
 
-def _level(builder: Builder, level: Mapping[str, Any], known: Known, plan: Callable[[], Any]) -> Known:
+def _level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, plan: Callable[[], Any]) -> LevelColumns:
     kind = level["class"]
     if kind == f"{_PLANS}Project":
-        made: dict[int, Column] = {}
+        made: dict[int, LevelColumn] = {}
         for index, trees in enumerate(level["projectList"]):
             top, found = trees[0], Expression(builder, known, trees, lambda i=index: plan().expressions().apply(i))  # type: ignore[misc]
             if top["class"] not in (f"{EXPRESSIONS}Alias", f"{EXPRESSIONS}AttributeReference"):
                 raise Unknown(short(top))
-            made[number_of(top)] = Column(top["name"], found.node)
+            made[number_of(top)] = LevelColumn(top["name"], found.node)
         return made
     if kind == f"{_PLANS}Filter":
         condition = Expression(builder, known, level["condition"], lambda: plan().expressions().apply(0))
         number = builder.filter(condition.node())
         return {
-            key: Column(column.name, lambda column=column: builder.kept(column.node, number))  # type: ignore[misc]
+            key: LevelColumn(column.name, lambda column=column: builder.kept(column.node, number))  # type: ignore[misc]
             for key, column in known.items()
         }
     raise Unknown(short(level))

@@ -42,7 +42,7 @@ _OF_ONE = {
 
 
 @dataclass(frozen=True)
-class Column:
+class LevelColumn:
     """A column of a level; its node is made when somebody asks."""
 
     name: str
@@ -53,7 +53,7 @@ class Column:
         return self.made()
 
 
-Known = Mapping[int, Column]
+LevelColumns = Mapping[int, LevelColumn]
 """The columns of a level by the numbers that the analyzer has given them."""
 
 
@@ -72,7 +72,9 @@ class Expression:
     :param shown: Spark's own object, which tells what its text leaves out.
     """
 
-    def __init__(self, builder: Builder, known: Known, trees: Sequence[Mapping[str, Any]], shown: Callable[[], Any]) -> None:
+    def __init__(
+        self, builder: Builder, known: LevelColumns, trees: Sequence[Mapping[str, Any]], shown: Callable[[], Any]
+    ) -> None:
         self._builder = builder
         self._known = known
         self._trees = trees
