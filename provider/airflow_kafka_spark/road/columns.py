@@ -62,7 +62,7 @@ class Layout:
 
     @classmethod
     def of(cls, value: Format, key: Format | None, metadata: tuple[tuple[str, str], ...], null_values: NullValues) -> Layout:
-        """The layout of what two formats yield, and of metadata columns."""
+        """Return the layout of the columns of two formats, and of metadata columns."""
         import pyarrow as pa
 
         of_value, of_key = value.arrow_schema(), key.arrow_schema() if key else pa.schema([])
@@ -147,14 +147,14 @@ class Layout:
 
 
 def gone(records: Records, decoded: Decoded) -> list[bool] | None:
-    """Which records have no value, or one that says so (``Decoded.deleted``); None when there are none."""
+    """Return which records have no value, or one that marks a delete (``Decoded.deleted``); None if there are none."""
     if decoded.deleted is None:
         return [value is None for value in records.values] if None in records.values else None
     return [value is None or dead for value, dead in zip(records.values, decoded.deleted.to_pylist(), strict=True)]
 
 
 def metadata_of(name: str, records: Records) -> pa.Array:
-    """What records have beside their decoded values."""
+    """Return a metadata column of records."""
     import pyarrow as pa
 
     n = len(records)

@@ -96,7 +96,7 @@ class Job(SinkJob):
 
     @property
     def reads_with_spark(self) -> bool:
-        """Whether Spark's Kafka source reads; the only place that decides."""
+        """Return True if Spark's Kafka source reads. No other place decides this."""
         return self.read_with == "spark"
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
@@ -128,7 +128,7 @@ class Job(SinkJob):
         return session.range(0, len(self.splits), 1, len(self.splits))
 
     def _kafka_frame(self, session: SparkSession) -> DataFrame:
-        """Spark's Kafka source over exactly the window's offsets: never a subscription, never "latest"."""
+        """Return Spark's Kafka source over exactly the window's offsets: never a subscription, never "latest"."""
         java = self.kafka.java_config(inline_files=not self.spark.is_local)
         options = {
             **SPARK_SOURCE,
@@ -144,7 +144,9 @@ class Job(SinkJob):
         return session.read.format("kafka").options(**options).load()
 
     def _complete(self, results: list[SplitResult], task: SplitTask) -> list[SplitResult]:
-        """One result for each split: Spark's source says nothing of a range without records, so it is written here, empty."""
+        """Return one result for each split. Spark's source reports nothing for a range without records, so such a split is
+        written here, empty.
+        """
         found = {result.index: result for result in results}
         for split in self.splits:
             if split.index not in found:
@@ -154,7 +156,9 @@ class Job(SinkJob):
 
 
 def _by_topic(splits: Sequence[Split], value: Any) -> str:
-    """The JSON Spark's source takes: ``{"topic": {"0": offset}}``, or ``{"topic": [0]}`` where ``value`` gives nothing."""
+    """Return the JSON that Spark's source takes: ``{"topic": {"0": offset}}``, or ``{"topic": [0]}`` where ``value`` returns
+    None.
+    """
     topics: dict[str, dict[str, Any]] = {}
     for split in splits:
         topics.setdefault(split.range.topic, {})[str(split.range.partition)] = value(split.range)

@@ -100,7 +100,7 @@ class PublishJob:
         return [decode_facts(result) for result in results]
 
     def _reading_task(self, bounds: Sequence[Mapping[str, Any]]) -> ReadAndPublishTask | None:
-        """What tasks do if they read by themselves, None where Spark has to; the only place that decides."""
+        """Return the task that reads a split by itself; None if Spark has to read. No other place decides this."""
         if self.read_with == "spark" or self.shaping is not None:
             return None
         reader = self.source.reader(bounds, self.sink.columns)
@@ -151,7 +151,7 @@ class PublishJob:
 
 @contextmanager
 def reading(spark: SparkHook, source: RowSource, *, by_spark: bool = True) -> Iterator[SparkSession]:
-    """A session in which a source is read.
+    """Open a session in which a source is read.
 
     :param by_spark: Spark reads it, not each task by itself.
     """

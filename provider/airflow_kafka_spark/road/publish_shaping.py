@@ -38,7 +38,7 @@ class RowShaping:
     origin: Origin | None = None
 
     def telling(self, pipeline: str, source: str, window: str) -> RowShaping:
-        """The same, where it is known what is told of rows that a filter sends elsewhere."""
+        """Return a copy that knows the origin of rows, which a filter writes on the rows that it sends elsewhere."""
         from airflow_kafka_spark.road.tasks.publish_transformed import Origin
 
         return replace(self, origin=Origin(pipeline, source, window))
@@ -52,7 +52,8 @@ class RowShaping:
         _ = self.records(rows, keep=False).schema
 
     def records(self, rows: DataFrame, *, keep: bool) -> DataFrame:
-        """What tasks publish: keys and values in binary, or as rows where tasks encode them, and what is to be counted.
+        """Return the frame that tasks publish: keys and values in binary, or as rows if tasks encode them, and the columns that
+        are counted.
 
         :param keep: whether bad rows are wanted as dead letters.
         :raises ValidationError: as :meth:`check`.
@@ -97,7 +98,7 @@ class RowShaping:
         return made.select(*columns)
 
     def task(self, records: DataFrame, publisher: Publisher | None, left: tuple[int, ...]) -> ShapedTask:
-        """What publishes them, or only counts.
+        """Return the task that publishes the records, or only counts them.
 
         :raises KafkaSparkError: the columns cannot be written.
         """
@@ -139,7 +140,7 @@ class RowShaping:
 
     @property
     def _is_bare(self) -> bool:
-        """Whether a key is the value of its column, not a struct of one: as its format writes it."""
+        """Return True if a key is the value of its column, not a struct of one, as its format writes it."""
         from airflow_kafka_spark.formats import Raw, String
 
         return len(self.sink.key_columns) == 1 and isinstance(self.sink.key_writer, (String, Raw))
@@ -155,7 +156,7 @@ class RowShaping:
         return tuple(self.sink.value_columns or rows.columns)
 
     def _key_writer(self, changed: frozenset[str]) -> Format | None:
-        """How keys are written: those that a transform makes by their type, where nobody says how."""
+        """Return the format of keys; None if a transform makes them and no format is given: then their type decides."""
         if self.sink.key_format is not None or (self.sink.key_columns and "key" not in changed):
             return self.sink.key_writer
         return None
@@ -165,7 +166,7 @@ class RowShaping:
         return self.sink.value_writer.encodes_in_tasks or (key is not None and key.encodes_in_tasks)
 
     def _given(self, rows: DataFrame) -> dict[str, Column]:
-        """What a dead letter shows: the row before all transforms."""
+        """Return the columns that a dead letter shows: the row before all transforms."""
         from pyspark.sql import functions as F
 
         sink = self.sink

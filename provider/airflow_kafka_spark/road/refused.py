@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def replaced(results: Sequence[SplitResult], again: Sequence[SplitResult]) -> list[SplitResult]:
-    """The accounts of a window's splits, where some were moved once more: only what was told then counts of these."""
+    """Return the results of a window's splits, with those of splits that were moved once more in place of their first ones."""
     new = {result.index: result for result in again}
     return [new.get(result.index, result) for result in results]
 
@@ -21,7 +21,7 @@ def replaced(results: Sequence[SplitResult], again: Sequence[SplitResult]) -> li
 def with_refused(
     results: Sequence[SplitResult], refused: Sequence[BadRecord], splits: Sequence[Split], hook: KafkaHook | None
 ) -> list[SplitResult]:
-    """The accounts of a window's splits, with what the sink has refused among the bad records.
+    """Return the results of a window's splits, with the records that the sink has refused among the bad ones.
 
     :param refused: a few.
     :param hook: where the records are read once more, since they are wanted as dead letters; None where they are only counted.
@@ -64,7 +64,7 @@ def _split_of(bad: BadRecord, splits: Sequence[Split]) -> Split:
 
 
 def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> bytes:
-    """Dead letters of one split's records: tasks do not keep what they have read."""
+    """Return the dead letters of one split's refused records. They are read once more, since tasks do not keep what they read."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -46,12 +46,12 @@ class SqlRelay:
 
     @property
     def is_none(self) -> bool:
-        """Whether records stay as they are: then no SQL runs at all."""
+        """Return True if records stay as they are. Then no SQL runs."""
         return self.filter is None and self.columns is None and not self.key
 
     @property
     def may_refuse(self) -> bool:
-        """Whether a new key or value may hold what its format has no place for."""
+        """Return True if a new key or value may not fit its format."""
         value, key = self.value if self.columns is not None else None, self.key_format if self.key else None
         return any(format is not None and format.encodes_in_tasks for format in (value, key))
 
@@ -63,7 +63,7 @@ class SqlRelay:
         publisher: Publisher | None,
         options: Mapping[str, Any],
     ) -> DataFrame:
-        """What tasks tell of their splits.
+        """Return the frame of the tasks' results.
 
         :param numbers: one row a task, which split it shall read.
         :param config: the consumer's configuration.
@@ -163,7 +163,7 @@ class RelayJob:
 
 
 def changed(rows: DataFrame, change: SqlRelay) -> DataFrame:
-    """A split's rows as records, its last row untouched.
+    """Return a split's rows as records. The last row stays as it is.
 
     :raises ValidationError: the filter or an expression is wrong, with what Spark says of it.
     """

@@ -65,7 +65,7 @@ class Reshaping:
         publisher: Publisher | None,
         options: Mapping[str, Any],
     ) -> DataFrame:
-        """What tasks tell of their splits, as :meth:`~airflow_kafka_spark.road.relay.SqlRelay.results` does.
+        """Return the frame of the tasks' results, as :meth:`~airflow_kafka_spark.road.relay.SqlRelay.results` does.
 
         :raises ValidationError: a transform does not fit.
         """
@@ -84,8 +84,8 @@ class Reshaping:
         return rows.mapInArrow(cast(Any, RelayTask(read.splits, publisher, sorting)), "result string")
 
     def _records(self, frame: DataFrame) -> tuple[DataFrame, frozenset[str]]:
-        """What is published of what the transforms make, and what is carried to those who tell good from bad; and the parts of
-        records that they may have changed.
+        """Return the frame of the records that are published, with the columns that tell good records from bad ones, and the
+        names of the parts that the transforms may have changed.
         """
         from pyspark.sql import functions as F
 

@@ -20,7 +20,7 @@ MADE, BYTES = "__kafka_made_", "__kafka_bytes_"
 
 
 def transformed(frame: DataFrame, transforms: Sequence[TransformLike]) -> tuple[DataFrame, frozenset[str]]:
-    """What a chain makes of a record frame, and the parts that it may have changed.
+    """Return the frame that a chain makes of a record frame, and the parts that it may have changed.
 
     :return: the parts under names that begin with :data:`MADE`, since fields of a value may be called like them, and what is
         carried.
@@ -38,7 +38,7 @@ def transformed(frame: DataFrame, transforms: Sequence[TransformLike]) -> tuple[
 
 
 def with_bytes(frame: DataFrame, part: Part, where: str, fine: Column, format: Format | None, read: Format | None) -> DataFrame:
-    """The frame of :func:`transformed` with the bytes of a key or a value.
+    """Return the frame of :func:`transformed` with the bytes of a key or a value.
 
     :param where: the operator's argument that says how it is written.
     :param fine: which rows are written at all.
@@ -65,7 +65,7 @@ def with_bytes(frame: DataFrame, part: Part, where: str, fine: Column, format: F
 
 
 def _fitting(found: DataType, read: Format | None) -> Format:
-    """The format that Connect would write a type in."""
+    """Return the format in which Connect would write a type."""
     from pyspark.sql.types import BinaryType, StructType
 
     if isinstance(found, StructType):

@@ -18,7 +18,7 @@ SETTINGS: Mapping[str, str] = {
 
 @contextmanager
 def sql_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """SQL settings for the time of one job: the session may be shared."""
+    """Set SQL settings for the time of one job, since the session may be shared."""
     before = {name: session.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         session.conf.set(name, value)

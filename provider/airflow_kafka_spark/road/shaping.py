@@ -43,7 +43,7 @@ class Plan:
     unknown: str = ""
 
     def program_for(self, read: RecordTask) -> Program | None:
-        """The program, with what this task carries."""
+        """Return the program for a task that reads, without the columns that the task does not carry; None without a program."""
         from airflow_kafka_spark.road.tasks.transform_rows import ORIGINAL
 
         missing = set(ORIGINAL.values()).difference(read.schema.names)
@@ -74,11 +74,11 @@ class Shaping:
 
     @property
     def routes(self) -> tuple[str, ...]:
-        """The topics that transforms send records to instead of the sink."""
+        """Return the topics that transforms send records to instead of the sink."""
         return tuple(dict.fromkeys(t.routes_to for t in self.transforms if t.routes_to))
 
     def reading(self, splits: Sequence[Split], config: Mapping[str, Any], **options: Any) -> RecordTask:
-        """The task that reads.
+        """Return the task that reads.
 
         :param options: further fields of :class:`~airflow_kafka_spark.road.tasks.transform_rows.RecordTask`.
         """
@@ -100,7 +100,7 @@ class Shaping:
         )
 
     def shaped(self, records: DataFrame) -> DataFrame:
-        """The transformed rows: the sink's columns first, then what is carried.
+        """Return the transformed rows: the sink's columns first, then the carried ones.
 
         :raises ValidationError: a transform does not fit, or columns of the result have one name.
         """
@@ -142,7 +142,7 @@ class Shaping:
         return columns
 
     def plan(self, spark: SparkHook) -> Plan:
-        """What the chain is. Asks Spark, once, which reads nothing for it.
+        """Return the plan of the chain. Spark is asked once, and reads nothing for it.
 
         :raises ValidationError: a transform does not fit what comes to it.
         """

@@ -33,13 +33,13 @@ class Follower(Protocol):
     """Who wants to know how the Spark job of a window gets on. What it raises ends the window: it has to raise nothing."""
 
     def begun(self, session: SparkSession) -> None:
-        """The job is about to start, on this session."""
+        """Called when a job is about to start on a session."""
 
     def told(self, finished: int, tasks: int) -> None:
-        """So many of its tasks are finished. Called about every two seconds from a thread beside the job's, never at once."""
+        """Called with the number of finished tasks, about every two seconds, from a thread beside the job's, never concurrently."""
 
     def done(self) -> None:
-        """The job has ended well: all of its tasks are finished."""
+        """Called when a job has succeeded, with all of its tasks."""
 
 
 _follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
@@ -47,7 +47,7 @@ _follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
 
 @contextmanager
 def followed_by(follower: Follower) -> Iterator[None]:
-    """Jobs that are watched in here, by this thread, are followed."""
+    """Follow the jobs that this thread watches inside of this context."""
     token = _follower.set(follower)
     try:
         yield
@@ -71,7 +71,7 @@ class Watch:
 
     @contextmanager
     def over(self, session: SparkSession) -> Iterator[None]:
-        """While the job runs in here, its progress is logged and told, and :meth:`cancel` reaches it."""
+        """Log and report the progress of the job that runs inside of this context, and let :meth:`cancel` reach it."""
         self._session, follower = session, _follower.get()
         try:
             if follower:
@@ -98,7 +98,7 @@ class Watch:
 
     @contextmanager
     def _by_handler(self, session: SparkSession, look: _Look) -> Iterator[None]:
-        """A server tells by itself, about every two seconds, while its answer is waited for."""
+        """Follow the progress that the server reports by itself, about every two seconds, while its answer is awaited."""
 
         def handler(stages: Any, **_: Any) -> None:
             known = list(stages or ())
@@ -150,7 +150,7 @@ class _Look:
 
 
 def progress_line(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
-    """How far a window is, for the log."""
+    """Return the progress of a window as a line for the log."""
     share = sum(s.range.span for s in splits) * finished / len(splits)
     rate = share / seconds if seconds else 0.0
     remaining = f", about {(window.span - share) / rate:,.0f} s to go" if rate else ""
@@ -174,7 +174,7 @@ def collect(results: DataFrame, window: Window) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """The line of a Spark error that tells what happened; the whole of it stays in the log."""
+    """Return the line of a Spark error that says what happened. The whole error stays in the log."""
     # Behind it Spark shows where in a user's SQL that was, with a ruler of carets.
     told = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)
     lines = [line.strip() for line in told.splitlines() if line.strip()]

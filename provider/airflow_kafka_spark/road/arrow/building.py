@@ -41,17 +41,17 @@ class Builder:
         return self._nodes[at].type
 
     def constant(self, at: int) -> Any:
-        """The value of a literal; None for everything else."""
+        """Return the value of a literal; None for any other node."""
         node = self._nodes[at]
         return node.data if node.kind == LITERAL else None
 
     def is_column(self, at: int, name: str) -> bool:
-        """Whether it is a column of the batches, or what filters have kept of one."""
+        """Return True if a node is a column of the batches, or the part of one that filters have kept."""
         node = self._nodes[at]
         return self.is_column(node.args[0], name) if node.kind == KEPT else node.kind == COLUMN and node.data == name
 
     def depth_of(self, at: int) -> int:
-        """How deep its expressions are nested."""
+        """Return how deep the expressions of a node are nested."""
         return self._depths[at]
 
     # --- expressions ---
@@ -63,16 +63,16 @@ class Builder:
         return self._add(Node(LITERAL, kind, (), value))
 
     def unknown(self, what: str) -> int:
-        """Something that has no node: a program that needs it cannot be made."""
+        """Return the node of an expression that Arrow has no function for. A program that needs it cannot be made."""
         return self._add(Node(_UNKNOWN, pa.null(), (), what))
 
     def struct(self, names: Sequence[str], values: Sequence[int]) -> int:
-        """One that is not null."""
+        """Return a struct that is not null."""
         kind = pa.struct([pa.field(name, self.type_of(value)) for name, value in zip(names, values, strict=True)])
         return self._add(Node(STRUCT, kind, (*values, self.literal(False, _BOOLEAN))))
 
     def field(self, at: int, number: int) -> int:
-        """A field of a struct; null where that is."""
+        """Return a field of a struct; it is null where the struct is."""
         node = self._nodes[at]
         if node.kind == _UNKNOWN:
             return at
@@ -105,7 +105,7 @@ class Builder:
         return self.call("is_null", _BOOLEAN, at)
 
     def case(self, branches: Sequence[tuple[int, int]], otherwise: int) -> int:
-        """The value of the first condition that is true, else the last one."""
+        """Return the value of the first condition that is true, else the last value."""
         kept: list[tuple[int, int]] = []
         for condition, value in branches:
             said = self._nodes[condition]
@@ -121,33 +121,33 @@ class Builder:
         return self._add(Node(CASE, self.type_of(otherwise), (*(at for pair in kept for at in pair), otherwise)))
 
     def coalesced(self, values: Sequence[int]) -> int:
-        """The first that is not null."""
+        """Return the first value that is not null."""
         *before, last = values
         for value in reversed(before):
             last = self.case([(self.is_null(value), last)], value)
         return last
 
     def call(self, function: str, kind: pa.DataType, *args: int) -> int:
-        """A function of :data:`~airflow_kafka_spark.road.arrow.tasks.functions.FUNCTIONS`."""
+        """Return the call of a function of :data:`~airflow_kafka_spark.road.arrow.tasks.functions.FUNCTIONS`."""
         assert function in FUNCTIONS, function
         return self._add(Node(CALL, kind, args, function))
 
     # --- filters ---
 
     def filter(self, condition: int) -> int:
-        """From here on only the rows for which it is true; the filter's number, for :meth:`kept`."""
+        """Keep only the rows for which a condition is true, from here on. Return the filter's number, for :meth:`kept`."""
         self._filters.append(condition)
         return len(self._filters) - 1
 
     def kept(self, at: int, number: int) -> int:
-        """What a filter has kept of something that comes before it."""
+        """Return the part of an earlier node that a filter has kept."""
         node = self._nodes[at]
         return at if node.kind == LITERAL else self._add(Node(KEPT, node.type, (at,), number))
 
     # --- the end ---
 
     def whole(self, at: int, kind: pa.DataType) -> int:
-        """The same, with structs built where there are such: for what leaves the program.
+        """Return a node that leaves the program, with its structs built.
 
         :param kind: its type, which also says what of a struct is never null.
         """
@@ -160,7 +160,7 @@ class Builder:
         return self._add(Node(STRUCT, kind, (*fields, self.is_null(at))))
 
     def program(self, outputs: Sequence[tuple[str, int]]) -> Program:
-        """What these columns take, and nothing else.
+        """Return the program that computes these columns, and nothing else.
 
         :raises Unknown: something has no node.
         """

@@ -26,7 +26,7 @@ _LARGEST = 64_000_000
 
 
 def program_of(frame: DataFrame, schema: pa.Schema) -> Program:
-    """The program that makes of a record frame what Spark would make of it.
+    """Return the program that makes the same of a record frame as Spark's plan.
 
     :param frame: what was made, by columns and filters alone, of a frame that was created from rows.
     :param schema: of the batches: that frame's columns.

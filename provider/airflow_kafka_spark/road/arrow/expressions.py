@@ -92,7 +92,7 @@ class Expression:
         return found
 
     def _end(self, at: int) -> int:
-        """Where the next one begins."""
+        """Return where the next node begins."""
         open_children = 1
         while open_children:
             open_children += self._trees[at]["num-children"] - 1
@@ -108,7 +108,7 @@ class Expression:
         return self._called(name, at)
 
     def _called(self, name: str, at: int) -> int:
-        """What needs no more than a function of its children."""
+        """Return an expression that is one function of its children."""
         if name in _PASSED_ON:
             return self._node(at + 1)
         if name in _LOGIC:
@@ -164,7 +164,7 @@ class Expression:
         return self._builder.case(branches, self._builder.literal(None, self._builder.type_of(branches[0][1])))
 
     def _within(self, condition: int, value: int) -> int:
-        """A value where a condition holds."""
+        """Return a value where a condition holds, else null."""
         before = self._in_range
         self._in_range = before | self._ranges(condition)
         try:
@@ -235,7 +235,7 @@ class Expression:
         return self._builder.call("moment_of_milliseconds", INSTANT, value)
 
     def _ranges(self, condition: int) -> frozenset[int]:
-        """``abs(cast(x as double)) < limit``: where that holds, ``x`` milliseconds are a moment."""
+        """Return whether ``abs(cast(x as double)) < limit``: then ``x`` milliseconds are a valid timestamp."""
         if [short(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
             return frozenset()
         limit = self._constant(self._node(self._children(condition)[1]))
@@ -280,7 +280,7 @@ class Expression:
     # --- what they need ---
 
     def _tries(self, at: int) -> bool:
-        """Whether what does not fit is null, rather than an error; only Spark's object tells."""
+        """Return True if values that do not fit become null rather than an error. Only Spark's object knows it."""
         return str(self._shown().apply(at).evalMode().toString()) == "TRY"
 
     def _constant(self, node: int) -> Any:

@@ -15,7 +15,7 @@ TEXT, LONG, INSTANT = pa.string(), pa.int64(), pa.timestamp("us", "UTC")
 
 
 def is_plain(kind: pa.DataType) -> bool:
-    """Whether values of a type compare in Arrow as in Spark."""
+    """Return True if values of a type compare in Arrow as in Spark."""
     t = pa.types
     return bool(
         t.is_integer(kind) or t.is_floating(kind) or t.is_boolean(kind) or t.is_decimal(kind)
@@ -24,7 +24,7 @@ def is_plain(kind: pa.DataType) -> bool:
 
 
 def cast_of(had: pa.DataType, wanted: pa.DataType, tries: Callable[[], bool]) -> str | None:
-    """The function that casts as Spark does; None where none is proven to.
+    """Return the function that casts as Spark does; None if no function is proven to.
 
     :param tries: whether it is a ``try_cast``. Other casts fail for a row that does not fit, which nothing here does.
     """
@@ -44,7 +44,7 @@ def cast_of(had: pa.DataType, wanted: pa.DataType, tries: Callable[[], bool]) ->
 
 
 def _fits_all(had: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a type holds all numbers of another one, or rounds them."""
+    """Return True if a type holds all numbers of another one, or rounds them."""
     t = pa.types
     if t.is_decimal(wanted):
         before = _DIGITS[had.bit_width] if t.is_integer(had) else had.precision - had.scale if t.is_decimal(had) else None
@@ -59,7 +59,7 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 
 def whole_literal(value: Any, kind: pa.DataType) -> Any:
-    """A whole number, or a text of one, in a type of numbers that holds it; None for everything else."""
+    """Return a whole number, or the number of a text, in a numeric type that holds it; None for anything else."""
     t = pa.types
     if isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value):
         value = int(value)
@@ -73,7 +73,7 @@ def whole_literal(value: Any, kind: pa.DataType) -> Any:
 
 
 def type_of(told: Any) -> pa.DataType:
-    """A type of Spark's, as Arrow has it.
+    """Return a type of Spark as an Arrow type.
 
     :raises Unknown: none that is read from Kafka.
     """
@@ -90,7 +90,7 @@ def type_of(told: Any) -> pa.DataType:
 
 
 def value_of(told: str | None, kind: pa.DataType) -> Any:
-    """A literal's value.
+    """Return the value of a literal.
 
     :raises Unknown: of a type whose text is not plain.
     """

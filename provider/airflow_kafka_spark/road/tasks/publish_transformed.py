@@ -42,7 +42,7 @@ class Origin:
     window: str = ""
 
     def place_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Where rows come from, of the columns of many."""
+        """Return the origin of rows, from the columns of many."""
         return row_place(self.source, self.window, row)
 
 

@@ -41,11 +41,11 @@ class Bad:
 
     @property
     def ends_it(self) -> bool:
-        """Whether nothing of the split is published: the rest is only counted."""
+        """Return True if the split is not published, and the rest of it is only counted."""
         return self.count > 0 and self.tolerance is None
 
     def encoded(self, rows: pa.RecordBatch, encoder: KeyValueEncoder) -> pa.RecordBatch:
-        """Rows as records in binary, without those that do not fit the format that they are written in: these are added."""
+        """Return rows as records in binary. Rows that do not fit their format are left out and added to the bad records."""
         records, misfits = encoder.encode(rows)
         if misfits:
             why = [(stage + OUTPUT, f"cannot be written: {reason}") for stage, reason in misfits.values()]
@@ -66,7 +66,7 @@ class Bad:
             self.tolerance.bury(self._originals(rows), range(len(bad)), bad, self._letters)
 
     def account(self, read: SplitResult) -> SplitResult:
-        """The account of the split.
+        """Return the result of the split, with its bad records.
 
         :param read: what is known without them.
         """
@@ -78,7 +78,7 @@ class Bad:
         )
 
     def _originals(self, rows: pa.RecordBatch) -> Records:
-        """The records as they were read."""
+        """Return the records as they were read."""
         stamps = rows.column(ORIGINAL["timestamp"]).cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
         lists = {part: rows.column(ORIGINAL[part]).to_pylist() for part in ("key", "value", "headers")}
         pairs = [None if one is None else [(h["key"], h["value"]) for h in one] for one in lists["headers"]]
@@ -87,5 +87,5 @@ class Bad:
 
 
 def sent(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows without what is not sent of them."""
+    """Return the columns of rows that are sent."""
     return rows.select([name for name in rows.schema.names if name in RECORD])

@@ -62,12 +62,14 @@ class ReadTask:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what is yielded: the layout's columns, whether the record is a tombstone, and :data:`END`."""
+        """Return the schema of the batches: the layout's columns, the flag of tombstones, and :data:`END`."""
         names = [f.with_nullable(True) for f in self.layout.schema]
         return pa.schema([*names, pa.field(TOMBSTONE, pa.bool_()), pa.field(END, pa.string())])
 
     def rows(self, split: Split) -> Iterator[pa.RecordBatch]:
-        """A split's rows, and the row that ends them; it also tells an error of ours, since a traceback is no message."""
+        """Yield a split's rows, and the row that ends them. The last row also carries an error of this package, because the
+        traceback of a worker is no message for a user.
+        """
         from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 
         reader = Reader(
@@ -178,7 +180,7 @@ class Filtered(Incoming):
 
 
 def as_records(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of carried columns under the names that a publisher knows."""
+    """Return rows of carried columns under the names that a publisher expects."""
     names = {KEY: "key", VALUE: "value", TIMESTAMP: "timestamp", HEADERS: "headers", PARTITION: "partition", END: END}
     columns = {names[name]: column for name, column in zip(rows.schema.names, rows.columns, strict=True) if name in names}
     if "timestamp" in columns:

@@ -44,7 +44,7 @@ class Routing:
     reserved: tuple[str, ...]
 
     def of(self, split: Split, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows with the topics that they are sent to.
+        """Return the rows with the topics that they are sent to.
 
         :raises RowRejected: one of them must not be written.
         """
@@ -78,7 +78,7 @@ class Sorting:
     pipeline: str = ""
 
     def of(self, split: Split, batches: Iterator[pa.RecordBatch]) -> Incoming:
-        """A split's records, to be published."""
+        """Return a split's records, to be published."""
         return _Shaped(batches, from_spark=True, split=split, rules=self)
 
 
@@ -108,7 +108,7 @@ class _Shaped(Incoming):
         self.result = replace(read, ignored=self._ignored, filtered=filtered, routed=routed)
 
     def _elsewhere(self, away: pa.RecordBatch) -> pa.RecordBatch:
-        """Records as they were read, each with the topic that a filter sends it to."""
+        """Return records as they were read, each with the topic that a filter sends it to."""
         records = routed_records(pa.Table.from_batches([away]), self.rules.pipeline)
         return records.append_column("topic", away.column("to"))
 

@@ -34,7 +34,8 @@ class Tolerance:
     sent: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
 
     def take(self, records: Records, lines: Lines, letters: DeadLetterBuffer) -> Lines:
-        """The lines without what is dead already; bad ones go to the letters.
+        """Return the lines without bad records, and without those that earlier attempts have sent. New bad records are added to
+        the letters.
 
         :param records: what the lines were made of.
         """
@@ -50,7 +51,7 @@ class Tolerance:
         return replace(lines, rows=kept, ignored=ignored, bad=dead, at=())
 
     def refuse(self, records: Records, lines: Lines, refused: Mapping[int, str], letters: DeadLetterBuffer) -> Lines:
-        """The lines without rows that the sink cannot write; those go to the letters.
+        """Return the lines without rows that the sink cannot write. Those are added to the letters.
 
         :param records: what the lines were made of.
         :param refused: where among the rows they are, and why.
@@ -73,7 +74,8 @@ class Tolerance:
     def bury(
         self, records: Records, at: Sequence[int], bad: Sequence[BadRecord], letters: DeadLetterBuffer
     ) -> Sequence[BadRecord]:
-        """All that is dead among records: what is bad now, of which the letters get what is new, and what was sent before.
+        """Return all dead records of a batch: those that are bad now, which are added to the letters if they are new, and those
+        that were sent before.
 
         :param at: where among the records the bad ones are.
         """
@@ -89,7 +91,7 @@ class Tolerance:
 
 
 def letters_of(records: Records, at: Sequence[int], bad: Sequence[BadRecord]) -> pa.RecordBatch:
-    """Bad records as they were read, and why they are bad.
+    """Return the dead letters of bad records: the records as they were read, with the reasons.
 
     :param at: where among the records they are.
     """

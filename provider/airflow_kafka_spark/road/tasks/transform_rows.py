@@ -83,7 +83,7 @@ class RecordTask:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what is yielded: a record frame, and what is carried along."""
+        """Return the schema of the batches: a record frame, and the carried columns."""
         keys = pa.binary() if self.key_schema is None else _struct(self.key_schema)
         return pa.schema(
             [
@@ -102,7 +102,9 @@ class RecordTask:
                 yield from self.rows(self.splits[at])
 
     def rows(self, split: Split) -> Iterator[pa.RecordBatch]:
-        """A split's records, and the row that ends them; it also tells an error of ours, since a traceback is no message."""
+        """Yield a split's records, and the row that ends them. The last row also carries an error of this package, because the
+        traceback of a worker is no message for a user.
+        """
         from airflow_kafka_spark.sources.kafka.tasks.read import Reader
 
         keep = self.tolerance is not None and self.tolerance.keep
@@ -132,7 +134,7 @@ class RecordTask:
         return metadata_of(name, records) if self._wants(column) else pa.nulls(len(records), metadata_type(name))
 
     def _away(self, records: Records) -> frozenset[int]:
-        """Where among records those are that were sent elsewhere before."""
+        """Return the places of records that were sent elsewhere before."""
         sent = self.routed.get(TopicPartition(records.topic, records.partition))
         return frozenset(i for i, offset in enumerate(records.offsets.to_pylist()) if offset in sent) if sent else frozenset()
 
@@ -246,7 +248,7 @@ class WriteTask:
         )
 
     def _rows(self, batch: pa.RecordBatch) -> tuple[Rows, int, pa.RecordBatch | None]:
-        """The rows for the sink, how many records without a value were ignored, and the bad ones."""
+        """Return the rows for the sink, the number of ignored tombstones, and the bad records."""
         column = {self.names.get(name, name): found for name, found in zip(batch.schema.names, batch.columns, strict=True)}
         absent, errors = column[ABSENT], column[ERROR]
         if self.null_values == "fail":
@@ -307,7 +309,7 @@ def _stage(reason: str) -> str:
 
 
 def parted(split: Split, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """What stays of a batch, and what goes elsewhere: of :data:`ROUTED`."""
+    """Return the rows that stay in a batch, and those that a filter sends elsewhere, in the schema :data:`ROUTED`."""
     at = batch.schema.get_field_index(ROUTE)
     routes = batch.column(at) if at >= 0 else None
     if routes is None or routes.null_count == len(routes):
@@ -322,7 +324,7 @@ _NONE = pa.RecordBatch.from_pylist([], schema=ROUTED)
 
 
 def told_of(routes: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Where records go, and why.
+    """Return the targets of routed records, and the reasons.
 
     :param routes: of :data:`ROUTE`, none of them null.
     """
@@ -331,7 +333,7 @@ def told_of(routes: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _refused(rows: Rows, batch: pa.RecordBatch, refused: Mapping[int, str]) -> tuple[Rows, pa.RecordBatch]:
-    """The rows without what the sink cannot write, and what that was made of, with why."""
+    """Return the rows without those that the sink cannot write, and the refused ones with the reasons."""
     at = sorted(refused)
     found = batch.filter(pc.is_in(batch.column(batch.schema.get_field_index(OFFSET)), rows.offsets.take(pa.array(at))))
     reasons = pa.array([refused[index] for index in at], pa.string())
@@ -340,7 +342,7 @@ def _refused(rows: Rows, batch: pa.RecordBatch, refused: Mapping[int, str]) -> t
 
 
 def _letters(split: Split, found: pa.RecordBatch, stage: str = "") -> pa.RecordBatch:
-    """What is kept of them, from what was carried along."""
+    """Return the dead letters of rows, from the carried columns."""
     count, column = found.num_rows, dict(zip(found.schema.names, found.columns, strict=True))
     stamps = column[ORIGINAL["timestamp"]].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
     arrays = [
@@ -358,7 +360,7 @@ def _letters(split: Split, found: pa.RecordBatch, stage: str = "") -> pa.RecordB
 
 
 def _as(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """What came through Spark, in the type that was announced: names within lists and large types may differ."""
+    """Return a column that came through Spark in the announced type. Names within lists, and large types, may differ."""
     return column if column.type.equals(wanted) else column.cast(wanted)
 
 
@@ -367,6 +369,6 @@ def _struct(schema: pa.Schema) -> pa.StructType:
 
 
 def _struct_array(batch: pa.RecordBatch, missing: Sequence[bool] | None) -> pa.StructArray:
-    """A column of structs: null where one is missing."""
+    """Return a column of structs, null where one is missing."""
     mask = pa.array(missing, pa.bool_()) if missing is not None else None
     return pa.StructArray.from_arrays(batch.columns, fields=list(_struct(batch.schema)), mask=mask)

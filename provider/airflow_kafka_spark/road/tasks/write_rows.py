@@ -128,7 +128,7 @@ class Output:
             self.give_up()
 
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
-        """What the sink could not write of them: where they are, and why."""
+        """Return the rows that the sink cannot write: their places, and the reasons."""
         return self.writer.unwritable(rows) if self._writing and rows.batch.num_rows else {}
 
     def write(self, rows: Rows) -> None:
@@ -138,12 +138,12 @@ class Output:
             faults.reached("split.mid")
 
     def defer(self) -> None:
-        """What becomes of some of its records has to be decided before the split is committed."""
+        """Leave the commit of the split to the driver: it has yet to decide about some of the records."""
         if self._writing:
             self.writer.defer()
 
     def give_up(self) -> None:
-        """The window cannot be committed any more: the rest of the split is only read to count what is bad."""
+        """Stop writing, because the window cannot be committed any more. The rest of the split is only read to count bad records."""
         if self._writing:
             self._writing = False
             self.writer.abort()
@@ -159,7 +159,7 @@ def _chain(first: Records, rest: Iterator[Records]) -> Iterator[Records]:
 
 
 def add(result: SplitResult, records: Records, ignored: int, bad: Iterable[BadRecord]) -> SplitResult:
-    """The account of a split with one more batch in it."""
+    """Return the result of a split with one more batch."""
     import pyarrow.compute as pc
 
     stamps = pc.min_max(records.timestamps).as_py()
@@ -179,7 +179,7 @@ def add(result: SplitResult, records: Records, ignored: int, bad: Iterable[BadRe
 
 
 def count_times(timestamps: pa.Int64Array, oldest: int, newest: int, width: int) -> Times:
-    """How many records there are of each span of time.
+    """Return the number of records for each span of time.
 
     :param width: of a span, in milliseconds, at least: wider ones are counted where there would be too many.
     """

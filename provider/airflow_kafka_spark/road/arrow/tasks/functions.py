@@ -38,7 +38,7 @@ def negated(_: pa.DataType, value: Value) -> Value:
 
 
 def _compared(compare: Callable[[Value, Value], Value], beside: Callable[[Value, Value], Value]) -> Function:
-    """Floats compare as in Spark: NaN is NaN, and larger than every other number (SPARK-9079).
+    """Compare floats as Spark does: NaN equals NaN, and is larger than every other number (SPARK-9079).
 
     :param beside: what is true beside what Arrow says, where these are NaN or not; nulls stay null.
     """
@@ -79,12 +79,12 @@ def one_of(kind: pa.DataType, value: Value, *among: Value) -> Value:
 
 
 def concat(kind: pa.DataType, *values: Value) -> Value:
-    """Texts one behind the other; null where one is."""
+    """Concatenate texts; the result is null where one of them is."""
     return pc.binary_join_element_wise(*values, pa.scalar("", kind), null_handling="emit_null")
 
 
 def beginning(_: pa.DataType, text: Value, count: pa.Scalar) -> Value:
-    """The first characters of a text."""
+    """Return the first characters of a text."""
     return pc.utf8_slice_codeunits(text, 0, count.as_py())
 
 
@@ -92,7 +92,7 @@ def beginning(_: pa.DataType, text: Value, count: pa.Scalar) -> Value:
 
 
 def is_true_text(_: pa.DataType, text: Value) -> Value:
-    """Whether a text in lower case is ``true``: no letter but these four and their capitals becomes one of them."""
+    """Return True if a text in lower case is ``true``. Only these four letters and their capitals become them."""
     return pc.equal(pc.ascii_lower(text), pa.scalar("true", text.type))
 
 
@@ -101,7 +101,7 @@ def is_like(_: pa.DataType, text: Value, pattern: pa.Scalar) -> Value:
 
 
 def matches(_: pa.DataType, text: Value, pattern: pa.Scalar) -> Value:
-    """Whether a regular expression is found; of those that :func:`is_common` knows."""
+    """Return True if a regular expression is found in a text. Only for expressions that :func:`is_common` accepts."""
     return pc.match_substring_regex(text, pattern.as_py())
 
 
@@ -127,7 +127,9 @@ _COMMON = re.compile(
 
 
 def is_common(pattern: str) -> bool:
-    """Whether a regular expression means the same to Java and to RE2 for every text. Line ends and Unicode leave few."""
+    """Return True if a regular expression means the same to Java and to RE2 for every text. Few do, because of line ends and
+    Unicode.
+    """
     return _COMMON.fullmatch(pattern) is not None
 
 
@@ -144,24 +146,24 @@ def magnitude(_: pa.DataType, value: Value) -> Value:
 
 
 def divided(_: pa.DataType, value: Value, by: pa.Scalar) -> Value:
-    """Whole numbers, towards 0."""
+    """Divide whole numbers, rounding towards 0."""
     return pc.divide(value, by)
 
 
 def remainder(_: pa.DataType, value: Value, by: pa.Scalar) -> Value:
-    """Of a division towards 0: with the sign of what is divided."""
+    """Return the remainder of a division that rounds towards 0. It has the sign of the dividend."""
     return pc.subtract(value, pc.multiply(pc.divide(value, by), by))
 
 
 def multiplied(kind: pa.DataType, value: Value, by: pa.Scalar) -> Value:
-    """``try_multiply`` by a positive whole number: null where it does not fit."""
+    """``try_multiply`` by a positive whole number: null where the result does not fit."""
     limit = (2 ** _LIMITS[kind] - 1) // by.as_py()
     fits = pc.and_(pc.greater_equal(value, pa.scalar(-limit, kind)), pc.less_equal(value, pa.scalar(limit, kind)))
     return pc.multiply(pc.if_else(fits, value, pa.scalar(None, kind)), by)
 
 
 def number_of(kind: pa.DataType, moment: Value) -> Value:
-    """Days of a date, microseconds of a timestamp, since 1970."""
+    """Return the days of a date, or the microseconds of a timestamp, since 1970."""
     return pc.cast(moment, kind)
 
 
@@ -169,7 +171,7 @@ _MICROS = pa.scalar(1000, pa.int64())
 
 
 def milliseconds_of(_: pa.DataType, moment: Value) -> Value:
-    """Milliseconds since 1970: what came before that is rounded down, too."""
+    """Return milliseconds since 1970, rounded down, before 1970 as well."""
     micros = pc.cast(moment, pa.int64())
     cut = pc.divide(micros, _MICROS)
     below = pc.less(micros, pc.multiply(cut, _MICROS))
@@ -181,12 +183,12 @@ def moment_of(kind: pa.DataType, micros: Value) -> Value:
 
 
 def moment_of_milliseconds(kind: pa.DataType, millis: Value) -> Value:
-    """Of numbers that are known to be in range: what they overflow to is looked at by nobody."""
+    """Return timestamps of numbers that are known to be in range. Results of an overflow are not used by the caller."""
     return pc.cast(pc.multiply(millis, _MICROS), kind)
 
 
 def midnight_of(kind: pa.DataType, date: Value) -> Value:
-    """The timestamp (UTC) at which a date begins."""
+    """Return the timestamp (UTC) at which a date begins."""
     return pc.cast(pc.cast(pc.cast(date, pa.timestamp("s")), pa.timestamp("us")), kind)
 
 
@@ -194,12 +196,12 @@ def midnight_of(kind: pa.DataType, date: Value) -> Value:
 
 
 def widened(kind: pa.DataType, value: Value) -> Value:
-    """A number in a type that holds all of its values, or rounds them as the JVM does."""
+    """Return numbers in a type that holds all of their values, or rounds them as the JVM does."""
     return pc.cast(value, kind, safe=False)
 
 
 def as_text(kind: pa.DataType, value: Value) -> Value:
-    """Whole numbers, booleans and texts."""
+    """Return whole numbers, booleans and texts as text."""
     return pc.cast(value, kind)
 
 
@@ -211,7 +213,7 @@ _LIMITS = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
 
 
 def narrowed(kind: pa.DataType, value: Value) -> Value:
-    """``try_cast`` of a whole number to a smaller type: null where it does not fit."""
+    """``try_cast`` of whole numbers to a smaller type: null where a value does not fit."""
     limit = 2 ** _LIMITS[kind]
     low, high = pa.scalar(-limit, value.type), pa.scalar(limit - 1, value.type)
     fits = pc.and_(pc.greater_equal(value, low), pc.less_equal(value, high))
@@ -219,7 +221,7 @@ def narrowed(kind: pa.DataType, value: Value) -> Value:
 
 
 def cut_off(kind: pa.DataType, value: Value) -> Value:
-    """``try_cast`` of a float to a whole number: towards 0; null where it does not fit, and for NaN."""
+    """``try_cast`` of floats to whole numbers, towards 0: null where a value does not fit, and for NaN."""
     limit = 2 ** _LIMITS[kind]
     low, high = float(-limit), float(limit - 1)
     value = pc.cast(value, pa.float64())
@@ -238,7 +240,7 @@ _WHOLE = re.compile(rb"[+-]?[0-9]+")
 
 
 def whole_number(kind: pa.DataType, text: Value) -> Value:
-    """``try_cast`` of a text to a whole number: null where it is none, or does not fit (UTF8String.toLongExact)."""
+    """``try_cast`` of texts to whole numbers: null where a text is none, or does not fit (UTF8String.toLongExact)."""
     if isinstance(text, pa.Scalar):
         return whole_number(kind, pa.array([text.as_py()], text.type))[0]
     plain = pc.match_substring_regex(text, _PLAIN)

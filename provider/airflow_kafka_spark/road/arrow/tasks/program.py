@@ -56,11 +56,11 @@ class Program:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that it looks at."""
+        """Return the columns that the program reads."""
         return frozenset(node.data for node in self.nodes if node.kind == COLUMN)
 
     def without(self, names: Collection[str]) -> Program:
-        """The same without some outputs, and without what only they take."""
+        """Return the program without some outputs, and without the nodes that only they need."""
         outputs = [(name, at) for name, at in self.outputs if name not in names]
         wanted, asked = set[int](), [*(at for _, at in outputs), *self.filters]
         while asked:
@@ -171,7 +171,7 @@ class _Run:
     # --- filters ---
 
     def _mask(self, number: int) -> pa.Array | None:
-        """The rows that a filter keeps, of those that come to it; None where it keeps all."""
+        """Return the rows that a filter keeps of those that reach it; None if it keeps all."""
         if number not in self._kept:
             holds = self._value(self._program.filters[number])
             if isinstance(holds, pa.Scalar):
@@ -182,7 +182,7 @@ class _Run:
         return self._kept[number]
 
     def _count(self, filters: int) -> int:
-        """How many rows there are behind so many filters."""
+        """Return the number of rows behind a number of filters."""
         if filters not in self._counts:
             mask = self._mask(filters - 1)
             self._counts[filters] = self._count(filters - 1) if mask is None else mask.true_count
