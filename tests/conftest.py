@@ -112,6 +112,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((n for n, start in enumerate(_LONG) if item.nodeid.startswith(start)), len(_LONG)))
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failed test at once: a whole run takes minutes, and says why it failed only at its end."""
+    if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
+        print(f"\n{report.nodeid} failed ({report.when})", file=sys.__stdout__, flush=True)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Prepare what every JVM of this run shares; a run without servers needs none of it."""
     gc.enable()

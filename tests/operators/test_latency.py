@@ -53,7 +53,9 @@ def test_latency_is_told_to_the_flush_and_over_and_under_consumption_per_bucket_
 
 def test_an_upstream_count_is_a_mapping_or_a_text_of_one_and_anything_else_is_refused_before_anything_is_read(files):
     counts = {MINUTE.isoformat(): 45}
-    found = [make(**{**files.arguments, "upstream_counts": written(counts)}).upstream() for written in (dict, json.dumps, str)]
+    found = [
+        make(**{**files.arguments, "upstream_counts": written(counts)}).read_options.counts for written in (dict, json.dumps, str)
+    ]
     assert found[0] and found.count(found[0]) == 3
     with pytest.raises(ValidationError, match="upstream_counts"):
         files.run(upstream_counts={"yesterday": 5})
