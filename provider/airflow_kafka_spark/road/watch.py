@@ -36,7 +36,7 @@ class Follower(Protocol):
         """Called when a job is about to start on a session."""
 
     def told(self, finished: int, tasks: int) -> None:
-        """Called with the number of finished tasks, about every two seconds, from a thread beside the job's, never concurrently."""
+        """Called with the number of finished tasks, about every two seconds, from one thread beside the job's."""
 
     def done(self) -> None:
         """Called when a job has succeeded, with all of its tasks."""

@@ -143,7 +143,7 @@ class Output:
             self.writer.defer()
 
     def give_up(self) -> None:
-        """Stop writing, because the window cannot be committed any more. The rest of the split is only read to count bad records."""
+        """Stop writing: the window cannot be committed any more. The rest of the split is only read to count bad records."""
         if self._writing:
             self._writing = False
             self.writer.abort()
