@@ -148,7 +148,7 @@ def test_records_of_a_topic_are_written_anew_with_tombstones_and_in_order(topics
 
 def test_another_format_alone_writes_all_columns_anew_and_not_bytes_that_nobody_reads(topics: Relay, registry):
     topics.send(50)
-    with pytest.raises(ValidationError, match="output_value: values are read as bytes"):
+    with pytest.raises(ValidationError, match="sink.value: values are read as bytes"):
         topics.run(output_value=AVRO)
     topics.records_in([(b"customer-1", None, None)])
     topics.run(value=Json(schema=SCHEMA), output_value=AVRO)
