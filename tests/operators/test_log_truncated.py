@@ -26,6 +26,7 @@ from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.instants import instant_ms, iso
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from tests.support.intervals import BEGIN, Intervals
+from tests.support.kafka_sinks import OF_RECORDS, with_sink
 from tests.support.oracle import wait_stable
 from tests.support.pipelines import order, pipeline, row_of
 from tests.support.relay import relay
@@ -219,7 +220,7 @@ class LatePostgresSink(PostgresSink):
 
 class LateOperator(KafkaToKafkaOperator):
     def __init__(self, before=None, **options):
-        super().__init__(**{"task_id": "task", **options})
+        super().__init__(**{"task_id": "task", **with_sink(options, OF_RECORDS)})
         self.before = before
 
     def _relay(self, *arguments):

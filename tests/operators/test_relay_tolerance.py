@@ -332,7 +332,8 @@ def test_all_problems_of_tolerance_and_transforms_come_at_once_and_nothing_is_to
     orders.send(5)
     beside = {"filter": "id > 1", "columns": {"x": "id"}, "output_key": "id", "metadata_columns": ["offset"]}
     places = wrong(value=ORDERS, transforms=[InsertHeader("", "x")], **beside, errors_tolerance="all")
-    assert places == ["transforms[0] InsertHeader.header", *beside, "errors_deadletterqueue_topic_name"]
+    named = ["sink.key" if name == "output_key" else name for name in beside]
+    assert places == ["transforms[0] InsertHeader.header", *named, "errors_deadletterqueue_topic_name"]
     assert wrong(errors_skip=True, max_errors=3) == ["errors_skip", "max_errors"]
     for topic in (orders.output, orders.topic, f"ledger-{orders.name}"):
         assert wrong(**tolerant(topic)) == ["errors_deadletterqueue_topic_name"]
