@@ -64,6 +64,6 @@ def test_rows_that_are_cut_off_by_a_failure_in_the_jvm_are_never_whole(session, 
 
 
 def test_outside_of_spark_nobody_can_tell():
-    with pytest.raises(RowsCutOff, match="cannot be told") as error:
+    with pytest.raises(RowsCutOff, match="cannot be determined") as error:
         list(require_end_of_stream(iter([1, 2])))
     assert not error.value.known
