@@ -60,6 +60,10 @@ def _import_what_tasks_need() -> None:
     import pyarrow.compute  # noqa: F401
     import pyspark.sql.pandas.serializers  # noqa: F401
 
+    import airflow_kafka_spark.road.tasks.transform_rows  # noqa: F401
+    import airflow_kafka_spark.sinks.kafka.tasks.publish  # noqa: F401
+    import airflow_kafka_spark.sources.kafka.tasks.read  # noqa: F401
+
 
 def _make_tasks_cheap() -> None:
     """Spare each task of PySpark two costs that grow with what is imported: 0.5 CPU seconds of a window of three splits."""
