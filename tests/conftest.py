@@ -94,6 +94,8 @@ _LONG = (
     "tests/sensors/",
     "tests/testing/",
     "tests/hooks/kafka/",
+    "tests/ledger/",
+    "tests/control/",
     "tests/operators/",
     "tests/sources/",
     "tests/sinks/",
@@ -163,11 +165,15 @@ def pytest_unconfigure() -> None:
 # Directories and files whose tests share a server, an Airflow or a venv of their own. One test process runs all of each.
 _TOGETHER = {
     "tests/with_airflow", "tests/transforms", "tests/soak",
-    "test_package.py", "test_kafka_security.py", "test_files_readers.py", "test_embedded_kafka.py", "test_json_spark.py",
-    "test_spark_connect.py", "test_schema_registry.py", "test_wire_formats.py", "test_visible.py", "test_connections.py",
-    "tests/sources/jdbc/test_reading.py", "tests/sources/jdbc/test_mysql.py",
-    "test_avro_write.py", "test_source_tolerance.py", "test_kafka.py", "test_base.py",
-    "test_broker.py", "test_log_truncated.py", "test_publish_broker.py", "test_publish_cluster.py",
+    "tests/test_package.py", "tests/testing/test_embedded_kafka.py", "tests/triggers/test_base.py",
+    "tests/faults/test_broker.py", "tests/faults/test_publish_broker.py", "tests/faults/test_publish_cluster.py",
+    "tests/formats/avro/test_avro_write.py", "tests/formats/json/test_json_spark.py",
+    "tests/hooks/test_connections.py", "tests/hooks/test_schema_registry.py",
+    "tests/hooks/kafka/test_hook.py", "tests/hooks/kafka/test_security.py",
+    "tests/operators/test_avro_write.py", "tests/operators/test_log_truncated.py", "tests/operators/test_source_tolerance.py",
+    "tests/operators/test_spark_connect.py", "tests/operators/test_wire_formats.py",
+    "tests/operators/visibility/test_operator.py",
+    "tests/sinks/files/test_readers.py", "tests/sources/jdbc/test_mysql.py", "tests/sources/jdbc/test_reading.py",
 }  # fmt: skip
 
 
@@ -176,11 +182,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give a test to the next free process, but keep together what :data:`_TOGETHER` names."""
     from xdist.scheduler import LoadScopeScheduling
 
+    moved = [name for name in (*_LONG, *_SERVER_TESTS, *_TOGETHER) if not (config.rootpath / name).exists()]
+    assert not moved, f"tests/conftest.py names what is not there (any more): {moved}"
+
     class Together(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            directory, _, name = file.rpartition("/")
-            return directory if directory in _TOGETHER else file if {file, name} & _TOGETHER else nodeid
+            directory = file.rpartition("/")[0]
+            return directory if directory in _TOGETHER else file if file in _TOGETHER else nodeid
 
     config.option.loadscopereorder = False  # in the order of pytest_collection_modifyitems
     return Together(config, log)
