@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PartitionOffsets = dict[TopicPartition, int]
+ResolvedOffsets = dict[TopicPartition, int]
 
 TOLERANCE_SECONDS = 300.0
 """How far the clocks of producers may be ahead of the clock of this machine."""
@@ -41,7 +41,7 @@ SCAN_SECONDS = 300.0
 """How long the records behind a record from the future are read before the search is given up."""
 
 
-def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> PartitionOffsets:
+def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> ResolvedOffsets:
     """Return where a pipeline without a past begins, for every partition of the log.
 
     Committed offsets come as they are: that their records are still there is for the planner to judge.
@@ -63,7 +63,7 @@ def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> Par
     return {tp: _end(start, partition) for tp, partition in log.partitions.items()}
 
 
-def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicPartition, int] | None = None) -> PartitionOffsets:
+def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicPartition, int] | None = None) -> ResolvedOffsets:
     """Return where a window ends at the latest, for every partition of the log that has a bound. It may lie beyond what can be
     read, or below the start.
 
@@ -87,7 +87,7 @@ def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicP
     return {}
 
 
-def within(offsets: Mapping[TopicPartition, int], log: Log) -> PartitionOffsets:
+def within(offsets: Mapping[TopicPartition, int], log: Log) -> ResolvedOffsets:
     """Return the same offsets after a check that all of them lie in the log or at its end.
 
     :raises BoundRefused: some are not.
@@ -106,7 +106,7 @@ def within(offsets: Mapping[TopicPartition, int], log: Log) -> PartitionOffsets:
     return dict(offsets)
 
 
-def _committed(hook: KafkaHook, start: CommittedOffsets, log: Log, group_id: str) -> PartitionOffsets:
+def _committed(hook: KafkaHook, start: CommittedOffsets, log: Log, group_id: str) -> ResolvedOffsets:
     committed = hook.committed(group_id, log.partitions)
     missing = sorted(tp for tp, there in committed.items() if there is None)
     if missing and start.fallback == "none":
@@ -129,7 +129,7 @@ def _end(bound: Earliest | Latest, partition: PartitionLog) -> int:
     return partition.low if isinstance(bound, Earliest) else partition.lso
 
 
-def _at(hook: KafkaHook, bound: Timestamp, log: Log, floors: Mapping[TopicPartition, int] | None = None) -> PartitionOffsets:
+def _at(hook: KafkaHook, bound: Timestamp, log: Log, floors: Mapping[TopicPartition, int] | None = None) -> ResolvedOffsets:
     found = first_offsets(hook, log.partitions, bound.ms, floors=dict(floors or {}))
     # None is the end, and so is what came after the log was read: the end of that reading is the same for start and stop.
     return {
@@ -138,7 +138,7 @@ def _at(hook: KafkaHook, bound: Timestamp, log: Log, floors: Mapping[TopicPartit
     }
 
 
-def _specific(bound: SpecificOffsets, log: Log) -> PartitionOffsets:
+def _specific(bound: SpecificOffsets, log: Log) -> ResolvedOffsets:
     ends = {tp: {EARLIEST: p.low, LATEST: p.lso} for tp, p in log.partitions.items()}
     return {tp: ends[tp].get(offset, offset) for tp, offset in bound.offsets.items()}
 
