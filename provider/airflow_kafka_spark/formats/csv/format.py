@@ -186,7 +186,7 @@ class Csv(Format):
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """Return the encoder, for every kind of column; None for timestamps in a format of their own."""
-        from airflow_kafka_spark.formats.csv.tasks.encode import CsvEncoder
+        from airflow_kafka_spark.formats.tasks.text import CsvEncoder
 
         if not columns or (self.timestamp_format and any(kind == "zoned" for _, kind in columns)):
             return None

@@ -140,7 +140,7 @@ class Json(Format):
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """Return the encoder, for every kind of column."""
-        from airflow_kafka_spark.formats.json.tasks.encode import JsonEncoder
+        from airflow_kafka_spark.formats.tasks.text import JsonEncoder
 
         return JsonEncoder(tuple(columns)) if columns else None
 

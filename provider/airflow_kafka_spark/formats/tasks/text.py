@@ -1,79 +1,115 @@
-"""Arrow columns to text: as Spark writes it, byte for byte, and as JSON for people."""
+"""Arrow columns written as text, by Arrow's vectorised functions: JSON, CSV and single texts.
+
+Two groups of callers share the writers:
+
+* :class:`JsonEncoder`, :class:`CsvEncoder` and :class:`TextEncoder` write Kafka values from columns whose :data:`.Kind` is known.
+  Their bytes are exactly those of Spark's ``to_json``, ``to_csv`` and ``CAST``; the tests compare both.
+* :func:`json_lines`, :func:`csv_lines`, :func:`json_values` and :func:`rows_as_json` write columns of any Arrow type to files,
+  JSON columns of a table and dead letters.
+
+They differ in these points, since the first group has to repeat Spark and the second one gets types that the first never sees:
+
+========================  ================================================  ================================================
+point                     columns of a kind                                 columns of any type
+========================  ================================================  ================================================
+null in JSON              ``null``                                          left out (files), ``null`` (dead letters)
+decimals                  texts of the database; more than 6 digits of      plain notation with all digits of the scale
+                          scale: with Java's exponent
+years after 9999          with a ``+``, as Java has it                      without
+control characters        ``\\u001F``, as Jackson has it                    ``\\u001f``, as Python has it
+floats, nested types      not supported                                     supported
+========================  ================================================  ================================================
+"""
 
 from __future__ import annotations
 
-import base64
-import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+import binascii
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Encoder, Kind
+from airflow_kafka_spark.formats.csv.dialect import CsvDialect
 
 _DAY = 86_400_000_000
 _FIRST, _LAST = -719_162, 2_932_896
 """First and last day, since 1970, of the years 1 to 9999. Arrow writes these as Spark does."""
 
+_SHORT = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x09: "\\t", 0x0A: "\\n", 0x0C: "\\f", 0x0D: "\\r"}
+_JACKSON = {**{code: f"\\u{code:04X}" for code in range(0x20)}, **_SHORT}
+_PYTHON = {**{code: f"\\u{code:04x}" for code in range(0x20)}, **_SHORT}
+_UNTOUCHED = bytes(code for code in range(256) if code not in _JACKSON)
 
-def map_values(column: pa.Array, convert: Callable[[Any], str]) -> pa.Array:
-    """Return the texts of a column's values, converted one by one in Python."""
-    return pa.array([None if value is None else convert(value) for value in column.to_pylist()], pa.string())
-
-
-def concatenated(column: pa.Array) -> bytes:
-    """Return all texts of a column, concatenated."""
-    offsets, data = column.buffers()[1:]
-    if data is None or not len(column):
-        return b""
-    places = memoryview(offsets).cast("i")
-    return memoryview(data)[places[column.offset] : places[column.offset + len(column)]].tobytes()
+_NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
-def format_dates(column: pa.Array) -> pa.Array:
-    """Return dates as ``yyyy-MM-dd``."""
-    plain = column.cast(pa.int32())
-    if _within(plain, _FIRST, _LAST):
-        return column.cast(pa.string())
-    return _format_far(plain.cast(pa.int64()), "D")
+class ValueTexts(NamedTuple):
+    """The texts of a column's values.
 
-
-def format_timestamps(column: pa.Array, between: str) -> pa.Array:
-    """Return timestamps to the microsecond, in UTC if they have a zone.
-
-    :param between: the separator of date and time of day.
+    :param text: one text per value, null where the value is null.
+    :param zone: a constant that follows each text: ``Z`` or nothing.
+    :param quoted: True if JSON puts the value in quotes.
     """
-    plain = column.cast(pa.int64())
-    if not _within(plain, _FIRST * _DAY, (_LAST + 1) * _DAY - 1):
-        return pc.replace_substring(_format_far(plain, "us"), "T", between)
-    text = plain.cast(pa.timestamp("us")).cast(pa.string())
-    return pc.binary_replace_slice(text, 10, 11, between) if between != " " else text
+
+    text: pa.Array
+    zone: str = ""
+    quoted: bool = False
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """The constants before and after each text in JSON."""
+        quote = '"' if self.quoted else ""
+        return quote, self.zone + quote
+
+    def as_json(self) -> pa.Array:
+        """Return the values as JSON; null stays null."""
+        before, after = self.around
+        return _join(before, self.text, after) if before or after else self.text
 
 
-def _within(column: pa.Array, first: int, last: int) -> bool:
-    found = pc.min_max(column).as_py()
-    return found["min"] is None or (found["min"] >= first and found["max"] <= last)
+# --- columns of a known kind, as Spark writes them -------------------------------------------------------------------------
 
 
-def _format_far(column: pa.Array, unit: str) -> pa.Array:
-    """Return dates or timestamps outside of the years 1 to 9999. Java puts a sign before years of five digits."""
-    texts = np.datetime_as_string(np.asarray(column.fill_null(0)).view(f"datetime64[{unit}]")).tolist()
-    signed = [text if text[0] == "-" or text.index("-") == 4 else f"+{text}" for text in texts]
-    return pa.array(signed, pa.string(), mask=np.asarray(column.is_null()))
+@dataclass(frozen=True)
+class JsonEncoder(Encoder):
+    """Encodes one object per row, as :meth:`~airflow_kafka_spark.formats.Json.encode` writes it.
 
-
-def format_decimals(column: pa.Array) -> pa.Array:
-    """Return decimals with more than 6 digits after the point. Java writes the smallest of them with an exponent, as Python
-    does.
+    :param columns: names and kinds of the columns, in order.
     """
-    if not pc.any(pc.match_substring(column, "0.000000")).as_py():
-        return column
-    return map_values(column, lambda text: str(Decimal(text)))
+
+    columns: tuple[tuple[str, Kind], ...]
+
+    def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
+        """Return the rows' objects."""
+        members = [(_quote(name, _JACKSON), _texts_of_kind(rows[name], kind)) for name, kind in self.columns]
+        return _objects(members, rows=0, nulls=True).cast(pa.binary())
+
+
+@dataclass(frozen=True)
+class CsvEncoder(Encoder):
+    """Encodes one line per row, as :meth:`~airflow_kafka_spark.formats.Csv.encode` writes it.
+
+    :param columns: names and kinds of the columns, in order.
+    :param dialect: how the fields are written.
+    """
+
+    columns: tuple[tuple[str, Kind], ...]
+    dialect: CsvDialect
+
+    def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
+        """Return the rows' lines."""
+        fields = [
+            _quoted_field(rows[name].cast(pa.string()), self.dialect)
+            if kind == "text"
+            else _bare_field(_texts_of_kind(rows[name], kind), self.dialect)
+            for name, kind in self.columns
+        ]
+        return _records(fields, self.dialect).cast(pa.binary())
 
 
 @dataclass(frozen=True)
@@ -89,111 +125,353 @@ class TextEncoder(Encoder):
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
         """Return the rows' texts; null where the column is null."""
-        return _FORMATS[self.kind](rows[self.column]).cast(pa.binary())
+        column = rows[self.column]
+        if self.kind in ("zoned", "local"):
+            # SQL casts timestamps to text without trailing zeros of the second.
+            return pc.replace_substring_regex(_timestamps(column, " "), r"\.?0+$", "").cast(pa.binary())
+        if self.kind == "date":
+            return _dates(column).cast(pa.binary())
+        return column if self.kind == "binary" else column.cast(pa.string()).cast(pa.binary())
 
 
-def _format_trimmed_timestamps(column: pa.Array) -> pa.Array:
-    """Return timestamps as SQL casts them to text: without trailing zeros of the second."""
-    return pc.replace_substring_regex(format_timestamps(column, " "), r"\.?0+$", "")
+def _texts_of_kind(column: pa.Array, kind: Kind) -> ValueTexts:
+    if kind == "text":
+        return ValueTexts(_escape(column, _JACKSON), quoted=True)
+    if kind == "fine decimal":
+        return ValueTexts(_with_exponents(column))
+    if kind in ("zoned", "local"):
+        return ValueTexts(_timestamps(column, "T"), zone="Z" if kind == "zoned" else "", quoted=True)
+    if kind == "date":
+        return ValueTexts(_dates(column), quoted=True)
+    if kind == "binary":
+        return ValueTexts(_base64(column), quoted=True)
+    return ValueTexts(column.cast(pa.string()))
 
 
-def _as_text(column: pa.Array) -> pa.Array:
-    return column.cast(pa.string())
+# --- columns of any type ----------------------------------------------------------------------------------------------------
 
 
-_FORMATS: Mapping[Kind, Callable[[pa.Array], pa.Array]] = {
-    "integer": _as_text,
-    "boolean": _as_text,
-    "decimal": _as_text,
-    "text": _as_text,
-    "binary": lambda column: column,
-    "zoned": _format_trimmed_timestamps,
-    "local": _format_trimmed_timestamps,
-    "date": format_dates,
-}
+def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
+    """Return one JSON object per row, as Spark's writer has it: nulls are left out, decimals are numbers, timestamps are ISO 8601
+    in UTC (with microseconds, which Spark's writer drops), binary is base64, NaN and the infinities are strings.
+    """
+    members = [(_quote(n, _PYTHON), _texts(c)) for n, c in zip(batch.schema.names, batch.columns, strict=True)]
+    return concatenated(_objects(members, batch.num_rows, end="}\n"))
 
 
-# --- JSON for people ------------------------------------------------------------------------------------------------------
+def json_values(column: pa.Array) -> pa.Array:
+    """Return each value as JSON, as :func:`json_lines` writes it; null stays null."""
+    return _texts(column).as_json()
 
 
-_Is = Callable[[pa.DataType], bool]
+def csv_lines(batch: pa.RecordBatch, delimiter: str = ",") -> pa.Buffer:
+    """Return one line per row: texts always in quotes, quotes doubled, null as an empty field, everything else as in JSON.
+
+    :raises pyarrow.ArrowNotImplementedError: a column is binary or nested.
+    """
+    dialect = CsvDialect(delimiter)
+    fields = []
+    for column in map(_plain, batch.columns):
+        if pa.types.is_string(column.type) or pa.types.is_null(column.type):
+            fields.append(_quoted_field(column.cast(pa.string()), dialect))
+        else:
+            texts = None if pa.types.is_binary(column.type) else _scalars(column, json=False)
+            fields.append(_bare_field(texts or _refuse(column), dialect))
+    return concatenated(_records(fields, dialect, end="\n"))
+
+
+def csv_header(names: Iterable[str], delimiter: str = ",") -> bytes:
+    """Return the header line. Names are quoted only if they must be."""
+    dialect = CsvDialect(delimiter)
+    special = (delimiter, '"', "\n", "\r")
+    cells = (dialect.quoted(name) if any(s in name for s in special) else name for name in names)
+    return (delimiter.join(cells) + "\n").encode()
 
 
 def rows_as_json(columns: Sequence[tuple[str, pa.Array]]) -> list[bytes]:
     """Return one JSON object per row, for people. Never raises, also for rows that no format can write.
 
-    Decimals are numbers with all their digits, timestamps are ISO 8601, bytes are base64, structs and maps are objects. A text
-    that is not UTF-8 gets replacement characters; NaN and infinities are texts.
+    The objects are those of :func:`json_lines`, with three differences: nulls are written, a text that is not UTF-8 gets
+    replacement characters, and a value of a type that JSON has nothing for is shown as its text.
 
     :param columns: names and values, all of one length.
     """
-    count = len(columns[0][1]) if columns else 0
-    return [_object((name, column[at]) for name, column in columns).encode() for at in range(count)]
+    if not columns:
+        return []
+    members = [(_quote(name, _PYTHON), _texts(column, shown=True)) for name, column in columns]
+    objects: list[bytes] = _objects(members, len(columns[0][1]), nulls=True).cast(pa.binary()).to_pylist()
+    return objects
 
 
-def _object(fields: Any) -> str:
-    return "{" + ",".join(f"{_text(name)}:{_value(value)}" for name, value in fields) + "}"
+def _texts(array: pa.Array, shown: bool = False) -> ValueTexts:
+    """Return the JSON texts of values of any type.
+
+    :param shown: True if the text is for people: see :func:`rows_as_json`.
+    """
+    array = _plain(array)
+    kind = array.type
+    if pa.types.is_string(kind):
+        return ValueTexts(_escape(_valid_utf8(array) if shown else array, _PYTHON), quoted=True)
+    if pa.types.is_struct(kind):
+        members = [
+            (_quote(kind.field(i).name, _PYTHON), _texts(pc.struct_field(array, [i]), shown)) for i in range(kind.num_fields)
+        ]
+        return ValueTexts(pc.if_else(pc.is_valid(array), _objects(members, len(array), nulls=shown), None))
+    if pa.types.is_map(kind):
+        items = pc.fill_null(_texts(array.items, shown).as_json(), "null")
+        return _nested(array, _join(_keys(array.keys, shown), ":", items), "{", "}")
+    if pa.types.is_list(kind):
+        return _nested(array, pc.fill_null(_texts(array.values, shown).as_json(), "null"), "[", "]")
+    try:
+        found = _scalars(array, json=True)
+    except pa.ArrowInvalid:
+        # A timestamp in seconds that microseconds have no room for.
+        if not shown:
+            raise
+        found = None
+    if found is None and shown:
+        texts = [str(scalar) if scalar.is_valid else None for scalar in array]
+        return ValueTexts(_escape(pa.array(texts, pa.string()), _PYTHON), quoted=True)
+    return found or _refuse(array)
 
 
-def _value(scalar: pa.Scalar) -> str:
-    if not scalar.is_valid:
-        return "null"
-    for fits, write in _WRITERS:
-        if fits(scalar.type):
-            return write(scalar)
-    return _text(str(scalar))
+def _scalars(array: pa.Array, json: bool) -> ValueTexts | None:
+    """Return the texts of values that are not nested; None for a type that has none.
+
+    :param json: True if NaN and the infinities get the quotes that JSON needs.
+    """
+    kind = array.type
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind):
+        return ValueTexts(array.cast(pa.string()))
+    if pa.types.is_decimal(kind):
+        return ValueTexts(_without_exponents(array.cast(pa.string()), array))
+    if pa.types.is_floating(kind):
+        return ValueTexts(_floats(array, '"' if json else ""))
+    if pa.types.is_timestamp(kind):
+        # Without its zone the value is in UTC already, and written thirty times as fast.
+        return ValueTexts(_timestamps(array.cast(pa.timestamp("us")), "T", sign=""), zone="Z" if kind.tz else "", quoted=True)
+    if pa.types.is_date(kind):
+        return ValueTexts(_dates(array.cast(pa.date32()), sign=""), quoted=True)
+    if pa.types.is_time(kind):
+        return ValueTexts(array.cast(pa.string()), quoted=True)
+    if pa.types.is_binary(kind):
+        return ValueTexts(_base64(array), quoted=True)
+    return None
 
 
-def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _refuse(array: pa.Array) -> ValueTexts:
+    raise pa.ArrowNotImplementedError(f"{array.type} as text")
 
 
-def _string(scalar: pa.Scalar) -> str:
-    return _text(scalar.as_buffer().to_pybytes().decode("utf-8", "replace"))
+def _plain(array: pa.Array) -> pa.Array:
+    """Return the same values in a basic type: no dictionaries, views, large or fixed-size variants."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _plain(array.dictionary_decode())
+    if kind in (pa.large_string(), pa.string_view()):
+        return array.cast(pa.string())
+    if pa.types.is_fixed_size_binary(kind) or kind in (pa.large_binary(), pa.binary_view()):
+        return array.cast(pa.binary())
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind):
+        return array.cast(pa.list_(kind.value_field))
+    return array
 
 
-def _float(scalar: pa.Scalar) -> str:
-    value = scalar.as_py()
-    if not math.isfinite(value):
-        return _text({"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)])
-    return str(np.float32(value)) if pa.types.is_float32(scalar.type) else repr(value)
+def _valid_utf8(array: pa.Array) -> pa.Array:
+    """Return texts with replacement characters where they are not UTF-8."""
+    try:
+        array.validate(full=True)
+        return array
+    except pa.ArrowInvalid:
+        return map_values(array.cast(pa.binary()), lambda value: value.decode("utf-8", "replace"))
 
 
-def _moment(scalar: pa.Scalar) -> str:
-    # Python's dates end with the year 9999, and a later one may be why a row does not fit.
-    text = str(np.datetime64(scalar.value, scalar.type.unit))
-    return _text(f"{text}Z" if scalar.type.tz else text)
+# --- rows -------------------------------------------------------------------------------------------------------------------
 
 
-def _map(scalar: pa.Scalar) -> str:
-    entries = scalar.values
-    return _object((_name(entry[0]), entry[1]) for entry in entries)
+def _objects(members: Sequence[tuple[str, ValueTexts]], rows: int, nulls: bool = False, end: str = "}") -> pa.Array:
+    """Return one JSON object per row.
+
+    :param members: names, in quotes, and values.
+    :param rows: the number of rows, for objects without members.
+    :param nulls: True if members that are null are written, False if they are left out.
+    :param end: what ends each object.
+    """
+    if not members:
+        return pa.array(["{" + end] * rows, pa.string())
+    # Where the first member may be left out, each member begins with a comma, and the first comma is replaced.
+    comma_first = not nulls and members[0][1].text.null_count > 0
+    parts: list[str | pa.Array] = []
+    separator = "," if comma_first else "{"
+    for name, value in members:
+        before, after = value.around
+        if not value.text.null_count:
+            parts += [f"{separator}{name}:{before}", value.text, after]
+        elif nulls:
+            parts += [f"{separator}{name}:", pc.fill_null(value.as_json(), "null")]
+        else:
+            parts.append(pc.fill_null(_join(f"{separator}{name}:{before}", value.text, after), ""))
+        separator = ","
+    if comma_first:
+        return _join(pc.binary_replace_slice(_join(*_merge_constants(parts)), 0, 1, "{"), end)
+    return _join(*_merge_constants([*parts, end]))
 
 
-def _name(scalar: pa.Scalar) -> str:
-    written = _value(scalar)
-    return str(json.loads(written)) if written.startswith('"') else written
+def _nested(array: pa.ListArray, texts: pa.Array, start: str, end: str) -> ValueTexts:
+    """Return the texts of the entries of lists or maps, joined per list."""
+    lists = pa.ListArray.from_arrays(array.offsets, texts)
+    return ValueTexts(pc.if_else(pc.is_valid(array), _join(start, pc.binary_join(lists, ","), end), None))
 
 
-def _list(scalar: pa.Scalar) -> str:
-    return "[" + ",".join(map(_value, scalar.values)) + "]"
+def _keys(array: pa.Array, shown: bool) -> pa.Array:
+    """Return the keys of maps as JSON strings, whatever their type."""
+    texts = _texts(array, shown).as_json()
+    return pc.if_else(pc.starts_with(texts, '"'), texts, _join('"', texts, '"'))
 
 
-def _bytes(scalar: pa.Scalar) -> str:
-    return _text(base64.b64encode(scalar.as_py()).decode())
+def _records(fields: Sequence[list[str | pa.Array]], dialect: CsvDialect, end: str = "") -> pa.Array:
+    """Return one CSV record per row."""
+    parts = [part for n, field in enumerate(fields) for part in ([dialect.delimiter, *field] if n else field)]
+    return _join(*_merge_constants([*parts, end] if end else parts))
 
 
-_types = pa.types
-_WRITERS: tuple[tuple[_Is, Callable[[Any], str]], ...] = (
-    (lambda t: _types.is_string(t) or _types.is_large_string(t), _string),
-    (_types.is_boolean, lambda scalar: "true" if scalar.as_py() else "false"),
-    (_types.is_integer, lambda scalar: str(scalar.as_py())),
-    (_types.is_floating, _float),
-    (_types.is_decimal, lambda scalar: format(scalar.as_py(), "f")),
-    (_types.is_timestamp, _moment),
-    (_types.is_date32, lambda scalar: _text(str(np.datetime64(scalar.value, "D")))),
-    (lambda t: _types.is_binary(t) or _types.is_large_binary(t), _bytes),
-    (_types.is_struct, lambda scalar: _object((f.name, scalar[at]) for at, f in enumerate(scalar.type))),
-    (_types.is_map, _map),
-    (lambda t: _types.is_list(t) or _types.is_large_list(t), _list),
-)
+def _quoted_field(text: pa.Array, dialect: CsvDialect) -> list[str | pa.Array]:
+    quote, escape = dialect.quote, dialect.escape
+    if not dialect.doubled:
+        text = pc.replace_substring(text, escape, escape * 2)
+    text = pc.replace_substring(text, quote, escape + quote)
+    return [pc.fill_null(_join(quote, text, quote), dialect.null)] if text.null_count else [quote, text, quote]
+
+
+def _bare_field(value: ValueTexts, dialect: CsvDialect) -> list[str | pa.Array]:
+    text = _join(value.text, value.zone) if value.zone else value.text
+    # A value that reads like a null is quoted. The text of empty bytes is empty.
+    like_null = pc.equal(text, dialect.null)
+    if pc.any(like_null).as_py():
+        text = pc.if_else(like_null, dialect.quoted(dialect.null), text)
+    return [pc.fill_null(text, dialect.null) if text.null_count else text]
+
+
+def _merge_constants(parts: Sequence[str | pa.Array]) -> list[str | pa.Array]:
+    """Return the parts with consecutive constants merged, since each part costs a step for every row."""
+    fewer: list[str | pa.Array] = []
+    for part in parts:
+        if isinstance(part, str) and fewer and isinstance(fewer[-1], str):
+            fewer[-1] += part
+        else:
+            fewer.append(part)
+    return fewer
+
+
+def _join(*parts: pa.Array | str) -> pa.Array:
+    """Concatenate strings; null where one of them is null."""
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def concatenated(texts: pa.Array) -> pa.Buffer:
+    """Return the bytes of all texts of a column, one after the other, without a copy. What a null hides is among them."""
+    offsets, data = texts.buffers()[1:]
+    if data is None or not len(texts):
+        return pa.py_buffer(b"")
+    places = memoryview(offsets).cast("i")
+    first, last = places[texts.offset], places[texts.offset + len(texts)]
+    return data.slice(first, last - first)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------------
+
+
+def map_values(column: pa.Array, convert: Callable[[Any], str]) -> pa.Array:
+    """Return the texts of a column's values, converted one by one in Python."""
+    return pa.array([None if value is None else convert(value) for value in column.to_pylist()], pa.string())
+
+
+def _quote(text: str, escapes: Mapping[int, str]) -> str:
+    return '"' + "".join(escapes.get(ord(character), character) for character in text) + '"'
+
+
+def _escape(column: pa.Array, escapes: Mapping[int, str]) -> pa.Array:
+    """Return the inside of JSON strings, with only the escapes that JSON requires.
+
+    :param escapes: the escape of each character that needs one.
+    """
+    found = concatenated(column).to_pybytes().translate(None, _UNTOUCHED)
+    if not found:
+        return column
+    # Backslashes first, since the other escapes add some.
+    for code in sorted(set(found), key=lambda code: (code != 0x5C, code)):
+        column = pc.replace_substring(column, chr(code), escapes[code])
+    return column
+
+
+def _base64(column: pa.Array) -> pa.Array:
+    return map_values(column, lambda value: binascii.b2a_base64(value, newline=False).decode("ascii"))
+
+
+def _without_exponents(texts: pa.Array, decimals: pa.Array) -> pa.Array:
+    """Return texts of decimals in plain notation. Arrow writes 0E-10 for a zero of scale 10, which not every CSV reader takes."""
+    tiny = pc.fill_null(pc.match_substring(texts, "E"), False)
+    if not pc.any(tiny).as_py():
+        return texts
+    return pc.replace_with_mask(texts, tiny, map_values(decimals.filter(tiny), lambda value: format(value, "f")))
+
+
+def _with_exponents(texts: pa.Array) -> pa.Array:
+    """Return texts of decimals with more than 6 digits after the point. Java writes the smallest of them with an exponent, as
+    Python does.
+    """
+    if not pc.any(pc.match_substring(texts, "0.000000")).as_py():
+        return texts
+    return map_values(texts, lambda text: str(Decimal(text)))
+
+
+def _floats(array: pa.Array, quote: str) -> pa.Array:
+    """Return numbers; NaN and the infinities as Spark names them.
+
+    :param quote: what is put around NaN and the infinities.
+    """
+    texts = (array.cast(pa.float32()) if pa.types.is_float16(array.type) else array).cast(pa.string())
+    # 1 becomes 1.0, so that readers that infer types see a floating point column.
+    whole = pc.invert(pc.match_substring_regex(texts, "[.en]"))
+    texts = pc.if_else(whole, _join(texts, ".0"), texts)
+    if pc.all(pc.is_finite(array)).as_py() is False:
+        for arrow, spark in _NON_FINITE.items():
+            texts = pc.if_else(pc.equal(texts, arrow), f"{quote}{spark}{quote}", texts)
+    return texts
+
+
+def _dates(column: pa.Array, sign: str = "+") -> pa.Array:
+    """Return dates as ``yyyy-MM-dd``.
+
+    :param sign: what is put before a year after 9999.
+    """
+    plain = column.cast(pa.int32())
+    if _within(plain, _FIRST, _LAST):
+        return column.cast(pa.string())
+    return _far(plain.cast(pa.int64()), "D", sign)
+
+
+def _timestamps(column: pa.Array, between: str, sign: str = "+") -> pa.Array:
+    """Return timestamps to the microsecond, in UTC if they have a zone.
+
+    :param column: microseconds since 1970.
+    :param between: the separator of date and time of day.
+    :param sign: what is put before a year after 9999.
+    """
+    plain = column.cast(pa.int64())
+    if not _within(plain, _FIRST * _DAY, (_LAST + 1) * _DAY - 1):
+        return pc.replace_substring(_far(plain, "us", sign), "T", between)
+    text = plain.cast(pa.timestamp("us")).cast(pa.string())
+    return pc.binary_replace_slice(text, 10, 11, between) if between != " " else text
+
+
+def _within(column: pa.Array, first: int, last: int) -> bool:
+    found = pc.min_max(column).as_py()
+    return found["min"] is None or (found["min"] >= first and found["max"] <= last)
+
+
+def _far(column: pa.Array, unit: str, sign: str) -> pa.Array:
+    """Return dates or timestamps outside of the years 1 to 9999."""
+    texts = np.datetime_as_string(np.asarray(column.fill_null(0)).view(f"datetime64[{unit}]")).tolist()
+    signed = [text if text[0] == "-" or text.index("-") == 4 else f"{sign}{text}" for text in texts]
+    return pa.array(signed, pa.string(), mask=np.asarray(column.is_null()))

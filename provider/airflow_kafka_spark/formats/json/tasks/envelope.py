@@ -19,7 +19,6 @@ from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Kind
 from airflow_kafka_spark.formats.json.envelope_schema import TimestampPrecision, columns_as_written, is_optional, named_fields
 from airflow_kafka_spark.formats.json.logical_types import sql_columns, sql_type
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
-from airflow_kafka_spark.formats.json.tasks.encode import JsonEncoder
 from airflow_kafka_spark.formats.json.tasks.row_wise import (
     MAX_NESTING,
     after_space,
@@ -31,6 +30,7 @@ from airflow_kafka_spark.formats.json.tasks.row_wise import (
     too_deep,
 )
 from airflow_kafka_spark.formats.tasks.batch_decoder import FEW_RECORDS
+from airflow_kafka_spark.formats.tasks.text import JsonEncoder
 from airflow_kafka_spark.formats.text import BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, arrow_schema, arrow_type
 

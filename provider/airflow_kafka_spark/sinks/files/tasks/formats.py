@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.orc
 import pyarrow.parquet
 
-from airflow_kafka_spark.sinks.tasks.text import csv_header, csv_lines, json_lines
+from airflow_kafka_spark.formats.tasks.text import csv_header, csv_lines, json_lines
 
 # How much is buffered before it is written: a row group of Parquet and ORC; text is encoded in pieces that fit into the cache.
 _GROUP_ROWS, _GROUP_BYTES = 500_000, 64 << 20

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
+from airflow_kafka_spark.formats.tasks.text import json_values
 from airflow_kafka_spark.hooks.postgres import Name, quote
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.postgres import sql
@@ -27,7 +28,6 @@ from airflow_kafka_spark.sinks.postgres.server import SinkServer, is_refusal, lo
 from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
 from airflow_kafka_spark.sinks.postgres.tasks.session import LoadSession, Stream, open_session
 from airflow_kafka_spark.sinks.postgres.types import StageColumn
-from airflow_kafka_spark.sinks.tasks.text import json_values
 from airflow_kafka_spark.windows.model import BadRecord, Split
 
 SAMPLES = 5

@@ -73,7 +73,7 @@ class PostgresSplitReader(SplitReader):
         :raises SourceRejected: a decimal is NaN, for which Spark has nothing.
         """
         for (name, kind), column in zip(self.columns, batch.columns, strict=True):
-            if kind in ("decimal", "fine decimal") and concatenated(column).translate(None, _DECIMAL_CHARACTERS):
+            if kind in ("decimal", "fine decimal") and concatenated(column).to_pybytes().translate(None, _DECIMAL_CHARACTERS):
                 raise SourceRejected(self.table, f"column `{name}` holds NaN, for which Spark's decimals have nothing")
         return pa.RecordBatch.from_arrays(batch.columns, [name for name, _ in self.columns])
 

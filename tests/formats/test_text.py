@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.sinks.tasks.text import csv_header, csv_lines, json_lines
+from airflow_kafka_spark.formats.tasks.text import csv_header, csv_lines, json_lines
 
 UTC = dt.timezone.utc
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
