@@ -7,14 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from airflow_kafka_spark.control.forget import forget
-from airflow_kafka_spark.control.pause import pause, resume
 from airflow_kafka_spark.control.pipelines import find, show, to_json
-from airflow_kafka_spark.control.reset import reset
-from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused
+from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
 from airflow_kafka_spark.windows.offset_specs import ShiftBy
+from tests.support.control import forget, pause, reset, resume
 from tests.support.runs import Victim
 
 
@@ -70,7 +68,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(moved, ask):
 
 
 def test_without_a_reason_or_a_pipeline_nothing_is_changed(moved, ask, unique):
-    with pytest.raises(ResetRefused, match="what this change is for"):
+    with pytest.raises(ChangeRefused, match="what this change is for"):
         ask(pause, why=" ")
     with pytest.raises(PipelineUnknown):
         pause(moved.hook, "unheard-of", why="x", **moved.place)

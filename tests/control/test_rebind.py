@@ -9,14 +9,14 @@ import pytest
 
 from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.pipelines import find, show, to_json
-from airflow_kafka_spark.control.rebind import rebind
-from airflow_kafka_spark.errors import AttemptAtWork, Fenced, PipelineUnknown, ResetRefused
+from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, Fenced, PipelineUnknown
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import Window
 from airflow_kafka_spark.windows.offset_specs import ShiftBy
+from tests.support.control import rebind
 
 TASK = Writer("dag", "task", deployment="prod")
 
@@ -93,7 +93,7 @@ def test_an_open_window_may_go_elsewhere_only_if_nobody_is_at_work_on_it(piped, 
 
 
 def test_without_a_reason_or_a_pipeline_nothing_is_changed(piped, ask, moved):
-    with pytest.raises(ResetRefused, match="what this change is for"):
+    with pytest.raises(ChangeRefused, match="what this change is for"):
         ask(why="")
     with pytest.raises(PipelineUnknown):
         rebind(piped.hook, "unheard-of", why="x", **piped.place)
@@ -122,13 +122,13 @@ def test_of_intervals_that_bind_a_pipeline_at_once_only_one_does_and_the_others_
     def bind(hour):
         def decide(whole):
             if whole.binding is not None and whole.binding.destination.place != {"path": str(hour)}:
-                raise ResetRefused(f"bound to {whole.binding.destination.place['path']}")
+                raise ChangeRefused(f"bound to {whole.binding.destination.place['path']}")
             return bound_to(str(hour))
 
         with interval_ledger(piped, hour, f"run{hour}") as ledger:
             try:
                 ledger.bind(decide)
-            except (ResetRefused, Fenced) as error:
+            except (ChangeRefused, Fenced) as error:
                 return str(error)
             bounds = (ledger.interval.start_ms, ledger.interval.end_ms)
             ledger.plan(Window(ledger.pipeline, 1, (), f"run{hour}", "", interval=bounds, binding=bound_to(str(hour))))

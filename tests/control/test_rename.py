@@ -9,18 +9,16 @@ import pytest
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
-from airflow_kafka_spark.control.forget import forget
-from airflow_kafka_spark.control.pause import pause
 from airflow_kafka_spark.control.pipelines import find, to_json
 from airflow_kafka_spark.control.preview import preview
-from airflow_kafka_spark.control.rename import rename
-from airflow_kafka_spark.errors import Fenced, GroupOwned, PipelineRenamed, PipelineUnknown, ResetRefused, WindowOpen
+from airflow_kafka_spark.errors import ChangeRefused, Fenced, GroupOwned, PipelineRenamed, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators.binding import Run, bound, writer_of
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import Memory
+from tests.support.control import forget, pause, rename
 from tests.support.pipelines import make
 from tests.support.runs import Victim
 
@@ -162,18 +160,18 @@ def test_what_cannot_be_renamed_is_refused_and_nothing_changes(moved, unique):
     with Ledger(moved.hook, taken, "run", group_id=unique("own"), topic=moved.ledger_topic) as ledger:
         ledger.plan(moved.window(ledger, 5, 5).__class__(taken, 1, (), "run", ""))
     before = moved.everything()
-    with pytest.raises(ResetRefused, match="knows a pipeline"):
+    with pytest.raises(ChangeRefused, match="knows a pipeline"):
         ask(moved, taken)
     for wrong in ("", moved.name):
-        with pytest.raises(ResetRefused, match="no new name"):
+        with pytest.raises(ChangeRefused, match="no new name"):
             ask(moved, wrong)
-    with pytest.raises(ResetRefused, match="what this change is for"):
+    with pytest.raises(ChangeRefused, match="what this change is for"):
         ask(moved, "x", why="")
     with pytest.raises(PipelineUnknown):
         rename(moved.hook, "unheard-of", "x", why="x", **moved.place)
     assert moved.everything() == before
     pause(moved.hook, moved.name, why="x", **moved.place)
-    with pytest.raises(ResetRefused, match="is paused"):
+    with pytest.raises(ChangeRefused, match="is paused"):
         ask(moved, "x")
 
 
@@ -184,7 +182,7 @@ def test_a_pipeline_of_intervals_keeps_its_name(piped):
         entry = ledger.plan(window.__class__(**{**vars(window), "pipeline": ledger.pipeline}))
         ledger.close({}, {})
         assert entry.window.number == 1
-    with pytest.raises(ResetRefused, match=f'pipeline="{piped.name}"'):
+    with pytest.raises(ChangeRefused, match=f'pipeline="{piped.name}"'):
         ask(piped, "x")
 
 

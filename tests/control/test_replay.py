@@ -7,10 +7,11 @@ import json
 import pytest
 
 from airflow_kafka_spark.control.pipelines import to_json
-from airflow_kafka_spark.control.replay import IN_PIECES, replay
+from airflow_kafka_spark.control.replay import IN_PIECES
 from airflow_kafka_spark.errors import DataLoss, ReplayRefused, WindowOpen
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.windows.model import TargetTopic
+from tests.support.control import replay
 
 
 @pytest.fixture

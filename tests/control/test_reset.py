@@ -9,15 +9,14 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.forget import forget
 from airflow_kafka_spark.control.pipelines import find, show, to_json, windows
 from airflow_kafka_spark.control.preview import preview
-from airflow_kafka_spark.control.reset import reset
-from airflow_kafka_spark.errors import BoundRefused, Fenced, GroupHasMembers, PipelineUnknown, ResetRefused, WindowOpen
+from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, Fenced, GroupHasMembers, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
 from airflow_kafka_spark.windows.model import Marker, SourcePlan, TargetTopic
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, SpecificOffsets
+from tests.support.control import forget, reset
 from tests.support.piped import BASE
 
 
@@ -94,7 +93,7 @@ class TestReset:
 
     def test_without_a_reason_nothing_is_changed(self, moved):
         before = moved.everything()
-        with pytest.raises(ResetRefused, match="what this change is for"):
+        with pytest.raises(ChangeRefused, match="what this change is for"):
             moved.reset("earliest", why=" ")
         assert moved.everything() == before
 
@@ -155,7 +154,7 @@ class TestReset:
 
     def test_the_first_window_given_up_leaves_the_others_where_it_would_have_begun(self, piped):
         piped.open_window(5, 5)
-        with pytest.raises(ResetRefused, match="which group"):
+        with pytest.raises(ChangeRefused, match="which group"):
             piped.reset("latest", discard_open=True)
         piped.reset("latest", only=[f"{piped.topic}:0"], discard_open=True, group_id=piped.name)
         assert piped.stands() == [20, 0]
@@ -209,9 +208,9 @@ class TestReset:
     def test_a_recreated_topic_is_moved_as_a_whole(self, moved):
         moved.kafka.delete_topic(moved.topic)
         moved.kafka.create_topic(moved.topic, 2)
-        with pytest.raises(ResetRefused, match="nothing to shift from"):
+        with pytest.raises(ChangeRefused, match="nothing to shift from"):
             moved.reset(ShiftBy(1))
-        with pytest.raises(ResetRefused, match="all of its partitions"):
+        with pytest.raises(ChangeRefused, match="all of its partitions"):
             moved.reset("earliest", only=[f"{moved.topic}:0"])
         moved.reset("earliest")
         position = moved.memory.position
@@ -228,7 +227,7 @@ class TestReset:
     def test_a_pipeline_that_reads_rows_has_no_offsets_to_move(self, piped):
         with piped.ledger() as ledger:
             ledger.plan(piped.window(ledger, source=SourcePlan(({"n": 1},), {"cursor": 5})))
-        with pytest.raises(ResetRefused, match="reads rows"):
+        with pytest.raises(ChangeRefused, match="reads rows"):
             piped.reset("earliest", discard_open=True)
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.pipelines import to_json
-from airflow_kafka_spark.control.skip import skip
-from airflow_kafka_spark.errors import AttemptAtWork, Fenced, ResetRefused
+from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, Fenced
 from airflow_kafka_spark.windows.model import SourcePlan
+from tests.support.control import skip
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_without_an_open_window_what_waits_is_skipped_and_then_nothing_waits(mov
     done = ask()
     assert (done.given_up, done.skipped_offsets, moved.stands(), moved.committed()) == ((), 20, [20, 20], [20, 20])
     before = moved.everything()
-    with pytest.raises(ResetRefused, match="nothing waits"):
+    with pytest.raises(ChangeRefused, match="nothing waits"):
         ask()
     assert moved.everything() == before
 
@@ -94,7 +94,7 @@ def test_the_rows_of_a_source_are_given_up_with_their_window_and_what_waits_only
     piped.settle()
     memory = memory_of(piped)
     assert (done.group_id, memory.position.source, memory.last_number, memory.open_entry) == (None, {"id": 70}, 1, None)
-    with pytest.raises(ResetRefused, match="only its source knows"):
+    with pytest.raises(ChangeRefused, match="only its source knows"):
         skip(piped.hook, piped.name, why="x", **piped.place)
 
 

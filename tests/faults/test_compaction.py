@@ -7,12 +7,12 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_kafka_spark.control.skip import skip
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.transforms import Condition, Filter
 from tests.support.compacting import PARTITIONS, RECORDS, compact, send
+from tests.support.control import skip
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import files_rows, order, row_of
 from tests.support.relay import relay

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_kafka_spark.control.rename import rename
-from airflow_kafka_spark.control.skip import skip
 from airflow_kafka_spark.errors import GroupOwned, PipelineRenamed, WindowOpen
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from tests.support.control import rename, skip
 from tests.support.oracle import wait_stable
 
 

@@ -13,7 +13,6 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
-from airflow_kafka_spark.control.pause import pause, resume
 from airflow_kafka_spark.errors import Fenced, LedgerUnreadable, WindowTooWide
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
@@ -39,6 +38,7 @@ from airflow_kafka_spark.windows.memory import (
 from airflow_kafka_spark.windows.model import Marker, OffsetRange, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Position
 from airflow_kafka_spark.windows.report import Report
+from tests.support.control import pause, resume
 
 
 @pytest.fixture(scope="module")

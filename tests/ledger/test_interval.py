@@ -7,9 +7,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.control.forget import forget
 from airflow_kafka_spark.control.pipelines import find, show
-from airflow_kafka_spark.control.replay import replay
 from airflow_kafka_spark.errors import IntervalOverlaps
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
@@ -20,6 +18,7 @@ from airflow_kafka_spark.windows import interval_archive
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import key_prefix
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
+from tests.support.control import forget, replay
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
 

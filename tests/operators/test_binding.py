@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.rebind import rebind
 from airflow_kafka_spark.errors import (
     BadRecords,
     DestinationChanged,
@@ -24,6 +23,7 @@ from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Condition, Filter
 from airflow_kafka_spark.windows.binding import other_endpoint, other_place
+from tests.support.control import rebind
 from tests.support.intervals import Intervals, facts
 from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import COLUMNS, files_rows, row_of

@@ -10,7 +10,6 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions
-from airflow_kafka_spark.control.rebind import rebind
 from airflow_kafka_spark.errors import (
     KafkaRefused,
     SparkJobFailed,
@@ -20,6 +19,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from tests.support.control import rebind
 from tests.support.dead_letters import BAD, check_sorted_out, is_bad, letters, produce_mixed, told
 from tests.support.lenient import Lenient
 from tests.support.oracle import same_multiset

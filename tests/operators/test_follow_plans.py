@@ -8,16 +8,14 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.control.forget import forget
 from airflow_kafka_spark.control.pipelines import find
-from airflow_kafka_spark.control.reset import reset
-from airflow_kafka_spark.control.skip import skip
 from airflow_kafka_spark.errors import FollowBroken, FollowedMismatch
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.windows.memory import marker_record
 from airflow_kafka_spark.windows.model import Landed, Marker, SourcePlan, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.offset_specs import ShiftBy
+from tests.support.control import forget, reset, skip
 from tests.support.dry import DryOperator
 from tests.support.oracle import wait_stable
 from tests.support.runs import run

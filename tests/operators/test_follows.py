@@ -100,8 +100,7 @@ def by_hand(change, orders, **options):
 
 
 def test_a_window_that_was_given_up_and_a_pipeline_that_was_forgotten_are_followed_all_the_same(orders, monkeypatch):
-    from airflow_kafka_spark.control.forget import forget
-    from airflow_kafka_spark.control.skip import skip
+    from tests.support.control import forget, skip
 
     orders.sell(40)
     orders.run("run1")

@@ -312,7 +312,7 @@ def test_an_interval_that_the_sink_has_of_another_topic_is_not_taken_for_this_on
 
 
 def test_a_pipeline_of_intervals_that_was_forgotten_or_lost_its_ledger_doubles_nothing_when_it_runs_again(intervals):
-    from airflow_kafka_spark.control.forget import forget
+    from tests.support.control import forget
 
     intervals.fill()
     reports = [intervals.run(number) for number in (0, 1)]

@@ -9,9 +9,6 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.forget import forget
-from airflow_kafka_spark.control.rename import rename
-from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.errors import (
     BadRecords,
     DataLoss,
@@ -25,6 +22,7 @@ from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.road import job
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
+from tests.support.control import forget, rename, reset
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import make, order
 from tests.support.runs import context

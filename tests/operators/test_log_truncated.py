@@ -12,7 +12,6 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.control.pipelines import find
-from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.errors import LedgerBehind, LogTruncated
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -25,6 +24,7 @@ from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.instants import instant_ms, iso
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
+from tests.support.control import reset
 from tests.support.intervals import BEGIN, Intervals
 from tests.support.kafka_sinks import OF_RECORDS, with_sink
 from tests.support.oracle import wait_stable

@@ -6,10 +6,10 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.pause import pause, resume
 from airflow_kafka_spark.control.pipelines import find, show
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks import PostgresSink
+from tests.support.control import pause, resume
 from tests.support.intervals import Intervals
 from tests.support.oracle import wait_stable
 from tests.support.relay import relay

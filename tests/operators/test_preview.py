@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from airflow_kafka_spark.cli.definition import main
-from airflow_kafka_spark.control.forget import forget
 from airflow_kafka_spark.control.pipelines import find, windows
 from airflow_kafka_spark.control.preview import preview
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from tests.support.control import forget
 from tests.support.oracle import wait_stable
 
 DAG_FILE = """
@@ -72,7 +72,7 @@ def test_after_a_move_by_hand_the_sink_decides_the_number_only(files, hook):
     files.produce(30)
     files.run("run1")
     settle(files)
-    from airflow_kafka_spark.control.reset import reset
+    from tests.support.control import reset
 
     reset(hook, files.name, "earliest", why="a test", **ledger)
     settle(files)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.control.replay import replay
-from airflow_kafka_spark.control.skip import skip
 from airflow_kafka_spark.errors import BadRecords, ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.windows.model import OffsetRange, State, Window
+from tests.support.control import replay, skip
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import row_of

@@ -15,11 +15,6 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.pause import pause, resume
-from airflow_kafka_spark.control.rename import rename
-from airflow_kafka_spark.control.replay import replay
-from airflow_kafka_spark.control.reset import reset
-from airflow_kafka_spark.control.skip import skip
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
@@ -27,6 +22,7 @@ from airflow_kafka_spark.windows.offset_specs import ShiftBy
 from tests.faults.test_capturing import Other
 from tests.operators.test_follows import load
 from tests.support.cluster import Driver, connection
+from tests.support.control import pause, rename, replay, reset, resume, skip
 from tests.support.dead_letters import check_sorted_out, produce_mixed
 from tests.support.intervals import BEGIN
 from tests.support.oracle import same_multiset, wait_stable

@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
-from airflow_kafka_spark.control import pause, position_change, replay, requests, result
+from airflow_kafka_spark.control import pause, position_change, replay, requests
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
 from airflow_kafka_spark.formats import String
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
@@ -523,7 +523,7 @@ def modelled(*more: Any) -> Iterator[None]:
         *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, position_change, pause, replay)),
         # Who loses against somebody else tries again; twice shows what happens then.
         *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (requests, "TRIES"))),
-        patch.object(result, "_user", lambda: "somebody"),
+        patch.object(requests, "_user", lambda: "somebody"),
         *more,
     ]
     for p in patches:

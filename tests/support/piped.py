@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_kafka_spark.control.pipelines import find
-from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
+from tests.support.control import reset
 from tests.support.oracle import wait_stable
 
 BASE = 1_750_000_000_000

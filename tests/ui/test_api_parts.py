@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from airflow_kafka_spark.errors import KafkaUnavailable, PipelineUnknown, ResetRefused
+from airflow_kafka_spark.errors import ChangeRefused, KafkaUnavailable, PipelineUnknown
 from airflow_kafka_spark.ui.access import Access
 from airflow_kafka_spark.ui.actions import parse_request
 from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
@@ -98,7 +98,7 @@ def test_an_error_without_its_secrets():
 def test_what_kafka_does_not_answer_is_503_and_what_is_refused_409():
     assert status_of(KafkaUnavailable("c", "doing", "why")) == 503
     assert status_of(PipelineUnknown("p", "t")) == 404
-    assert status_of(ResetRefused("x")) == 409
+    assert status_of(ChangeRefused("x")) == 409
 
 
 def test_nobody_waits_longer_than_allowed():

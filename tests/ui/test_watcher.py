@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from airflow_kafka_spark.control.reset import reset
 from airflow_kafka_spark.ui import watcher
 from airflow_kafka_spark.ui.airflow_metadata import Catalog, LedgerName, PipelineTask
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.lag import Head, Lag, Observation, PartitionLag, Status
 from airflow_kafka_spark.windows.memory import window_key
 from airflow_kafka_spark.windows.model import TopicPartition
+from tests.support.control import reset
 from tests.support.waiting import eventually
 from tests.ui.past import Past, StaticHook
 

@@ -11,15 +11,12 @@ from unittest.mock import patch
 
 import pytest
 
-from airflow_kafka_spark.control.pause import pause, resume
-from airflow_kafka_spark.control.replay import replay
-from airflow_kafka_spark.control.reset import reset
-from airflow_kafka_spark.control.skip import skip
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.report import Report
+from tests.support.control import pause, replay, reset, resume, skip
 from tests.support.ledger_model import (
     EAGER,
     GROUP,

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from airflow_kafka_spark.cli import output
 from airflow_kafka_spark.errors import KafkaSparkError
@@ -15,6 +15,7 @@ from airflow_kafka_spark.errors import KafkaSparkError
 if TYPE_CHECKING:
     from airflow_kafka_spark.control.pipelines import PipelineState, WindowState
     from airflow_kafka_spark.control.preview import Preview
+    from airflow_kafka_spark.control.requests import ChangeRequest
     from airflow_kafka_spark.control.result import ChangeResult
     from airflow_kafka_spark.control.unblock import Unblocked
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -26,15 +27,6 @@ Execute: TypeAlias = "Callable[[KafkaHook, argparse.Namespace], tuple[object, st
 
 OK, REFUSED, USAGE = 0, 1, 2
 """Exit codes: done; refused, or Kafka did not answer; invalid arguments."""
-
-
-class ChangeOptions(TypedDict):
-    """Arguments of all functions that change a pipeline."""
-
-    why: str
-    who: str
-    ledger_topic: str
-    dry_run: bool
 
 
 def run(command: str, args: argparse.Namespace) -> int:
@@ -144,53 +136,32 @@ def _reset(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
 
     if (args.to is None) == (args.shift_by is None):
         raise ValueError("reset takes either --to or --shift-by")
-    return reset(
-        hook,
-        args.pipeline,
-        args.to if args.to is not None else ShiftBy(args.shift_by),
-        why=args.why,
-        who=args.who,
-        only=args.only,
-        ledger_topic=args.ledger_topic,
-        group_id=args.group_id,
-        discard_open=args.discard_open,
-        dry_run=args.dry_run,
-    )
+    to = args.to if args.to is not None else ShiftBy(args.shift_by)
+    return reset(hook, _request(args), to, only=args.only, group_id=args.group_id, discard_open=args.discard_open)
 
 
 def _forget(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.forget import forget
 
-    return forget(
-        hook,
-        args.pipeline,
-        why=args.why,
-        who=args.who,
-        ledger_topic=args.ledger_topic,
-        group_id=args.group_id,
-        delete_group=args.delete_group,
-        discard_open=args.discard_open,
-        dry_run=args.dry_run,
-    )
+    return forget(hook, _request(args), group_id=args.group_id, delete_group=args.delete_group, discard_open=args.discard_open)
 
 
 def _pause(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.pause import pause
 
-    return pause(hook, args.pipeline, **_change_options(args))
+    return pause(hook, _request(args))
 
 
 def _resume(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.pause import resume
 
-    return resume(hook, args.pipeline, **_change_options(args))
+    return resume(hook, _request(args))
 
 
 def _skip(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.skip import skip
 
-    running = False if args.not_running else None
-    return skip(hook, args.pipeline, group_id=args.group_id, running=running, **_change_options(args))
+    return skip(hook, _request(args), group_id=args.group_id, running=False if args.not_running else None)
 
 
 def _replay(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
@@ -198,19 +169,19 @@ def _replay(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
 
     if (args.window is None) == (not args.interval):
         raise ValueError("replay takes either --window or --interval")
-    return replay(hook, args.pipeline, window=args.window, name=args.interval, **_change_options(args))
+    return replay(hook, _request(args), window=args.window, name=args.interval)
 
 
 def _rebind(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.rebind import rebind
 
-    return rebind(hook, args.pipeline, running=False if args.not_running else None, **_change_options(args))
+    return rebind(hook, _request(args), running=False if args.not_running else None)
 
 
 def _rename(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.rename import rename
 
-    return rename(hook, args.pipeline, args.to, group_id=args.group_id, **_change_options(args))
+    return rename(hook, _request(args), args.to, group_id=args.group_id)
 
 
 def _unblock(hook: KafkaHook, args: argparse.Namespace) -> Unblocked:
@@ -219,8 +190,10 @@ def _unblock(hook: KafkaHook, args: argparse.Namespace) -> Unblocked:
     return unblock(hook, args.pipeline, ledger_topic=args.ledger_topic, dry_run=args.dry_run)
 
 
-def _change_options(args: argparse.Namespace) -> ChangeOptions:
-    return {"why": args.why, "who": args.who, "ledger_topic": args.ledger_topic, "dry_run": args.dry_run}
+def _request(args: argparse.Namespace) -> ChangeRequest:
+    from airflow_kafka_spark.control.requests import ChangeRequest
+
+    return ChangeRequest(args.pipeline, args.why, args.who, args.ledger_topic, args.dry_run)
 
 
 def _with_text(run_command: Callable[[KafkaHook, argparse.Namespace], R], to_text: Callable[[R], str]) -> Execute:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.pipelines import existing_ledger, find, group_of, has_source, open_entries
 from airflow_kafka_spark.control.position_change import fence_splits, published_by, refuse_members, refuse_open
-from airflow_kafka_spark.control.result import ChangeResult, OpenWindow, author
-from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused, WindowOpen
+from airflow_kafka_spark.control.requests import ChangeRequest
+from airflow_kafka_spark.control.result import ChangeResult, OpenWindow
+from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
-from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Found, LedgerTopic
+from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE, Found, LedgerTopic
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, key_prefix
 from airflow_kafka_spark.windows.model import State, add_landed
@@ -21,15 +22,11 @@ if TYPE_CHECKING:
 
 def forget(
     hook: KafkaHook,
-    pipeline: str,
+    request: ChangeRequest,
     *,
-    why: str,
-    who: str = "",
-    ledger_topic: str = TOPIC,
     group_id: str | None = None,
     delete_group: bool = False,
     discard_open: bool = False,
-    dry_run: bool = False,
 ) -> ChangeResult:
     """Make the ledger forget a pipeline: all but a record of this change.
 
@@ -37,24 +34,25 @@ def forget(
     where its group stands; else at its ``starting_offsets``. To move records again,
     :func:`~airflow_kafka_spark.control.reset.reset` it.
 
-    :param delete_group: delete its group with the offsets it has committed.
-
-    The others are those of :func:`~airflow_kafka_spark.control.reset.reset`.
-
+    :param hook: the cluster.
+    :param request: the pipeline, and who removes it why.
+    :param group_id: its consumer group. Default: the one that its last report names.
+    :param delete_group: True to delete its group with the offsets that it has committed.
+    :param discard_open: True to give up an open window, even if its sink may have committed it already.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises WindowOpen: it has an open window.
     :raises GroupHasMembers: its group is to be deleted, and the group has members.
     """
-    who = author(who, why)
+    pipeline, ledger_topic = request.pipeline, request.ledger_topic
     found = find(hook, pipeline, ledger_topic)
     group = _check_forget(hook, found.memory, ledger_topic, group_id, delete_group, discard_open)
     change = found.memory.next_change
-    if dry_run:
+    if request.dry_run:
         topic = existing_ledger(hook, ledger_topic)
         count = len(live_keys(topic, found, wait=False)) if topic else 0
-        return _result(found.memory, change, who, why, count, group, dry_run)
+        return _result(found.memory, change, request, count, group)
     with ExitStack() as opened:
-        run = f"forget by {who}"
+        run = f"forget by {request.who}"
         ledger = opened.enter_context(Ledger(hook, pipeline, run, topic=ledger_topic))
         for state in ledger.memory.intervals.recent.values():
             if state.state is State.PLANNED:
@@ -66,28 +64,48 @@ def forget(
         # First: if this is as far as it gets, the ledger still knows where the pipeline stands.
         if group:
             hook.delete_group(group)
-        done = _change(memory, change, who, why)
+        done = _change(memory, change, request)
         keys = live_keys(ledger.topic, found)
         records = [*(LedgerRecord(key, None) for key in keys), change_record(pipeline, done)]
         ledger.amend(records, {}, lambda topic: "", lambda memory: memory.changes.get(change) == done)
-    return _result(memory, change, who, why, len(keys), group, dry_run)
+    return _result(memory, change, request, len(keys), group)
 
 
-def _result(memory: Memory, change: int, who: str, why: str, records: int, group: str | None, dry_run: bool) -> ChangeResult:
+def _result(memory: Memory, change: int, request: ChangeRequest, records: int, group: str | None) -> ChangeResult:
     given_up = tuple(map(OpenWindow.of, open_entries(memory)))
     return ChangeResult(
-        "forget", memory.pipeline, change, who, why, dry_run, group_id=group, given_up=given_up, records=records
-    )  # fmt: skip
+        "forget",
+        memory.pipeline,
+        change,
+        request.who,
+        request.why,
+        request.dry_run,
+        group_id=group,
+        given_up=given_up,
+        records=records,
+    )
 
 
-def _change(memory: Memory, number: int, who: str, why: str) -> Change:
+def _change(memory: Memory, number: int, request: ChangeRequest) -> Change:
     """Return the record of the change. The published records and used numbers in it let other pipelines still follow this one."""
     given_up = _numbers(memory)
     landed = published_by(memory, given_up)
     last = max((memory.last_used, *memory.entries))
     published = add_landed(memory.published or {}, landed)
     before = dict(memory.position.offsets)
-    return Change(number, "forget", who, why, utc_now(), before, {}, given_up, window=last, landed=landed, published=published)
+    return Change(
+        number,
+        "forget",
+        request.who,
+        request.why,
+        utc_now(),
+        before,
+        {},
+        given_up,
+        window=last,
+        landed=landed,
+        published=published,
+    )
 
 
 def _check_forget(
@@ -107,7 +125,7 @@ def _check_forget(
         return None
     group = group_id or (f"{ledger_topic}.{memory.pipeline}" if has_source(memory) else group_of(memory))
     if not group:
-        raise ResetRefused(f"It is not known which group mirrors pipeline `{memory.pipeline}`", action="Say its `group_id`")
+        raise ChangeRefused(f"It is not known which group mirrors pipeline `{memory.pipeline}`", action="Say its `group_id`")
     refuse_members(hook, group)
     return group
 

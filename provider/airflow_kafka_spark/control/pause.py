@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.control.pipelines import find
-from airflow_kafka_spark.control.requests import refuse_intervals, request_change
-from airflow_kafka_spark.control.result import ChangeResult, author, open_windows
+from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals, request_change
+from airflow_kafka_spark.control.result import ChangeResult, open_windows
 from airflow_kafka_spark.ledger.attempt import utc_now
-from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import Memory
 
@@ -16,9 +15,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
-def pause(
-    hook: KafkaHook, pipeline: str, *, why: str, who: str = "", ledger_topic: str = TOPIC, dry_run: bool = False
-) -> ChangeResult:
+def pause(hook: KafkaHook, request: ChangeRequest) -> ChangeResult:
     """Stop a pipeline from moving windows until it is resumed.
 
     Guarantee: it takes effect with the next attempt, which is skipped before it fences, plans or moves anything. An attempt that
@@ -26,49 +23,40 @@ def pause(
     stays as it was planned. Pausing what is paused changes nothing.
 
     :param hook: the cluster.
-    :param pipeline: its name; the intervals of a pipeline are all paused with it.
-    :param why: what for.
-    :param who: who asks for it; default the user of this process.
-    :param ledger_topic: the ledger that knows it.
-    :param dry_run: change nothing, and say what would happen.
+    :param request: the pipeline, and who pauses it why. All data intervals of a pipeline are paused with it.
     :raises PipelineUnknown: the ledger holds nothing of it.
-    :raises ResetRefused: it is not said why, or this is no pipeline.
+    :raises ChangeRefused: the name is that of a data interval.
     :raises KafkaUnavailable: Kafka does not answer.
     """
-    return _set_paused(hook, pipeline, "pause", why, who, ledger_topic, dry_run)
+    return _set_paused(hook, request, "pause")
 
 
-def resume(
-    hook: KafkaHook, pipeline: str, *, why: str, who: str = "", ledger_topic: str = TOPIC, dry_run: bool = False
-) -> ChangeResult:
+def resume(hook: KafkaHook, request: ChangeRequest) -> ChangeResult:
     """Resume a paused pipeline. Its open window comes first, as it was planned.
 
     The arguments and errors are those of :func:`pause`. Resuming what is not paused changes nothing.
     """
-    return _set_paused(hook, pipeline, "resume", why, who, ledger_topic, dry_run)
+    return _set_paused(hook, request, "resume")
 
 
-def _set_paused(
-    hook: KafkaHook, pipeline: str, action: Literal["pause", "resume"], why: str, who: str, ledger_topic: str, dry_run: bool
-) -> ChangeResult:
-    who = author(who, why)
-    memory = find(hook, pipeline, ledger_topic).memory
+def _set_paused(hook: KafkaHook, request: ChangeRequest, action: Literal["pause", "resume"]) -> ChangeResult:
+    memory = find(hook, request.pipeline, request.ledger_topic).memory
     refuse_intervals(memory)
 
     def decide(memory: Memory) -> Change | None:
         if memory.is_paused == (action == "pause"):
             return None
-        return Change(memory.next_change, action, who, why, utc_now())
+        return Change(memory.next_change, action, request.who, request.why, utc_now())
 
-    change, memory = request_change(hook, memory, ledger_topic, decide, dry_run=dry_run)
+    change, memory = request_change(hook, memory, request, decide)
     before = memory.pause if change is None or action == "resume" else None
     return ChangeResult(
         action,
-        pipeline,
+        request.pipeline,
         change.number if change else before.number if before else 0,
-        who,
-        why,
-        dry_run,
+        request.who,
+        request.why,
+        request.dry_run,
         changed=change is not None,
         open_windows=open_windows(memory),
         paused_by=before,

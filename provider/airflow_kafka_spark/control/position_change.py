@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.pipelines import group_of, open_entries
+from airflow_kafka_spark.control.requests import ChangeRequest
 from airflow_kafka_spark.control.result import Move
-from airflow_kafka_spark.errors import BoundRefused, GroupHasMembers, ResetRefused, WindowOpen
+from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, GroupHasMembers, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import listed, resolve_start, within
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
@@ -42,12 +43,12 @@ KEEP_CHANGES = 100
 def mirroring_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
     """Return the group that mirrors a pipeline. It has no members.
 
-    :raises ResetRefused: it is not known.
+    :raises ChangeRefused: it is not known.
     :raises GroupHasMembers: the group has members.
     """
     group = group_id or group_of(memory)
     if not group:
-        raise ResetRefused(
+        raise ChangeRefused(
             f"It is not known which group mirrors pipeline `{memory.pipeline}`: none of its windows is complete",
             action="Say its `group_id`",
         )
@@ -103,7 +104,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
     """Return the change that moves a pipeline to a target.
 
     :raises BoundRefused: offsets that the log does not hold.
-    :raises ResetRefused: it cannot be moved there.
+    :raises ChangeRefused: it cannot be moved there.
     """
     windows, position, number, before = open_entries(memory), memory.position, memory.next_change, current_offsets(memory)
     # A pipeline that the ledger knows nothing of reads what is named.
@@ -117,14 +118,14 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
         part = replace(log, partitions={tp: log.partitions[tp] for tp in scope})
         wanted, after = {}, within(resolve_start(hook, target, part, group), part)
     if not after:
-        raise ResetRefused(
+        raise ChangeRefused(
             f"There is nothing of pipeline `{memory.pipeline}` to move",
             expected="partitions that it reads, and that are still there",
             action="Correct what is to be moved",
         )
     left = {tp for tp in {*before, *log.partitions} if tp.topic in stale and tp not in after and tp in log.partitions}
     if left:
-        raise ResetRefused(
+        raise ChangeRefused(
             f"Topic `{min(left).topic}` was deleted and created again since the pipeline read it",
             expected="all of its partitions to be moved at once",
             action=f"Move {listed(left)}, too",
@@ -179,7 +180,7 @@ def _shifted(
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return where a shift would lead if the log did not end before, and where it leads."""
     if others := {tp for tp in scope if tp.topic in stale}:
-        raise ResetRefused(
+        raise ChangeRefused(
             f"Topic `{min(others).topic}` was deleted and created again since the pipeline read it",
             expected="a place in the new one",
             action="Say where in it; there is nothing to shift from",
@@ -206,7 +207,7 @@ def published_by(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]
     return merge_landed(part for (window, _), marker in memory.markers.items() if window in numbers for part in marker.landed)
 
 
-def write_position_change(ledger: Ledger, found: Found, move: PositionChange, action: Action, who: str, why: str) -> None:
+def write_position_change(ledger: Ledger, found: Found, move: PositionChange, action: Action, request: ChangeRequest) -> None:
     """Write position, record of the change and the group's offsets in one Kafka transaction; remove the windows that are given
     up.
 
@@ -221,7 +222,7 @@ def write_position_change(ledger: Ledger, found: Found, move: PositionChange, ac
     after = {TopicPartition(m.topic, m.partition): m.after for m in move.moves}
     before = {tp: move.before[tp] for tp in after if tp in move.before}
     landed = published_by(memory, discarded)
-    change = Change(move.number, action, who, why, utc_now(), before, after, given_up, landed=landed)
+    change = Change(move.number, action, request.who, request.why, utc_now(), before, after, given_up, landed=landed)
     # They stay in their topics, so a pipeline that follows this one reads and counts them.
     published = add_landed(memory.published or {}, landed) if landed else memory.published
     records = [

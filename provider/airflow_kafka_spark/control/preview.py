@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
-from airflow_kafka_spark.errors import GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown, ResetRefused
+from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
@@ -120,9 +120,9 @@ def preview(
             raise
         memory = Memory(pipeline)
     if has_source(memory):
-        raise ResetRefused(f"Pipeline `{pipeline}` reads rows from a source: only that knows what comes next")
+        raise ChangeRefused(f"Pipeline `{pipeline}` reads rows from a source: only that knows what comes next")
     if memory.intervals and not open_entries(memory):
-        raise ResetRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
+        raise ChangeRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
     for entry in open_entries(memory):
         window = entry.window
         return _preview(hook, memory, "open window", window.ranges, window.gaps, window.held_back, window.number, window.run)
@@ -133,7 +133,7 @@ def preview(
     position, starts = beginning.position, {}
     if not position.offsets:
         if not group:
-            raise ResetRefused(f"It is not known which group mirrors pipeline `{pipeline}`", action="Say its `group_id`")
+            raise ChangeRefused(f"It is not known which group mirrors pipeline `{pipeline}`", action="Say its `group_id`")
         starts = resolve_start(hook, start, log, group)
     planned = plan_ranges(
         compare_epochs(hook, log, position.offsets, position.epochs, position.topic_ids),

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.pipelines import find
-from airflow_kafka_spark.control.requests import refuse_intervals, request_change
-from airflow_kafka_spark.control.result import ChangeResult, OpenWindow, author, open_windows
+from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals, request_change
+from airflow_kafka_spark.control.result import ChangeResult, OpenWindow, open_windows
 from airflow_kafka_spark.errors import AttemptAtWork, PipelineUnknown
 from airflow_kafka_spark.ledger.attempt import utc_now
-from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import Memory
 
@@ -17,16 +16,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
-def rebind(
-    hook: KafkaHook,
-    pipeline: str,
-    *,
-    why: str,
-    who: str = "",
-    ledger_topic: str = TOPIC,
-    running: bool | None = None,
-    dry_run: bool = False,
-) -> ChangeResult:
+def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = None) -> ChangeResult:
     """Let the next run of a pipeline have another destination, another source, or be another task or deployment.
 
     Guarantee: it counts once. The first run that plans a window after it binds the pipeline to what it has, and every other one
@@ -34,23 +24,18 @@ def rebind(
     destination has taken of it stays there, and is moved once more. Complete windows are replayed where they are.
 
     :param hook: the cluster.
-    :param pipeline: its name.
-    :param why: what for.
-    :param who: who asks for it; default the user of this process.
-    :param ledger_topic: the ledger that knows it.
-    :param running: whether an attempt is at work on an open window, as Airflow says of its task; None where that is not known.
-    :param dry_run: change nothing, and say what would happen.
+    :param request: the pipeline, and who allows the change why.
+    :param running: True if an attempt works on an open window, as Airflow says of its task; None if that is unknown.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises AttemptAtWork: a window is open, and an attempt is at work on it, or that is not known.
-    :raises ResetRefused: it is not said why, or this is no pipeline.
+    :raises ChangeRefused: the name is that of a data interval.
     """
-    who = author(who, why)
-    memory = find(hook, pipeline, ledger_topic).memory
+    memory = find(hook, request.pipeline, request.ledger_topic).memory
     refuse_intervals(memory)
 
     def decide(memory: Memory) -> Change | None:
         if memory.is_blank and not memory.intervals:
-            raise PipelineUnknown(pipeline, ledger_topic)
+            raise PipelineUnknown(request.pipeline, request.ledger_topic)
         going = open_windows(memory)
         if going and running is not False:
             first = going[0]
@@ -60,18 +45,18 @@ def rebind(
         asked = memory.rebound_after(memory.binding)
         if asked is not None and asked.window == window:
             return None
-        return Change(memory.next_change, "rebind", who, why, utc_now(), window=window)
+        return Change(memory.next_change, "rebind", request.who, request.why, utc_now(), window=window)
 
-    change, memory = request_change(hook, memory, ledger_topic, decide, dry_run=dry_run)
+    change, memory = request_change(hook, memory, request, decide)
     asked = change or memory.rebound_after(memory.binding)
     going = open_windows(memory)
     return ChangeResult(
         "rebind",
-        pipeline,
+        request.pipeline,
         asked.number if asked else 0,
-        who,
-        why,
-        dry_run,
+        request.who,
+        request.why,
+        request.dry_run,
         changed=change is not None,
         open_windows=going,
         binding=memory.binding,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.control.forget import live_keys
 from airflow_kafka_spark.control.pipelines import existing_ledger, find, has_source
 from airflow_kafka_spark.control.position_change import is_other_topic, mirroring_group, refuse_open
-from airflow_kafka_spark.control.requests import refuse_intervals
-from airflow_kafka_spark.control.result import ChangeResult, author
-from airflow_kafka_spark.errors import ResetRefused
+from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals
+from airflow_kafka_spark.control.result import ChangeResult
+from airflow_kafka_spark.errors import ChangeRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.ledger.group import offset_metadata
-from airflow_kafka_spark.ledger.topic import TOPIC, Found, Hint
+from airflow_kafka_spark.ledger.topic import Found, Hint
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, position_record
 from airflow_kafka_spark.windows.model import Window
@@ -23,17 +23,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
-def rename(
-    hook: KafkaHook,
-    pipeline: str,
-    to: str,
-    *,
-    why: str,
-    who: str = "",
-    ledger_topic: str = TOPIC,
-    group_id: str | None = None,
-    dry_run: bool = False,
-) -> ChangeResult:
+def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | None = None) -> ChangeResult:
     """Rename a pipeline. It goes on where it stands.
 
     Guarantee: position, group and the end of the old name change in one Kafka transaction. Attempts under the old name are shut
@@ -41,35 +31,32 @@ def rename(
     it would not know it under the new one.
 
     :param hook: the cluster.
-    :param pipeline: its name.
+    :param request: the pipeline under its old name, and who renames it why.
     :param to: its new name, under which the ledger knows nothing.
-    :param why: what for.
-    :param who: who asks for it; default the user of this process.
-    :param ledger_topic: the ledger that knows it.
-    :param group_id: its group; None is the one that its last report names.
-    :param dry_run: change and fence nothing, and return what would happen.
+    :param group_id: its consumer group. Default: the one that its last report names.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises WindowOpen: it has an open window: that is finished, or given up, under the old name.
     :raises GroupHasMembers: its group has members.
-    :raises ResetRefused: the new name is taken; or the pipeline moves data intervals or reads rows, or is paused.
+    :raises ChangeRefused: the new name is taken; or the pipeline moves data intervals or reads rows, or is paused.
     """
-    who = author(who, why)
+    pipeline = request.pipeline
     if not to.strip() or to == pipeline:
-        raise ResetRefused(f"`{to}` is no new name for pipeline `{pipeline}`", expected="another name", action="Give one")
+        raise ChangeRefused(f"`{to}` is no new name for pipeline `{pipeline}`", expected="another name", action="Give one")
 
     def planned(memory: Memory, other: Memory) -> tuple[str, Change]:
         group = _check(hook, memory, other, to, group_id)
         offsets = dict(memory.position.offsets)
-        return group, Change(memory.next_change, "rename", who, why, utc_now(), offsets, {}, name=to)
+        return group, Change(memory.next_change, "rename", request.who, request.why, utc_now(), offsets, {}, name=to)
 
     # First without fencing: a command that is refused disturbs no attempt.
-    memory = find(hook, pipeline, ledger_topic).memory
-    topic = existing_ledger(hook, ledger_topic)
+    memory = find(hook, pipeline, request.ledger_topic).memory
+    topic = existing_ledger(hook, request.ledger_topic)
     assert topic is not None, "the pipeline was found in it"
     there = topic.glance(to)
     group, change = planned(memory, there.memory)
-    if not dry_run:
-        with Ledger(hook, pipeline, f"rename by {who}", group_id=group, topic=ledger_topic) as ledger:
+    if not request.dry_run:
+        run = f"rename by {request.who}"
+        with Ledger(hook, pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             found, other = ledger.topic.look(pipeline), ledger.topic.look(to)
             memory = found.memory
             group, change = planned(memory, other.memory)
@@ -82,9 +69,9 @@ def rename(
         "rename",
         pipeline,
         change.number,
-        who,
-        why,
-        dry_run,
+        request.who,
+        request.why,
+        request.dry_run,
         group_id=group,
         renamed_to=to,
         position=dict(memory.position.offsets),
@@ -103,18 +90,18 @@ def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: st
         refuse_open(memory)
     if memory.intervals or has_source(memory) or not memory.position.offsets:
         what = "moves data intervals" if memory.intervals else "stands at no offsets of Kafka"
-        raise ResetRefused(
+        raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` {what}", expected="a pipeline whose windows of Kafka follow each other", action=kept
         )
     if not other.is_blank or other.intervals:
-        raise ResetRefused(
+        raise ChangeRefused(
             f"The ledger knows a pipeline `{to}` already, which has moved windows of its own",
             expected="a name under which it knows none",
             action=f"{kept}; or `forget` the other one, if it was a mistake",
         )
     if memory.pause is not None:
         action = "Resume it, and pause it again under its new name"
-        raise ResetRefused(f"Pipeline `{memory.pipeline}` is paused", expected="one that is not", action=action)
+        raise ChangeRefused(f"Pipeline `{memory.pipeline}` is paused", expected="one that is not", action=action)
     return mirroring_group(hook, memory, group_id)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.pipelines import find, has_source
-from airflow_kafka_spark.control.requests import refuse_intervals, request_change
-from airflow_kafka_spark.control.result import ChangeResult, ReplayedWindow, author
+from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals, request_change
+from airflow_kafka_spark.control.result import ChangeResult, ReplayedWindow
 from airflow_kafka_spark.errors import PipelineUnknown, ReplayRefused, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.ledger.attempt import utc_now
-from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import State, Window
@@ -23,17 +22,7 @@ IN_PIECES = "exactly-once, split by split"
 """The guarantee of sinks that show a window in pieces, and would replace it in pieces."""
 
 
-def replay(
-    hook: KafkaHook,
-    pipeline: str,
-    *,
-    why: str,
-    who: str = "",
-    window: int | None = None,
-    name: str | None = None,
-    ledger_topic: str = TOPIC,
-    dry_run: bool = False,
-) -> ChangeResult:
+def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None, name: str | None = None) -> ChangeResult:
     """Ask for a complete window to be moved once more: the same offsets, whose rows the sink replaces.
 
     Guarantee: an attempt at work is not disturbed. Once the task of the run is cleared and runs, it moves the window once more,
@@ -41,27 +30,22 @@ def replay(
     sink that cannot replace what it has taken makes the task fail, before anything is changed.
 
     :param hook: the cluster.
-    :param pipeline: its name.
-    :param why: what for.
-    :param who: who asks for it; default the user of this process.
+    :param request: the pipeline, and who wants the replay why.
     :param window: the window's number; or give ``name``.
     :param name: a data interval's name, ``20260101T000000Z-20260101T010000Z``, with or without the pipeline's before it.
-    :param ledger_topic: the ledger that knows it.
-    :param dry_run: change nothing, and say what would happen.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises WindowOpen: the window is not complete.
     :raises ReplayRefused: there is no such window any more, or what it was written to cannot replace it.
     :raises PlanError: one of its subclasses: its records are no longer there.
     :raises ValueError: neither or both of ``window`` and ``name``.
     """
-    who = author(who, why)
     if (window is None) == (not name):
         raise ValueError("A replay takes either a window's number, or the name of a data interval")
-    interval = (name or "").removeprefix(f"{pipeline}.")
-    memory = find(hook, pipeline, ledger_topic).memory
+    interval = (name or "").removeprefix(f"{request.pipeline}.")
+    memory = find(hook, request.pipeline, request.ledger_topic).memory
     refuse_intervals(memory)
     if memory.is_blank and not memory.intervals:
-        raise PipelineUnknown(pipeline, ledger_topic)
+        raise PipelineUnknown(request.pipeline, request.ledger_topic)
 
     def found(memory: Memory) -> Window:
         return _of_interval(memory, interval) if interval else _of_progress(memory, window or 0)
@@ -71,7 +55,7 @@ def replay(
         if memory.replay_asked(there):
             return None
         asked = (there.number, interval, there.replay)
-        return Change(memory.next_change, "replay", who, why, utc_now(), {}, {}, (), *asked)
+        return Change(memory.next_change, "replay", request.who, request.why, utc_now(), {}, {}, (), *asked)
 
     there = found(memory)
     log = read_log(hook, {r.topic for r in there.ranges})
@@ -80,15 +64,15 @@ def replay(
     ends = {r.topic_partition: r.end for r in there.ranges if r.span}
     check_readable(there, compare_epochs(hook, log, ends, there.epochs, there.topic_ids), "fail")
     before = memory.replay_asked(there)
-    change, _ = request_change(hook, memory, ledger_topic, decide, dry_run=dry_run)
+    change, _ = request_change(hook, memory, request, decide)
     asked = change or before
     return ChangeResult(
         "replay",
-        pipeline,
+        request.pipeline,
         asked.number if asked else 0,
-        who,
-        why,
-        dry_run,
+        request.who,
+        request.why,
+        request.dry_run,
         changed=change is not None,
         window=ReplayedWindow(there.number, interval or None, there.replay, there.ranges, there.run, *_parts(there.run)),
         warnings=_warnings(memory, change, there),

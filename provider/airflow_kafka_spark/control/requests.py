@@ -1,4 +1,5 @@
-"""Control requests (pause, resume, replay, rebind), written to the ledger while an attempt may be running. They fence no attempt.
+"""The request of a control command, and the records of requests (pause, resume, replay, rebind), which are written to the ledger
+while an attempt may be running and fence no attempt.
 
 Three things make that safe. A control has a key of its own kind, which no attempt and no reset writes. Who writes one fences a
 transactional id of its own kind, ``<ledger topic>.<pipeline>.control``, so that of two who press at once the second sees what the
@@ -8,17 +9,20 @@ first has done. An attempt that leaves a hint into the ledger sets it before eve
 
 from __future__ import annotations
 
+import getpass
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.pipelines import existing_ledger
-from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused
+from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
-from airflow_kafka_spark.ledger.topic import Found
+from airflow_kafka_spark.ledger.topic import TOPIC, Found
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import (
     CONTROL,
@@ -43,7 +47,38 @@ TRIES = 10
 """A try is lost only to another writer that has just succeeded."""
 
 
-class ControlRequests(Ledger):
+@dataclass(frozen=True)
+class ChangeRequest:
+    """The request to change a pipeline. The command line, the operator and the pages in Airflow's UI make one for each command.
+
+    :param pipeline: name of the pipeline.
+    :param why: reason of the change, which the ledger records.
+    :param who: author of the change. Default: the user of this process.
+    :param ledger_topic: the ledger that knows the pipeline.
+    :param dry_run: True to change and fence nothing, and to return what would happen.
+    :raises ChangeRefused: ``why`` is empty.
+    """
+
+    pipeline: str
+    why: str
+    who: str = ""
+    ledger_topic: str = TOPIC
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if not str(self.why or "").strip():
+            raise ChangeRefused("The change has no reason", expected="a few words in `why`", action="Say why")
+        object.__setattr__(self, "who", str(self.who or "").strip() or _user())
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return f"uid {os.getuid()}"
+
+
+class ControlLedger(Ledger):
     """Writes the control requests of a pipeline. Do not enter it as a context: that would fence the pipeline's attempts."""
 
     def write(self, decide: Callable[[Memory], Change | None]) -> Change | None:
@@ -114,10 +149,10 @@ def _records(memory: Memory, change: Change) -> list[LedgerRecord]:
 
 
 def refuse_intervals(memory: Memory) -> None:
-    """:raises ResetRefused: this is not a pipeline, but one of its data intervals."""
+    """:raises ChangeRefused: this is not a pipeline, but one of its data intervals."""
     for entry in memory.entries.values():
         if entry.window.interval is not None:
-            raise ResetRefused(
+            raise ChangeRefused(
                 f"`{memory.pipeline}` is a data interval of a pipeline",
                 expected="the name of the pipeline",
                 action="Leave out what comes after the last dot",
@@ -125,14 +160,14 @@ def refuse_intervals(memory: Memory) -> None:
 
 
 def request_change(
-    hook: KafkaHook, memory: Memory, ledger_topic: str, decide: Callable[[Memory], Change | None], *, dry_run: bool
+    hook: KafkaHook, memory: Memory, request: ChangeRequest, decide: Callable[[Memory], Change | None]
 ) -> tuple[Change | None, Memory]:
     """Write a control request, unless it has been made already or this is a dry run.
 
     :param memory: the ledger as it was just read, without fencing. What ``decide`` refuses of it leaves nothing behind.
-    :param decide: makes the request from what the ledger holds; None where there is nothing to do.
-    :param dry_run: True writes nothing.
-    :return: the request, None where there was nothing to do; and the memory that it was decided on.
+    :param request: what was asked for; a dry run writes nothing.
+    :param decide: returns the change to write, from what the ledger holds; None where there is nothing to do.
+    :return: the change, None where there was nothing to do; and the memory that it was decided on.
     :raises KafkaUnavailable: it cannot be written.
     """
     seen = memory
@@ -143,6 +178,6 @@ def request_change(
         return decide(found)
 
     change = remember(memory)
-    if not dry_run:
-        change = ControlRequests(hook, memory.pipeline, "", topic=ledger_topic).write(remember)
+    if not request.dry_run:
+        change = ControlLedger(hook, memory.pipeline, "", topic=request.ledger_topic).write(remember)
     return change, seen

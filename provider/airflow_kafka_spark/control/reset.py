@@ -18,10 +18,10 @@ from airflow_kafka_spark.control.position_change import (
     refuse_open,
     write_position_change,
 )
-from airflow_kafka_spark.control.result import ChangeResult, OpenWindow, author
-from airflow_kafka_spark.errors import PipelineUnknown, ResetRefused
+from airflow_kafka_spark.control.requests import ChangeRequest
+from airflow_kafka_spark.control.result import ChangeResult, OpenWindow
+from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
 from airflow_kafka_spark.ledger.attempt import Ledger
-from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_target
 
@@ -31,16 +31,12 @@ if TYPE_CHECKING:
 
 def reset(
     hook: KafkaHook,
-    pipeline: str,
+    request: ChangeRequest,
     to: Written | ShiftBy,
     *,
-    why: str,
-    who: str = "",
     only: Sequence[str] = (),
-    ledger_topic: str = TOPIC,
     group_id: str | None = None,
     discard_open: bool = False,
-    dry_run: bool = False,
 ) -> ChangeResult:
     """Move a pipeline: its next window begins where ``to`` says, and so does its group.
 
@@ -49,57 +45,62 @@ def reset(
     twice to a sink that appends.
 
     :param hook: the cluster.
-    :param pipeline: its name.
+    :param request: the pipeline, and who moves it why.
     :param to: "earliest", "latest", a time, an offset per partition, another group's committed offsets ("committed:<group>"), or
         a :class:`~airflow_kafka_spark.windows.offset_specs.ShiftBy`, which goes no further than the log does; see
         :func:`~airflow_kafka_spark.windows.offset_specs.parse_target`. Offsets that are named move these partitions alone.
-    :param why: what for.
-    :param who: who asks for it; default the user of this process.
     :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
         Named together with ``group_id``, they also move a pipeline that the ledger knows nothing of, because Kafka was created
         anew or a `forget` removed it, and whose sink still remembers windows: its next window begins there.
-    :param ledger_topic: the ledger that knows it.
-    :param group_id: its group; None is the one that its last report names.
-    :param discard_open: give up an open window, whose records a sink may have taken already.
-    :param dry_run: change and fence nothing, and return what would happen.
+    :param group_id: its consumer group. Default: the one that its last report names.
+    :param discard_open: True to give up an open window, even if its sink may have committed it already.
     :raises PipelineUnknown: the ledger holds nothing of it, and ``only`` or ``group_id`` is not said.
     :raises WindowOpen: it has an open window.
     :raises GroupHasMembers: its group has members.
     :raises BoundRefused: offsets that the log does not hold.
-    :raises ResetRefused: it cannot be moved by offsets.
+    :raises ChangeRefused: it cannot be moved by offsets.
     :raises ValueError: ``to`` is no place to move to.
     """
-    target, who = parse_target(to), author(who, why)
+    target = parse_target(to)
 
     def planned(memory: Memory) -> tuple[PositionChange, str]:
-        group = _check(hook, memory, ledger_topic, group_id, discard_open, is_said=bool(named_topics(only)))
+        group = _check(hook, memory, request.ledger_topic, group_id, discard_open, is_said=bool(named_topics(only)))
         return plan_move(hook, memory, target, only, group), group
 
     # First without fencing: a window that is being worked on must not be disturbed by what is refused.
-    move, group = planned(_look(hook, pipeline, ledger_topic, is_said=bool(named_topics(only) and group_id)))
-    if not dry_run:
-        with Ledger(hook, pipeline, f"reset by {who}", group_id=group, topic=ledger_topic) as ledger:
+    move, group = planned(_look(hook, request, is_said=bool(named_topics(only) and group_id)))
+    if not request.dry_run:
+        run = f"reset by {request.who}"
+        with Ledger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             move, group = planned(ledger.memory)
             fence_splits(ledger, move.given_up)
-            write_position_change(ledger, ledger.topic.look(pipeline), move, "reset", who, why)
+            write_position_change(ledger, ledger.topic.look(request.pipeline), move, "reset", request)
     given_up = tuple(map(OpenWindow.of, move.given_up))
     return ChangeResult(
-        "reset", pipeline, move.number, who, why, dry_run, group_id=group, given_up=given_up, moves=move.moves
-    )  # fmt: skip
+        "reset",
+        request.pipeline,
+        move.number,
+        request.who,
+        request.why,
+        request.dry_run,
+        group_id=group,
+        given_up=given_up,
+        moves=move.moves,
+    )
 
 
 # --- whether it may be done -----------------------------------------------------------------------------------------------
 
 
-def _look(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> Memory:
+def _look(hook: KafkaHook, request: ChangeRequest, *, is_said: bool) -> Memory:
     """Return what the ledger holds of a pipeline; an empty memory if it does not know the pipeline, and topics and group are
     named."""
     try:
-        return find(hook, pipeline, ledger_topic).memory
+        return find(hook, request.pipeline, request.ledger_topic).memory
     except PipelineUnknown:
         if not is_said:
             raise
-        return Memory(pipeline)
+        return Memory(request.pipeline)
 
 
 def _check(
@@ -112,13 +113,13 @@ def _check(
     if memory.is_blank and not memory.intervals and not (is_said and group_id):
         raise PipelineUnknown(memory.pipeline, ledger_topic)
     if has_source(memory):
-        raise ResetRefused(
+        raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` reads rows from a source, not from Kafka",
             expected="a pipeline that stands at offsets",
             action="To publish rows again, give it a new `pipeline=` name, or have the ledger `forget` it",
         )
     if memory.intervals:
-        raise ResetRefused(
+        raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` moves data intervals",
             expected="a pipeline whose windows follow each other",
             action="To move an interval again, clear its task",

@@ -1,14 +1,11 @@
-"""The result of every change of a pipeline, and who asked for it."""
+"""The result of every change of a pipeline."""
 
 from __future__ import annotations
 
-import getpass
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from airflow_kafka_spark.control.pipelines import open_entries
-from airflow_kafka_spark.errors import ResetRefused
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.changes import Action, Change
 from airflow_kafka_spark.windows.memory import Entry, Memory
@@ -132,23 +129,6 @@ class ChangeResult:
     def skipped_offsets(self) -> int:
         """The number of offsets that are skipped: an upper bound of the records."""
         return sum(gap.end - gap.start for gap in self.skipped)
-
-
-def author(who: str, why: str) -> str:
-    """Return who asks for a change; by default the user of this process.
-
-    :raises ResetRefused: ``why`` is empty.
-    """
-    if not str(why or "").strip():
-        raise ResetRefused("It is not said what this change is for", expected="a few words in `why`", action="Say why")
-    return str(who or "").strip() or _user()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a user without a name
-        return f"uid {os.getuid()}"
 
 
 def open_windows(memory: Memory) -> tuple[OpenWindow, ...]:

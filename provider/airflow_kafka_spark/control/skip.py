@@ -14,12 +14,11 @@ from airflow_kafka_spark.control.position_change import (
     plan_move,
     write_position_change,
 )
-from airflow_kafka_spark.control.requests import refuse_intervals
-from airflow_kafka_spark.control.result import ChangeResult, Move, OpenWindow, author
-from airflow_kafka_spark.errors import AttemptAtWork, PipelineUnknown, ResetRefused
+from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals
+from airflow_kafka_spark.control.result import ChangeResult, Move, OpenWindow
+from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger
-from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.memory import Entry, Memory
 from airflow_kafka_spark.windows.model import Gap, TopicPartition
 from airflow_kafka_spark.windows.offset_specs import parse_target
@@ -29,17 +28,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
-def skip(
-    hook: KafkaHook,
-    pipeline: str,
-    *,
-    why: str,
-    who: str = "",
-    ledger_topic: str = TOPIC,
-    group_id: str | None = None,
-    running: bool | None = None,
-    dry_run: bool = False,
-) -> ChangeResult:
+def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None, running: bool | None = None) -> ChangeResult:
     """Give up a pipeline's open window: it goes on at that window's frozen ends. Without one, skip whatever waits.
 
     Guarantee: position, record of the change, the group's offsets and the end of the window change in one Kafka transaction. Its
@@ -47,52 +36,48 @@ def skip(
     already, stays there; the rest is never moved.
 
     :param hook: the cluster.
-    :param pipeline: its name.
-    :param why: what for.
-    :param who: who asks for it; default the user of this process.
-    :param ledger_topic: the ledger that knows it.
-    :param group_id: its group; None is the one that its last report names.
-    :param running: whether an attempt is at work on the open window, as Airflow says of its task; None where that is not known.
-        Only with False is a window given up.
-    :param dry_run: change and fence nothing, and return what would happen.
+    :param request: the pipeline, and who skips the window why.
+    :param group_id: its consumer group. Default: the one that its last report names.
+    :param running: True if an attempt works on the open window, as Airflow says of its task; None if that is unknown. A window is
+        given up only with False.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises AttemptAtWork: an attempt is at work on the window, or it is not known.
     :raises GroupHasMembers: its group has members.
-    :raises ResetRefused: nothing waits, or it moves data intervals, or reads rows and has no open window.
+    :raises ChangeRefused: nothing waits, or it moves data intervals, or reads rows and has no open window.
     """
-    who = author(who, why)
 
     def planned(memory: Memory) -> tuple[PositionChange, str | None]:
-        group = _check(hook, memory, ledger_topic, group_id)
+        group = _check(hook, memory, request.ledger_topic, group_id)
         for entry in open_entries(memory):
-            if not dry_run and running is not False:
+            if not request.dry_run and running is not False:
                 attempt = entry.attempt
                 raise AttemptAtWork(str(entry.window), entry.window.run, attempt.number, attempt.started_at, running is True)
             return _past(hook, memory, entry), group
         return _to_the_end(hook, memory, group or ""), group
 
     # First without fencing: a window that is being worked on must not be disturbed by what is refused.
-    memory = find(hook, pipeline, ledger_topic).memory
+    memory = find(hook, request.pipeline, request.ledger_topic).memory
     move, group = planned(memory)
-    if not dry_run:
-        with Ledger(hook, pipeline, f"skip by {who}", group_id=group, topic=ledger_topic) as ledger:
+    if not request.dry_run:
+        run = f"skip by {request.who}"
+        with Ledger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             seen, memory = _tokens(memory), ledger.memory
             if _tokens(memory) != seen:
-                raise ResetRefused(
-                    f"Pipeline `{pipeline}` has moved on meanwhile",
+                raise ChangeRefused(
+                    f"Pipeline `{request.pipeline}` has moved on meanwhile",
                     expected="the window that was looked at, or none where there was none",
                     action="Look again; if its task was at work, it was shut out, and a retry finishes its window",
                 )
             move, group = planned(memory)
             fence_splits(ledger, move.given_up)
-            write_position_change(ledger, ledger.topic.look(pipeline), move, "skip", who, why)
+            write_position_change(ledger, ledger.topic.look(request.pipeline), move, "skip", request)
     return ChangeResult(
         "skip",
-        pipeline,
+        request.pipeline,
         move.number,
-        who,
-        why,
-        dry_run,
+        request.who,
+        request.why,
+        request.dry_run,
         group_id=group,
         given_up=tuple(map(OpenWindow.of, move.given_up)),
         moves=move.moves,
@@ -107,7 +92,7 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
     if memory.is_blank and not memory.intervals:
         raise PipelineUnknown(memory.pipeline, ledger_topic)
     if memory.intervals:
-        raise ResetRefused(
+        raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` moves data intervals, of which none waits for another",
             expected="a pipeline whose windows follow each other",
             action="Mark the interval's task as you like. Its records are not moved, and the group stays before them",
@@ -115,7 +100,7 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
     if not has_source(memory):
         return mirroring_group(hook, memory, group_id)
     if not open_entries(memory):
-        raise ResetRefused(
+        raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` reads rows from a source and has no open window: only its source knows what waits",
             expected="an open window to give up",
         )
@@ -141,14 +126,14 @@ def _past(hook: KafkaHook, memory: Memory, entry: Entry) -> PositionChange:
 def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
     move = plan_move(hook, memory, parse_target("latest"), (), group)
     if back := [m for m in move.moves if m.before is not None and m.after < m.before]:
-        raise ResetRefused(
+        raise ChangeRefused(
             f"{back[0].topic}-{back[0].partition} ends at {back[0].after}, before {back[0].before}, where the pipeline stands",
             expected="a log that goes on from there",
             action="See what became of the topic; `reset` moves the pipeline back",
         )
     on = tuple(m for m in move.moves if m.after != m.before)
     if not on:
-        raise ResetRefused(
+        raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` has no open window, and nothing waits for it",
             expected="an open window to give up, or records to skip",
         )

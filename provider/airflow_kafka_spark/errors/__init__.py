@@ -7,9 +7,9 @@ callbacks and retry policies. ``retryable`` is True if the same task may succeed
 from airflow_kafka_spark.errors.base import KafkaSparkError
 from airflow_kafka_spark.errors.control import (
     AttemptAtWork,
+    ChangeRefused,
     PipelineUnknown,
     ReplayRefused,
-    ResetRefused,
     WindowOpen,
 )
 from airflow_kafka_spark.errors.formats import (
@@ -138,7 +138,7 @@ __all__ = [
     "RegistryRefused",
     "RegistryUnavailable",
     "ReplayRefused",
-    "ResetRefused",
+    "ChangeRefused",
     "RowRejected",
     "RowsCutOff",
     "RowsRejected",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from airflow_kafka_spark.errors.base import KafkaSparkError
 
 
-class ResetRefused(KafkaSparkError):
+class ChangeRefused(KafkaSparkError):
     """Raised when a pipeline cannot be changed as requested. Nothing was changed."""
 
 
-class PipelineUnknown(ResetRefused):
+class PipelineUnknown(ChangeRefused):
     """Raised when the ledger does not know the pipeline.
 
     :param pipeline: name of the pipeline.
@@ -25,7 +25,7 @@ class PipelineUnknown(ResetRefused):
         )
 
 
-class WindowOpen(ResetRefused):
+class WindowOpen(ChangeRefused):
     """Raised when a change needs a pipeline without an open window. An attempt may be working on the window.
 
     :param window: name of the window.
@@ -43,7 +43,7 @@ class WindowOpen(ResetRefused):
         )
 
 
-class AttemptAtWork(ResetRefused):
+class AttemptAtWork(ChangeRefused):
     """Raised when an open window cannot be given up because an attempt works on it, or may be working on it.
 
     :param window: name of the window.
@@ -65,5 +65,5 @@ class AttemptAtWork(ResetRefused):
         )
 
 
-class ReplayRefused(ResetRefused):
+class ReplayRefused(ChangeRefused):
     """Raised when a window cannot be replayed."""

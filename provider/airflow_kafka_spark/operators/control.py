@@ -16,6 +16,10 @@ from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_sta
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.control.pipelines import PipelineState, WindowState
+    from airflow_kafka_spark.control.preview import Preview
+    from airflow_kafka_spark.control.requests import ChangeRequest
+    from airflow_kafka_spark.control.result import ChangeResult
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger
 
@@ -154,17 +158,17 @@ class PipelineOffsetsOperator(BaseOperator):
             found = getattr(self, f"_{self.action}")(Run.of(context))
         return to_json(found)
 
-    def _show(self, run: Run) -> Any:
+    def _show(self, run: Run) -> PipelineState:
         from airflow_kafka_spark.control.pipelines import show
 
         return show(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, group_id=self.group_id or None)
 
-    def _windows(self, run: Run) -> Any:
+    def _windows(self, run: Run) -> tuple[WindowState, ...]:
         from airflow_kafka_spark.control.pipelines import windows
 
         return windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
 
-    def _plan(self, run: Run) -> Any:
+    def _plan(self, run: Run) -> Preview:
         from airflow_kafka_spark.control.preview import preview
 
         return preview(
@@ -179,63 +183,66 @@ class PipelineOffsetsOperator(BaseOperator):
             data_loss=self.data_loss,
         )
 
-    def _reset(self, run: Run) -> Any:
+    def _reset(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.reset import reset
 
-        done = reset(self.kafka, self.pipeline, self._target(), only=_several(self.only), **self._change(run))
+        only, group = _several(self.only), self.group_id or None
+        done = reset(self.kafka, self._request(run), self._target(), only=only, group_id=group, discard_open=self.discard_open)
         for move in done.moves:
             self.log.info("%s-%d: %s -> %d", move.topic, move.partition, move.before, move.after)
         return done
 
-    def _forget(self, run: Run) -> Any:
+    def _forget(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.forget import forget
 
-        return forget(self.kafka, self.pipeline, delete_group=self.delete_group, **self._change(run))
+        group = self.group_id or None
+        return forget(
+            self.kafka, self._request(run), group_id=group, delete_group=self.delete_group, discard_open=self.discard_open
+        )
 
-    def _pause(self, run: Run) -> Any:
+    def _pause(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.pause import pause
 
-        return self._warned(pause(self.kafka, self.pipeline, **self._asked(run)))
+        return self._warned(pause(self.kafka, self._request(run)))
 
-    def _resume(self, run: Run) -> Any:
+    def _resume(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.pause import resume
 
-        return self._warned(resume(self.kafka, self.pipeline, **self._asked(run)))
+        return self._warned(resume(self.kafka, self._request(run)))
 
-    def _skip(self, run: Run) -> Any:
+    def _skip(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.skip import skip
 
         running = False if self.not_running else None
         group = self.group_id or None
-        return self._warned(skip(self.kafka, self.pipeline, group_id=group, running=running, **self._asked(run)))
+        return self._warned(skip(self.kafka, self._request(run), group_id=group, running=running))
 
-    def _rename(self, run: Run) -> Any:
+    def _rename(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.rename import rename
 
-        return self._warned(rename(self.kafka, self.pipeline, self.new_name, group_id=self.group_id or None, **self._asked(run)))
+        return self._warned(rename(self.kafka, self._request(run), self.new_name, group_id=self.group_id or None))
 
-    def _rebind(self, run: Run) -> Any:
+    def _rebind(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.rebind import rebind
 
         running = False if self.not_running else None
-        return self._warned(rebind(self.kafka, self.pipeline, running=running, **self._asked(run)))
+        return self._warned(rebind(self.kafka, self._request(run), running=running))
 
-    def _replay(self, run: Run) -> Any:
+    def _replay(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.replay import replay
 
         window, name = _whole(self.window), self.interval or None
-        return self._warned(replay(self.kafka, self.pipeline, window=window, name=name, **self._asked(run)))
+        return self._warned(replay(self.kafka, self._request(run), window=window, name=name))
 
-    def _warned(self, done: Any) -> Any:
+    def _warned(self, done: ChangeResult) -> ChangeResult:
         for warning in done.warnings:
             self.log.warning("%s", warning)
         return done
 
-    def _asked(self, run: Run) -> dict[str, Any]:
-        return {"why": self.why, "who": self.who or run.id, "ledger_topic": self.ledger_topic, "dry_run": self.only_tell}
+    def _request(self, run: Run) -> ChangeRequest:
+        from airflow_kafka_spark.control.requests import ChangeRequest
 
-    def _change(self, run: Run) -> dict[str, Any]:
-        return {**self._asked(run), "group_id": self.group_id or None, "discard_open": self.discard_open}
+        return ChangeRequest(self.pipeline, self.why, self.who or run.id, self.ledger_topic, self.only_tell)
 
     def _target(self) -> Any:
         shift = _whole(self.shift_by)

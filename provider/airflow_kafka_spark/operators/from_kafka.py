@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.bad_records.options import route_problems
-from airflow_kafka_spark.errors import FollowedMismatch, KafkaSparkError, Problem, ResetRefused, TopicMissing, ValidationError
+from airflow_kafka_spark.errors import ChangeRefused, FollowedMismatch, KafkaSparkError, Problem, TopicMissing, ValidationError
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.operators.base import WindowOperator, problem_from
@@ -307,14 +307,14 @@ class FromKafkaOperator(WindowOperator):
 
         Arguments that are templates have to be rendered.
 
-        :raises ResetRefused: the task moves data intervals.
+        :raises ChangeRefused: the task moves data intervals.
         :raises KafkaSparkError: planning would fail, too.
         """
         from airflow_kafka_spark.control.preview import preview
 
         pipeline = self.pipeline or f"{self.dag_id}.{self.task_id}"
         if self.window_options.by_interval:
-            raise ResetRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
+            raise ChangeRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
         found = preview(
             self.kafka,
             pipeline,

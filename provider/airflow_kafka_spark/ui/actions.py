@@ -15,6 +15,7 @@ from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey
 from airflow_kafka_spark.ui.responses import RequestRefused
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.control.requests import ChangeRequest
     from airflow_kafka_spark.control.result import Move
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
@@ -159,21 +160,17 @@ def perform(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> 
     return _ACTIONS[request.action](hook, request, context)
 
 
+def _change_request(request: ActionRequest, context: ActionContext) -> ChangeRequest:
+    from airflow_kafka_spark.control.requests import ChangeRequest
+
+    return ChangeRequest(request.pipeline, request.why, context.who, context.ledger_topic, request.dry_run)
+
+
 def _reset(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     from airflow_kafka_spark.control.reset import reset
 
     try:
-        found = reset(
-            hook,
-            request.pipeline,
-            request.to,
-            why=request.why,
-            who=context.who,
-            only=request.only,
-            ledger_topic=context.ledger_topic,
-            group_id=context.group,
-            dry_run=request.dry_run,
-        )
+        found = reset(hook, _change_request(request, context), request.to, only=request.only, group_id=context.group)
     except WindowOpen as error:
         raise _with_skip(error) from None
     did = "would be moved" if request.dry_run else f"was moved (change {found.change})"
@@ -194,16 +191,7 @@ def _with_skip(error: WindowOpen) -> KafkaSparkError:
 def _skip(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     from airflow_kafka_spark.control.skip import skip
 
-    found = skip(
-        hook,
-        request.pipeline,
-        why=request.why,
-        who=context.who,
-        ledger_topic=context.ledger_topic,
-        group_id=context.group,
-        running=context.running,
-        dry_run=request.dry_run,
-    )
+    found = skip(hook, _change_request(request, context), group_id=context.group, running=context.running)
     what = f"Window {found.given_up[0].number}" if found.given_up else "The backlog"
     title = f"{what} of pipeline {request.pipeline} " + ("would be skipped" if request.dry_run else "was skipped")
     lines = (f"{found.skipped_offsets:,} offsets in all: an upper bound of the records", *found.warnings)
@@ -218,16 +206,8 @@ def _moves(moves: Sequence[Move]) -> ActionTable:
 def _replay(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     from airflow_kafka_spark.control.replay import replay
 
-    found = replay(
-        hook,
-        request.pipeline,
-        why=request.why,
-        who=context.who,
-        window=None if request.interval else request.window,
-        name=request.interval,
-        ledger_topic=context.ledger_topic,
-        dry_run=request.dry_run,
-    )
+    window_number = None if request.interval else request.window
+    found = replay(hook, _change_request(request, context), window=window_number, name=request.interval)
     did = "would be moved once more" if request.dry_run else "is moved once more"
     window = found.window
     assert window is not None, "a replay names its window"
@@ -243,14 +223,7 @@ def _pause_or_resume(hook: KafkaHook, request: ActionRequest, context: ActionCon
     from airflow_kafka_spark.control.pause import pause, resume
 
     change = pause if request.action == "pause" else resume
-    found = change(
-        hook,
-        request.pipeline,
-        why=request.why,
-        who=context.who,
-        ledger_topic=context.ledger_topic,
-        dry_run=request.dry_run,
-    )
+    found = change(hook, _change_request(request, context))
     verb = "paused" if request.action == "pause" else "resumed"
     title = f"Pipeline {request.pipeline} " + (f"would be {verb}" if request.dry_run else f"is {verb}")
     return ActionResult(not request.dry_run, title, found.warnings)
