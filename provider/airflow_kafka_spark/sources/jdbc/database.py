@@ -1,15 +1,16 @@
-"""The contract of a database that JdbcSource reads: relations as values, and what differs between servers."""
+"""The base of the databases that JdbcSource reads: relations as values, sessions, and how Spark connects."""
 
 from __future__ import annotations
 
+import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
 
 if TYPE_CHECKING:
@@ -146,7 +147,16 @@ class DatabaseSession(ABC):
     dialect: SqlDialect
 
     @abstractmethod
-    def rows(self, statement: str) -> list[tuple]: ...
+    def begin(self, statement: str) -> None:
+        """Run the statement with which a session begins."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""
+
+    @abstractmethod
+    def rows(self, statement: str) -> list[tuple]:
+        """Return the rows of a query."""
 
     @abstractmethod
     def now(self) -> datetime:
@@ -195,39 +205,128 @@ class DatabaseSession(ABC):
         """
 
 
-class SourceDatabase(ABC):
-    """The database that an Airflow connection leads to."""
+class DatabaseServer(Protocol):
+    """The server that an Airflow connection leads to.
 
-    packages: ClassVar[tuple[str, ...]]
-    conn_id: str
+    :param where: ``host:port/database``, for messages.
+    """
 
     @property
-    @abstractmethod
-    def uri(self) -> str:
-        """``scheme://host:port/database``."""
+    def conn_id(self) -> str: ...
 
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def database(self) -> str: ...
+
+    @property
+    def where(self) -> str: ...
+
+
+ServerT = TypeVar("ServerT", bound=DatabaseServer)
+
+
+def bracketed(host: str) -> str:
+    """Return a host for a URI: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+@dataclass(frozen=True)
+class SourceDatabase(ABC, Generic[ServerT]):
+    """The database that an Airflow connection leads to.
+
+    :param server: its address and login.
+    :cvar scheme: the scheme of its URI.
+    :cvar packages: Maven coordinates of its JDBC driver.
+    :cvar driver: the driver's class.
+    :cvar default_schema: the schema in the URI of a table that names none; empty if the database's name stands for it.
+    :cvar session_statement: the statement with which each session begins; from then on it only reads.
+    """
+
+    server: ServerT
+    scheme: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+    driver: ClassVar[str]
     default_schema: ClassVar[str]
-    """The schema in the URI of a table that names none; empty if the database's name stands for it."""
+    session_statement: ClassVar[str]
+
+    @property
+    def conn_id(self) -> str:
+        """The Airflow connection."""
+        return self.server.conn_id
+
+    @property
+    def server_uri(self) -> str:
+        """``scheme://host:port``."""
+        return f"{self.scheme}://{bracketed(self.server.host)}:{self.server.port}"
+
+    @property
+    def uri(self) -> str:
+        """``scheme://host:port/database``, without the last part if the connection names no database."""
+        name = urllib.parse.quote(self.server.database, safe="")
+        return f"{self.server_uri}/{name}" if name else self.server_uri
 
     @abstractmethod
     def problems(self) -> list[Problem]:
-        """Return what is wrong with the connection, without using it."""
+        """Return the problems of the connection that show without using it."""
 
     @abstractmethod
-    def session(self, doing: str) -> AbstractContextManager[DatabaseSession]:
+    def open_session(self) -> DatabaseSession:
+        """Open a session, whose first statement is still to come."""
+
+    @abstractmethod
+    def driver_errors(self) -> tuple[type[Exception], ...]:
+        """Return the errors that the Python driver raises."""
+
+    @abstractmethod
+    def describe_error(self, error: Exception) -> tuple[str, bool]:
+        """Return the message of a driver's error without secrets, and whether the server would refuse the statement again."""
+
+    def shown_cause(self, error: Exception) -> BaseException | None:
+        """Return the error if a traceback may show it, else None: it may quote the password."""
+        return None
+
+    @contextmanager
+    def session(self, doing: str) -> Iterator[DatabaseSession]:
         """Open a session that only reads.
 
         :param doing: the purpose, for messages.
         :raises SourceUnavailable: the server cannot be reached, or broke off.
         :raises SourceRejected: the server refused a statement.
         """
+        try:
+            session = self.open_session()
+            try:
+                session.begin(self.session_statement)
+                yield session
+            finally:
+                session.close()
+        except self.driver_errors() as error:
+            detail, is_refused = self.describe_error(error)
+            cause = self.shown_cause(error)
+            if is_refused:
+                raise SourceRejected(self.server.where, f"{doing}: {detail}") from cause
+            raise SourceUnavailable(self.server.where, doing, detail) from cause
 
     @abstractmethod
+    def jdbc_url(self) -> str:
+        """Return the URL of the JDBC driver, without credentials."""
+
+    @abstractmethod
+    def jdbc_properties(self) -> dict[str, str]:
+        """Return the properties of the JDBC driver, with the password."""
+
     def spark_reader(self, fetchsize: int) -> JdbcReaderOptions:
         """Return how Spark's JDBC reader connects.
 
         :param fetchsize: rows per round trip.
         """
+        settings = {"tcpKeepAlive": "true", "sessionInitStatement": self.session_statement, "fetchsize": str(fetchsize)}
+        return JdbcReaderOptions(self.jdbc_url(), self.driver, {**self.jdbc_properties(), **settings})
 
     def split_reader(self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str]) -> SplitReader:
         """Return the reader that Spark tasks use.

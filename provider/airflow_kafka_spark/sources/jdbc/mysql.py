@@ -10,21 +10,20 @@ import re
 import ssl
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, ClassVar
 
-from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.sources.jdbc.database import (
     SPARK_MAX_PRECISION,
     DatabaseSession,
-    JdbcReaderOptions,
     MissingRelation,
     Relation,
     SourceColumn,
     SourceDatabase,
     SqlDialect,
+    bracketed,
     escape_template,
 )
 
@@ -148,7 +147,6 @@ class MysqlServer:
 
 
 TIME_ZONE = "time_zone = '+00:00'"
-READ_ONLY = "SET SESSION TRANSACTION READ ONLY"
 
 
 @dataclass
@@ -156,6 +154,13 @@ class MysqlSession(DatabaseSession):
     connection: Any
     server: MysqlServer
     dialect = MysqlDialect()
+
+    def begin(self, statement: str) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    def close(self) -> None:
+        self.connection.close()
 
     def rows(self, statement: str) -> list[tuple]:
         with self.connection.cursor() as cursor:
@@ -280,70 +285,54 @@ def _text(value: str) -> str:
 
 
 @dataclass(frozen=True)
-class MysqlDatabase(SourceDatabase):
+class MysqlDatabase(SourceDatabase[MysqlServer]):
     """The server of a connection of type ``mysql``."""
 
-    server: MysqlServer
+    scheme: ClassVar[str] = "mysql"
     packages: ClassVar[tuple[str, ...]] = (DRIVER,)
+    driver: ClassVar[str] = "org.mariadb.jdbc.Driver"
     default_schema: ClassVar[str] = ""
-
-    @property
-    def conn_id(self) -> str:  # type: ignore[override]
-        return self.server.conn_id
-
-    @property
-    def uri(self) -> str:
-        database = f"/{urllib.parse.quote(self.server.database, safe='')}" if self.server.database else ""
-        return f"mysql://{self.server.host}:{self.server.port}{database}"
+    session_statement: ClassVar[str] = "SET SESSION TRANSACTION READ ONLY"
 
     def problems(self) -> list[Problem]:
         return []
 
-    @contextmanager
-    def session(self, doing: str) -> Iterator[MysqlSession]:
+    def open_session(self) -> MysqlSession:
+        return MysqlSession(self.server.connect(), self.server)
+
+    def driver_errors(self) -> tuple[type[Exception], ...]:
         import pymysql
 
-        try:
-            connection = self.server.connect()
-            try:
-                session = MysqlSession(connection, self.server)
-                session.rows(READ_ONLY)
-                yield session
-            finally:
-                connection.close()
-        except pymysql.Error as error:
-            raise self._explain(error, doing) from None
-        except (OSError, ssl.SSLError) as error:
-            raise SourceUnavailable(self.server.where, doing, str(error)) from error
+        return pymysql.Error, OSError
 
-    def _explain(self, error: Exception, doing: str) -> KafkaSparkError:
+    def describe_error(self, error: Exception) -> tuple[str, bool]:
+        if isinstance(error, OSError):
+            return str(error), False
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         message = " ".join(str(error.args[-1] if error.args else error).split())
         detail = message.replace(self.server.password, "***") if self.server.password else message
         # Errors of the client itself, and those that pass: too many connections, shutdown, lock wait, deadlock, killed, time-out.
-        if code == 0 or 2000 <= code < 3000 or code in (1040, 1053, 1205, 1213, 1317, 1927, 1969, 3024):
-            return SourceUnavailable(self.server.where, doing, detail)
-        return SourceRejected(self.server.where, f"{doing}: {detail}")
+        passing = code == 0 or 2000 <= code < 3000 or code in (1040, 1053, 1205, 1213, 1317, 1927, 1969, 3024)
+        return detail, not passing
 
-    def spark_reader(self, fetchsize: int) -> JdbcReaderOptions:
+    def shown_cause(self, error: Exception) -> BaseException | None:
+        return error if isinstance(error, OSError) else None
+
+    def jdbc_url(self) -> str:
         # With a URL of this scheme Spark quotes names in backticks; in double quotes they would be texts.
-        options = {"permitMysqlScheme": "true", "sessionVariables": TIME_ZONE, "sslMode": self.server.tls}
-        options |= {"connectTimeout": str(self.server.connect_timeout * 1000), "tcpKeepAlive": "true"}
-        if self.server.ca:
-            options["serverSslCert"] = self.server.ca
-        query = urllib.parse.urlencode({"permitMysqlScheme": options.pop("permitMysqlScheme")})
-        host = f"[{self.server.host}]" if ":" in self.server.host else self.server.host
-        credentials = {"user": self.server.user, "password": self.server.password}
-        return JdbcReaderOptions(
-            url=f"jdbc:mysql://{host}:{self.server.port}/{urllib.parse.quote(self.server.database, safe='')}?{query}",
-            driver="org.mariadb.jdbc.Driver",
-            options={
-                **options,
-                **{name: value for name, value in credentials.items() if value},
-                "sessionInitStatement": READ_ONLY,
-                "fetchsize": str(fetchsize),
-            },
-        )
+        database = urllib.parse.quote(self.server.database, safe="")
+        return f"jdbc:mysql://{bracketed(self.server.host)}:{self.server.port}/{database}?permitMysqlScheme=true"
+
+    def jdbc_properties(self) -> dict[str, str]:
+        properties = {
+            "sessionVariables": TIME_ZONE,
+            "sslMode": self.server.tls,
+            "connectTimeout": str(self.server.connect_timeout * 1000),
+            "serverSslCert": self.server.ca,
+            "user": self.server.user,
+            "password": self.server.password,
+        }
+        return {name: value for name, value in properties.items() if value}
 
 
 def read_server(connection: Any) -> MysqlServer:

@@ -13,12 +13,11 @@ import re
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.errors import Problem, SourceRejected
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.hooks.postgres import (
     APPLICATION,
@@ -33,12 +32,12 @@ from airflow_kafka_spark.sources.jdbc.database import (
     REFUSED_SQLSTATES,
     SPARK_MAX_PRECISION,
     DatabaseSession,
-    JdbcReaderOptions,
     MissingRelation,
     Relation,
     SourceColumn,
     SourceDatabase,
     SqlDialect,
+    bracketed,
     escape_template,
 )
 
@@ -137,6 +136,12 @@ class PostgresSession(DatabaseSession):
     connection: psycopg.Connection
     server: PostgresServer
     dialect = PostgresDialect()
+
+    def begin(self, statement: str) -> None:
+        self.rows(statement)
+
+    def close(self) -> None:
+        self.connection.close()
 
     def rows(self, statement: str) -> list[tuple]:
         return self.connection.execute(statement.encode()).fetchall()
@@ -341,21 +346,14 @@ WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass A
 
 
 @dataclass(frozen=True)
-class PostgresDatabase(SourceDatabase):
+class PostgresDatabase(SourceDatabase[PostgresServer]):
     """The server of a connection of type ``postgres``."""
 
-    server: PostgresServer
+    scheme: ClassVar[str] = "postgres"
     packages: ClassVar[tuple[str, ...]] = (DRIVER,)
+    driver: ClassVar[str] = "org.postgresql.Driver"
     default_schema: ClassVar[str] = "public"
-
-    @property
-    def conn_id(self) -> str:  # type: ignore[override]
-        return self.server.conn_id
-
-    @property
-    def uri(self) -> str:
-        host = f"[{self.server.host}]" if ":" in self.server.host else self.server.host
-        return f"postgres://{host}:{self.server.port}/{urllib.parse.quote(self.server.database, safe='')}"
+    session_statement: ClassVar[str] = SESSION
 
     @property
     def _options(self) -> dict[str, str]:
@@ -375,61 +373,48 @@ class PostgresDatabase(SourceDatabase):
             found.append(Problem("source.conn_id", what, "Give it a host name"))
         return found
 
-    @contextmanager
-    def session(self, doing: str) -> Iterator[PostgresSession]:
+    def open_session(self) -> PostgresSession:
         import psycopg
 
-        try:
-            connection = psycopg.connect(self.server.named(APPLICATION), autocommit=True, prepare_threshold=None)
-            try:
-                session = PostgresSession(connection, self.server)
-                session.rows(SESSION)
-                yield session
-            finally:
-                connection.close()
-        except psycopg.Error as error:
-            raise self._explain(error, doing) from self.server.cause(error)
+        connection = psycopg.connect(self.server.named(APPLICATION), autocommit=True, prepare_threshold=None)
+        return PostgresSession(connection, self.server)
 
-    def _explain(self, error: psycopg.Error, doing: str) -> KafkaSparkError:
-        state = error.sqlstate or ""
+    def driver_errors(self) -> tuple[type[Exception], ...]:
+        import psycopg
+
+        return (psycopg.Error,)
+
+    def describe_error(self, error: Exception) -> tuple[str, bool]:
+        import psycopg
+
+        assert isinstance(error, psycopg.Error)
         diagnosis = error.diag
         parts = [diagnosis.message_primary, diagnosis.message_detail, diagnosis.message_hint]
         message = "; ".join(" ".join(part.split()).rstrip(".") for part in parts if part) or " ".join(str(error).split())
-        detail = self.server.scrub(message)
-        if state[:2] in REFUSED_SQLSTATES:
-            return SourceRejected(self.server.where, f"{doing}: {detail}")
-        return SourceUnavailable(self.server.where, doing, detail)
+        return self.server.scrub(message), (error.sqlstate or "")[:2] in REFUSED_SQLSTATES
 
-    def spark_reader(self, fetchsize: int) -> JdbcReaderOptions:
+    def shown_cause(self, error: Exception) -> BaseException | None:
+        return self.server.cause(error)
+
+    def jdbc_url(self) -> str:
         options = self._options
-        properties = {_PROPERTIES[name]: value for name, value in options.items() if _PROPERTIES.get(name)}
-        if "targetServerType" in properties:
-            properties["targetServerType"] = _TARGETS.get(properties["targetServerType"], "any")
         hosts = (options.get("host") or "localhost").split(",")
         ports = (options.get("port") or "5432").split(",")
         ports = ports * len(hosts) if len(ports) == 1 else ports
-        addresses = ",".join(f"{_bracketed(host)}:{port}" for host, port in zip(hosts, ports, strict=False))
-        return JdbcReaderOptions(
-            url=f"jdbc:postgresql://{addresses}/{urllib.parse.quote(self.server.database, safe='')}",
-            driver="org.postgresql.Driver",
-            options={
-                **properties,
-                "ApplicationName": APPLICATION,
-                "tcpKeepAlive": "true",
-                "sessionInitStatement": SESSION,
-                "fetchsize": str(fetchsize),
-            },
-        )
+        addresses = ",".join(f"{bracketed(host)}:{port}" for host, port in zip(hosts, ports, strict=False))
+        return f"jdbc:postgresql://{addresses}/{urllib.parse.quote(self.server.database, safe='')}"
+
+    def jdbc_properties(self) -> dict[str, str]:
+        properties = {_PROPERTIES[name]: value for name, value in self._options.items() if _PROPERTIES.get(name)}
+        if "targetServerType" in properties:
+            properties["targetServerType"] = _TARGETS.get(properties["targetServerType"], "any")
+        return {**properties, "ApplicationName": APPLICATION}
 
     def split_reader(self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str]) -> SplitReader:
         from airflow_kafka_spark.sources.jdbc.tasks.read import PostgresSplitReader
 
         named = tuple((column.name, column.kind) for column in columns if column.kind is not None)
         return PostgresSplitReader(self.server, SESSION, table, named, tuple(statements))
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 # --- types --------------------------------------------------------------------------------------------------------------

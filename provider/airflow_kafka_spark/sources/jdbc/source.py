@@ -103,7 +103,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         schema, table = self._parts
         parts = [schema or (database.default_schema if self.query is None else ""), table]
         # In MariaDB a schema is a database.
-        base = database.uri if database.default_schema or not schema else database.uri.rpartition("/")[0]
+        base = database.uri if database.default_schema or not schema else database.server_uri
         return "/".join([base, *(urllib.parse.quote(part, safe="") for part in parts if part)])
 
     @property
@@ -126,7 +126,8 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         from airflow_kafka_spark.sources.jdbc.windows import find_relation
 
         database = self.database()
-        server, _, name = database.uri.rpartition("/")
+        server = database.server_uri
+        name = database.uri.removeprefix(server).removeprefix("/")
         with database.session("asking where the table is") as session:
             identity = session.identity()
             table = find_relation(self, session).name if self.query is None else "a query"
