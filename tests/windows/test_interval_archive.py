@@ -22,8 +22,7 @@ from airflow_kafka_spark.windows.interval import (
 )
 from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, IntervalArchive, Intervals, archived
 from airflow_kafka_spark.windows.memory import archive_record, interval_record, known_topic_ids, remember
-from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
-from airflow_kafka_spark.windows.tries import Tries
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
 

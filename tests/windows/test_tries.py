@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from airflow_kafka_spark.windows.tries import MOST_RUNS, Tries, tries_from_json, tries_to_json, with_tries
+from airflow_kafka_spark.windows.model import MOST_RUNS, Tries, tries_from_json, tries_to_json, with_tries
 from tests.support.runs import Counters
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_kafka_spark.windows.memory import LedgerRecord, remember
-from airflow_kafka_spark.windows.tries import Tries
+from airflow_kafka_spark.windows.model import Tries
 from tests.support.oracle import committed_records
 from tests.support.pipelines import Pipeline
 

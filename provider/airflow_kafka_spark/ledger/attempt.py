@@ -59,10 +59,9 @@ from airflow_kafka_spark.windows.memory import (
     window_key,
     window_record,
 )
-from airflow_kafka_spark.windows.model import Marker, State, TopicPartition, Window, add_landed
+from airflow_kafka_spark.windows.model import Marker, State, TopicPartition, Tries, Window, add_landed, with_tries
 from airflow_kafka_spark.windows.plan import next_position
 from airflow_kafka_spark.windows.report import widest
-from airflow_kafka_spark.windows.tries import Tries, with_tries
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaException, Producer

@@ -17,8 +17,7 @@ from airflow_kafka_spark.errors import DestinationChanged, GroupOwned, PipelineR
 from airflow_kafka_spark.operators.visibility.links import SECTION
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other_endpoint, other_place, other_writer
 from airflow_kafka_spark.windows.memory import Entry, Memory
-from airflow_kafka_spark.windows.model import TopicPartition
-from airflow_kafka_spark.windows.tries import Tries
+from airflow_kafka_spark.windows.model import TopicPartition, Tries
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset

@@ -11,8 +11,7 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.sensors.base import DEFAULT_DEFERRABLE, KafkaSensor
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.triggers.arguments import Instant
-    from airflow_kafka_spark.triggers.base import Polling
+    from airflow_kafka_spark.triggers.base import Instant, Polling
     from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
 
 _TIMETABLES = (

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.transforms.options import name_problems
-from airflow_kafka_spark.transforms.regexes import java_regex_problems, match_whole, regex_problems
+from airflow_kafka_spark.transforms.options import java_regex_problems, match_whole, name_problems, regex_problems
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.transforms.base import ColumnTransform
 from airflow_kafka_spark.transforms.date_patterns import date_format_problems, format_timestamp
-from airflow_kafka_spark.transforms.options import name_problems
-from airflow_kafka_spark.transforms.predicates import Condition
-from airflow_kafka_spark.transforms.record import RecordSchema
-from airflow_kafka_spark.transforms.regexes import (
+from airflow_kafka_spark.transforms.options import (
     java_regex_problems,
     match_at_start,
     match_whole,
+    name_problems,
     regex_problems,
     replacement_problems,
 )
+from airflow_kafka_spark.transforms.predicates import Condition
+from airflow_kafka_spark.transforms.record import RecordSchema
 from airflow_kafka_spark.windows.model import TOPIC_NAME
 
 if TYPE_CHECKING:

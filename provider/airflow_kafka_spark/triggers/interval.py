@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import TOLERANCE_SECONDS
 from airflow_kafka_spark.sources.kafka.topics import Subscription
-from airflow_kafka_spark.triggers.arguments import Duration, Instant, parse_instant, parse_seconds
-from airflow_kafka_spark.triggers.base import KafkaTrigger, Polling, ProbeResult
+from airflow_kafka_spark.triggers.base import Duration, Instant, KafkaTrigger, Polling, ProbeResult, parse_instant, parse_seconds
 from airflow_kafka_spark.windows.instants import now_ms
 
 if TYPE_CHECKING:

@@ -16,8 +16,19 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaSparkError, Problem
 from airflow_kafka_spark.ledger.lag import LagMeter
 from airflow_kafka_spark.sources.kafka.topics import Subscription
-from airflow_kafka_spark.triggers.arguments import Count, Duration, choice_problems, parse_count, parse_seconds
-from airflow_kafka_spark.triggers.base import KafkaTrigger, Polling, ProbeResult, connect, in_thread, raise_problems
+from airflow_kafka_spark.triggers.base import (
+    Count,
+    Duration,
+    KafkaTrigger,
+    Polling,
+    ProbeResult,
+    choice_problems,
+    connect,
+    in_thread,
+    parse_count,
+    parse_seconds,
+    raise_problems,
+)
 from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, worst
 
 if TYPE_CHECKING:

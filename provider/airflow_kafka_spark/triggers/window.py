@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.ledger.topic import LedgerReader
-from airflow_kafka_spark.triggers.arguments import Count, Instant, parse_count, parse_instant
-from airflow_kafka_spark.triggers.base import KafkaTrigger, Polling, ProbeResult
+from airflow_kafka_spark.triggers.base import Count, Instant, KafkaTrigger, Polling, ProbeResult, parse_count, parse_instant
 from airflow_kafka_spark.windows.completed import Wanted, completed
 
 if TYPE_CHECKING:

@@ -29,9 +29,10 @@ from airflow_kafka_spark.windows.model import (
     TargetTopic,
     TopicPartition,
     Window,
+    tries_from_json,
+    tries_to_json,
 )
 from airflow_kafka_spark.windows.plan import Position
-from airflow_kafka_spark.windows.tries import tries_from_json, tries_to_json
 
 
 def packed(values: Sequence[Any]) -> str:

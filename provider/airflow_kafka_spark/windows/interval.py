@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from airflow_kafka_spark.windows.instants import instant_ms, instant_of, iso
-from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
-from airflow_kafka_spark.windows.tries import Tries
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries
 
 _INSTANT = r"\d{8}T\d{6}(?:\.\d{3})?Z"
 _NAME = re.compile(rf"^({_INSTANT})-({_INSTANT})$")

@@ -50,9 +50,19 @@ from airflow_kafka_spark.windows.codec import (
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_from_json, dead_letters_to_json
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive, Intervals, archive_from_json, archive_to_json
-from airflow_kafka_spark.windows.model import Landed, Marker, Published, State, TopicPartition, Window, add_landed
+from airflow_kafka_spark.windows.model import (
+    Landed,
+    Marker,
+    Published,
+    State,
+    TopicPartition,
+    Tries,
+    Window,
+    add_landed,
+    tries_from_json,
+    tries_to_json,
+)
 from airflow_kafka_spark.windows.plan import Position, next_position
-from airflow_kafka_spark.windows.tries import Tries, tries_from_json, tries_to_json
 
 VERSION = 1
 """Of the records. A record of a newer version is refused, never guessed at."""

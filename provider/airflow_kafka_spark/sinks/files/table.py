@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.files.layout import RECORD, escape, flush, pipeline_slug, window_directory
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.model import Applied, OffsetRange, Window
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -175,3 +178,13 @@ class FilesTable:
         if record.applied.pipeline != pipeline:
             raise WindowConflict(directory.name, f"{directory} belongs to pipeline `{record.applied.pipeline}`", f"`{pipeline}`")
         return record
+
+
+def column_types(schema: pa.Schema) -> dict[str, str]:
+    """Return names and types of the columns, in their order."""
+    return {field.name: str(field.type) for field in schema}
+
+
+def merged_columns(before: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
+    """Return all columns that the windows up to this one have had, in the order of their appearance."""
+    return {**before, **column_types(schema)}

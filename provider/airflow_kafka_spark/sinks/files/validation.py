@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.evolve import changed_column_problems
 from airflow_kafka_spark.sinks.files.layout import escape
+from airflow_kafka_spark.sinks.files.table import column_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -206,3 +206,31 @@ def _types(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Pro
                 f"{spec.format} cannot hold column `{column.name}` of type {column.type}",
                 "Leave the column out, convert it, or use another format (parquet holds them all)",
             )
+
+
+def changed_column_problems(sink: FilesSinkOptions, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
+    """Yield a problem for each column that readers could not combine with the windows that are there.
+
+    :param before: the columns of these windows; empty if they are not known.
+    """
+    if not before:
+        return
+    now = column_types(schema)
+    for name, kind in now.items():
+        where = f"sink.path column `{name}`"
+        if name in before and before[name] != kind:
+            what = f"found {kind}; expected {before[name]}, as in the windows that are there: readers cannot combine the two"
+            yield Problem(where, what, "Correct the schema, give the column another name, or name another directory")
+        elif name not in before and (alike := [known for known in before if known.casefold() == name.casefold()]):
+            what = f"the windows that are there have `{alike[0]}`, and Spark takes the two for one"
+            yield Problem(where, what, f"Call it `{alike[0]}` in the schema, or give it another name")
+        elif name not in before and not sink.auto_evolve:
+            what = f"it is new ({kind}); the windows that are there have {_listed(before)}"
+            yield Problem(where, what, "Set `auto_evolve=True` on the sink, or leave it out of the schema")
+    if sink.format == "csv" and list(now)[: len(before)] != list(before):
+        what = f"found {_listed(now)}; expected {_listed(before)}, and new ones behind them: readers of CSV go by position"
+        yield Problem("sink.format", what, "Keep the columns and their order, or name another directory")
+
+
+def _listed(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
