@@ -91,7 +91,7 @@ def _prepared(stand: Stand, turn: int) -> None:
     """
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.sources.kafka.tasks.read import Reader
+    from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
     from airflow_kafka_spark.windows.model import OffsetRange, Window
     from airflow_kafka_spark.windows.plan import make_splits
 
@@ -107,7 +107,7 @@ def _prepared(stand: Stand, turn: int) -> None:
 
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                decoded = (decoder.decode(records.values).batch for records in Reader(config, splits[index].range))
+                decoded = (decoder.decode(records.values).batch for records in KafkaSplitReader(config, splits[index].range))
                 first = next(decoded)
                 connection = adbc.connect(dsn)
                 with connection.cursor() as cursor:

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_kafka_spark.errors import KafkaSparkError, LogTruncated, TransactionTimedOut
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
-from airflow_kafka_spark.sources.kafka.tasks.read import Reader
+from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing._processes import wait_until
 from airflow_kafka_spark.windows.model import OffsetRange
@@ -246,7 +246,7 @@ def test_records_that_an_unclean_leader_election_loses_are_named_and_what_grows_
         assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 20, 10)
         with KafkaHook() as hook, pytest.raises(LogTruncated) as refused:
             # A task whose window was planned before the election.
-            list(Reader(hook.consumer_config(), OffsetRange(flow.topic, 0, 5, 20), epoch=epoch))
+            list(KafkaSplitReader(hook.consumer_config(), OffsetRange(flow.topic, 0, 5, 20), epoch=epoch))
         assert (refused.value.position, refused.value.end, refused.value.known_epoch) == (20, 10, epoch)
         assert sorted(flow.rows()) == [row_of(order(n)) for n in range(20)]
 

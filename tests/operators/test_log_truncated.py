@@ -19,7 +19,7 @@ from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
-from airflow_kafka_spark.sources.kafka.tasks.read import Reader
+from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.instants import instant_ms, iso
@@ -336,7 +336,7 @@ def test_a_reader_hands_out_records_of_the_log_that_was_planned_only(lone, grown
         config = hook.consumer_config()
 
         def read(start: int, end: int, **options):
-            reader = Reader(config, OffsetRange(*place, start, end), **options)
+            reader = KafkaSplitReader(config, OffsetRange(*place, start, end), **options)
             return [offset for records in reader for offset in records.offsets.to_pylist()], reader.gaps
 
         assert read(5, 20, epoch=epoch) == (list(range(5, 20)), []), "an election that loses nothing"

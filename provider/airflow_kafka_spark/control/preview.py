@@ -188,7 +188,7 @@ def _beginning(
 
 def _warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
     """Return in which way the record of a sink that was not asked may change the window."""
-    asks = f"`python -m airflow_kafka_spark plan {pipeline} --dag-file FILE` asks the sink of the task in that DAG file"
+    asks = f"`airflow kafka-spark plan {pipeline} --dag-file FILE` asks the sink of the task in that DAG file"
     if beginning.sink_may_change == "offsets":
         return (
             "The ledger holds no position of this pipeline, and its sink was not asked. If the sink remembers a window of it, the"

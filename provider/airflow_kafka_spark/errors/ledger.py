@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from airflow_kafka_spark.errors.base import KafkaSparkError
 from airflow_kafka_spark.errors.planning import PlanError
 
-COMMAND = "python -m airflow_kafka_spark"
+COMMAND = "airflow kafka-spark"
 
 
 class Fenced(KafkaSparkError):

@@ -178,7 +178,7 @@ class LedgerBehind(PlanError):
             f"The offsets of group `{group_id}` were committed with window {window} of pipeline `{pipeline}`, and its ledger "
             f"does not know any after {known}",
             expected=f"every window in ledger topic `{ledger_topic}`, which has lost its last records, or is an older one",
-            action="To go on where that window ended: `python -m airflow_kafka_spark reset "
+            action="To go on where that window ended: `airflow kafka-spark reset "
             f"{pipeline} --ledger-topic {ledger_topic} --group-id {group_id} --discard-open --to '{to}' --why ...`. Compare sink "
             "and topic if windows may have been moved after it. An unclean leader election does this: give the ledger topic "
             "three replicas and `min.insync.replicas=2`",
@@ -368,6 +368,6 @@ class FollowedMismatch(KafkaSparkError):
             expected=f"the {published:,} that pipeline `{pipeline}` published",
             action="Find the other producer of the topic, or what deletes from it. To go on regardless, set "
             '`on_mismatch="warn"` for one run; or begin anew where the pipeline stands, with a window that is not compared: '
-            f"`python -m airflow_kafka_spark reset {window.rpartition('#')[0]} --shift-by 0 --discard-open --why ...`. "
+            f"`airflow kafka-spark reset {window.rpartition('#')[0]} --shift-by 0 --discard-open --why ...`. "
             'A new pipeline that may miss what was deleted before its first run begins with `data_loss="skip"`',
         )

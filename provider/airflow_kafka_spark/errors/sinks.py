@@ -161,7 +161,7 @@ class ForeignOffsets(WindowConflict):
             f"The sink's record of window {self.window} holds offsets of {', '.join(known)}; {', '.join(found)}",
             expected="offsets of the cluster and the topics that are read, since they tell which records the sink has",
             action="Correct the connection if it leads to the wrong cluster. Where Kafka or the topic was created anew, records "
-            "that were not read before are lost; to go on with the new one, say where: `python -m airflow_kafka_spark reset "
+            "that were not read before are lost; to go on with the new one, say where: `airflow kafka-spark reset "
             f"{pipeline} --to earliest --only {named} --group-id <group> --why <why>`. `forget` does not help: the sink "
             "keeps its record. A pipeline of data intervals, or a second one on another cluster, needs a `pipeline=` name of "
             "its own",

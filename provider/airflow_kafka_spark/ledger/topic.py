@@ -455,7 +455,7 @@ class _Waiting:
 
     def _error(self) -> LedgerUnreadable:
         tp, name = self._tp, self._held.pipeline if self._held else ""
-        unblock = f"`python -m airflow_kafka_spark unblock {name} --ledger-topic {tp.topic}` ends it, if its producer is known. "
+        unblock = f"`airflow kafka-spark unblock {name} --ledger-topic {tp.topic}` ends it, if its producer is known. "
         abort = f"`kafka-transactions.sh abort --topic {tp.topic} --partition {tp.partition} --start-offset {self._stable}`"
         return LedgerUnreadable(
             tp.topic,

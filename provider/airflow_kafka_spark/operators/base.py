@@ -271,7 +271,7 @@ class WindowOperator(VisibleOperator):
             return
         window = unfinished.window
         found = f"window {window} is being moved once more"
-        give_up = f"To give that up, and leave its rows as they are: `python -m airflow_kafka_spark skip {window.pipeline}`"
+        give_up = f"To give that up, and leave its rows as they are: `airflow kafka-spark skip {window.pipeline}`"
         action = "No other interval waits for it: its rows stay as they are" if window.interval else give_up
         raise ValidationError([*problems, Problem("on_rerun", found, action)])
 

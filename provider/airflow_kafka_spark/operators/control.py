@@ -315,7 +315,7 @@ def skip_paused(ledger: Ledger) -> None:
     raise AirflowSkipException(
         f"Pipeline `{ledger.parent_pipeline}` is paused since {pause.at}, by {pause.who}: {pause.why}. Nothing was moved. "
         + (f"Window {left.window} stays as it was planned. " if left else "")
-        + "Resume it, in the UI or with `python -m airflow_kafka_spark resume`, and it goes on with the next run"
+        + "Resume it, in the UI or with `airflow kafka-spark resume`, and it goes on with the next run"
         + ("; clear this task then: no other run moves its interval." if ledger.parent_pipeline != ledger.pipeline else ".")
     )
 

@@ -245,7 +245,7 @@ class RoutedPart:
         """The action for a window that no attempt can finish."""
         if self.window.interval:
             return "No other interval waits for this one"
-        command = f"python -m airflow_kafka_spark skip {self.pipeline} --not-running --why ..."
+        command = f"airflow kafka-spark skip {self.pipeline} --not-running --why ..."
         return f"To leave there what is there, and give up the rest of the window: `{command}`"
 
     def commit(self) -> None:

@@ -70,12 +70,12 @@ def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> byt
 
     from airflow_kafka_spark.road.tasks.tolerance import letters_of
     from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
-    from airflow_kafka_spark.sources.kafka.tasks.read import Reader
+    from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 
     first, letters = next(iter(found.values())), DeadLetterBuffer()
     wanted = OffsetRange(first.topic, first.partition, min(found), max(found) + 1)
     offsets = pa.array(sorted(found), pa.int64())
-    for records in Reader(hook.consumer_config(), wanted, with_headers=True, epoch=epoch):
+    for records in KafkaSplitReader(hook.consumer_config(), wanted, with_headers=True, epoch=epoch):
         at = pc.indices_nonzero(pc.is_in(records.offsets, offsets)).to_pylist()
         letters.add(letters_of(records, at, [found[records.offsets[index].as_py()] for index in at]))
     return letters.to_bytes()

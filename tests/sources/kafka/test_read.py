@@ -9,7 +9,7 @@ from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, OffsetsWentBa
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sources.kafka.tasks import read as task_reader
-from airflow_kafka_spark.sources.kafka.tasks.read import Reader
+from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 
 
@@ -47,7 +47,7 @@ def produce(kafka, topic, values, *, end=None, unique=None):
 
 
 def read(config, topic, start, end, **options):
-    reader = Reader(config, OffsetRange(topic, 0, start, end), **options)
+    reader = KafkaSplitReader(config, OffsetRange(topic, 0, start, end), **options)
     batches = list(reader)
     offsets = [o for b in batches for o in b.offsets.to_pylist()]
     assert offsets == sorted(set(offsets))
@@ -62,13 +62,13 @@ def test_exactly_the_range_is_read_in_offset_order(kafka, config, topic):
 
 
 def test_an_empty_range_asks_nobody(topic):
-    assert list(Reader({"bootstrap.servers": "127.0.0.1:1"}, OffsetRange(topic, 0, 5, 5))) == []
+    assert list(KafkaSplitReader({"bootstrap.servers": "127.0.0.1:1"}, OffsetRange(topic, 0, 5, 5))) == []
 
 
 def test_ranges_larger_than_a_batch_come_in_several(kafka, config, topic, monkeypatch):
     monkeypatch.setattr(task_reader, "BATCH_RECORDS", 7)
     produce(kafka, topic, [b"%d" % i for i in range(50)])
-    batches = list(Reader(config, OffsetRange(topic, 0, 0, 50)))
+    batches = list(KafkaSplitReader(config, OffsetRange(topic, 0, 0, 50)))
     assert [len(b) for b in batches] == [7] * 7 + [1]
 
 
@@ -76,7 +76,7 @@ def test_large_records_come_in_batches_of_bounded_bytes(kafka, config, topic, mo
     monkeypatch.setattr(task_reader, "BATCH_BYTES", 1 << 20)
     monkeypatch.setattr(task_reader, "BATCH_RECORDS", 10)
     produce(kafka, topic, [bytes(300_000)] * 40)
-    sizes = [sum(map(len, b.values)) for b in Reader(config, OffsetRange(topic, 0, 0, 40))]
+    sizes = [sum(map(len, b.values)) for b in KafkaSplitReader(config, OffsetRange(topic, 0, 0, 40))]
     assert sum(sizes) == 40 * 300_000
     assert max(sizes[1:]) <= (1 << 20) + 300_000, "only the first batch does not know yet how large records are"
 
@@ -103,7 +103,7 @@ def test_keys_timestamps_headers_and_tombstones_come_along(kafka, config, topic)
     producer.produce(topic, None, b"k", 0, timestamp=1_700_000_000_123, headers=[("h", b"1"), ("h", None)])
     producer.produce(topic, b"", None, 0, timestamp=1_700_000_000_124)
     producer.flush(30)
-    (batch,) = Reader(config, OffsetRange(topic, 0, 0, 2), with_headers=True)
+    (batch,) = KafkaSplitReader(config, OffsetRange(topic, 0, 0, 2), with_headers=True)
     assert list(batch.keys) == [b"k", None]
     assert list(batch.values) == [None, b""]
     assert batch.timestamps.to_pylist() == [1_700_000_000_123, 1_700_000_000_124]

@@ -70,9 +70,9 @@ class ReadTask:
         """Yield a split's rows, and the row that ends them. The last row also carries an error of this package, because the
         traceback of a worker is no message for a user.
         """
-        from airflow_kafka_spark.sources.kafka.tasks.read import Reader
+        from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 
-        reader = Reader(
+        reader = KafkaSplitReader(
             self.config,
             split.range,
             self.skip_lost,

@@ -105,12 +105,12 @@ class RecordTask:
         """Yield a split's records, and the row that ends them. The last row also carries an error of this package, because the
         traceback of a worker is no message for a user.
         """
-        from airflow_kafka_spark.sources.kafka.tasks.read import Reader
+        from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 
         keep = self.tolerance is not None and self.tolerance.keep
         headers = self._wants("headers", ORIGINAL["headers"])
         keys = self.key is not None or self._wants("key", ORIGINAL["key"])
-        reader = Reader(
+        reader = KafkaSplitReader(
             self.config, split.range, self.skip_lost, headers, self.patience, keys, with_messages=keep, epoch=split.epoch
         )
         result, letters = SplitResult(split.index), DeadLetterBuffer()

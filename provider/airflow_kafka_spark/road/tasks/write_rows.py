@@ -57,12 +57,12 @@ class SplitTask:
             yield pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
 
     def _read_here(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
-        from airflow_kafka_spark.sources.kafka.tasks.read import Reader
+        from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 split = self.splits[index]
-                reader = Reader(
+                reader = KafkaSplitReader(
                     self.config,
                     split.range,
                     self.skip_lost,

@@ -77,7 +77,7 @@ class Records:
 
 
 @dataclass
-class Reader:
+class KafkaSplitReader:
     """Reads exactly the committed records of ``[start, end)``, in offset order.
 
     Done when a record or the end of the partition is seen at or past ``end``: the last offsets of a range may be control records,
