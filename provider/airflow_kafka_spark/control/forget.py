@@ -30,8 +30,8 @@ def forget(
 ) -> ChangeResult:
     """Make the ledger forget a pipeline: all but a record of this change.
 
-    A sink that remembers windows goes on remembering: if the pipeline runs again, it goes on after the sink's last window; else
-    where its group stands; else at its ``starting_offsets``. To move records again,
+    A sink keeps its own record of windows: if the pipeline runs again, it continues after the sink's last window; else at the
+    offsets of its group; else at its ``starting_offsets``. To move records again,
     :func:`~airflow_kafka_spark.control.reset.reset` it.
 
     :param hook: the cluster.

@@ -57,13 +57,19 @@ def mirroring_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> st
 
 
 def refuse_open(memory: Memory) -> None:
-    """:raises WindowOpen: a window is planned and not complete."""
+    """Refuse a change of a pipeline that has an open window.
+
+    :raises WindowOpen: a window is planned and not complete.
+    """
     for entry in open_entries(memory):
         raise WindowOpen(str(entry.window), entry.window.run, entry.window.planned_at)
 
 
 def refuse_members(hook: KafkaHook, group: str) -> None:
-    """:raises GroupHasMembers: the group has members."""
+    """Refuse a change of a pipeline whose consumer group has members.
+
+    :raises GroupHasMembers: the group has members.
+    """
     if members := hook.group_state(group).members:
         raise GroupHasMembers(group, [str(m) for m in members])
 

@@ -24,15 +24,14 @@ if TYPE_CHECKING:
 
 
 def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | None = None) -> ChangeResult:
-    """Rename a pipeline. It goes on where it stands.
+    """Rename a pipeline. It continues at its position.
 
-    Guarantee: position, group and the end of the old name change in one Kafka transaction. Attempts under the old name are shut
-    out, and those that come later are refused. No window is open: what its sink has taken, it remembers under the old name, and
-    it would not know it under the new one.
+    Guarantee: position, group and the end of the old name change in one Kafka transaction. Attempts under the old name are
+    fenced, and later ones are refused. No window may be open, since the sink knows it under the old name only.
 
     :param hook: the cluster.
     :param request: the pipeline under its old name, and who renames it why.
-    :param to: its new name, under which the ledger knows nothing.
+    :param to: its new name. The ledger holds no pipeline of that name.
     :param group_id: its consumer group. Default: the one that its last report names.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises WindowOpen: it has an open window: that is finished, or given up, under the old name.
@@ -106,7 +105,10 @@ def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: st
 
 
 def _write(hook: KafkaHook, ledger: Ledger, found: Found, other: Found, to: str, change: Change) -> None:
-    """:raises Fenced: an attempt under the old name has taken over meanwhile; nothing was changed."""
+    """Write the records under both names and the group's offsets in one Kafka transaction.
+
+    :raises Fenced: an attempt under the old name has taken over meanwhile; nothing was changed.
+    """
     memory, topic = found.memory, ledger.topic
     came = Change(other.memory.next_change, "rename", change.who, change.why, change.at, {}, change.before, name=memory.pipeline)
     # A sink may remember older windows under the new name, which the next one does not follow.

@@ -1,9 +1,9 @@
 """The request of a control command, and the records of requests (pause, resume, replay, rebind), which are written to the ledger
 while an attempt may be running and fence no attempt.
 
-Three things make that safe. A control has a key of its own kind, which no attempt and no reset writes. Who writes one fences a
-transactional id of its own kind, ``<ledger topic>.<pipeline>.control``, so that of two who press at once the second sees what the
-first has done. An attempt that leaves a hint into the ledger sets it before everything that its last look may have missed
+Three things make that safe. A control has a key of its own kind, which no attempt and no reset writes. Its writer fences a
+transactional id of its own kind, ``<ledger topic>.<pipeline>.control``: of two concurrent writers the second one sees the record of
+the first one. An attempt that leaves a hint into the ledger sets it before everything that its last look may have missed
 (:attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset`).
 """
 
@@ -149,7 +149,10 @@ def _records(memory: Memory, change: Change) -> list[LedgerRecord]:
 
 
 def refuse_intervals(memory: Memory) -> None:
-    """:raises ChangeRefused: this is not a pipeline, but one of its data intervals."""
+    """Refuse a command that names a data interval instead of its pipeline.
+
+    :raises ChangeRefused: this is not a pipeline, but one of its data intervals.
+    """
     for entry in memory.entries.values():
         if entry.window.interval is not None:
             raise ChangeRefused(

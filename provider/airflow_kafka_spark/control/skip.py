@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 
 def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None, running: bool | None = None) -> ChangeResult:
-    """Give up a pipeline's open window: it goes on at that window's frozen ends. Without one, skip whatever waits.
+    """Give up a pipeline's open window; the next window begins at its frozen ends. Without an open window, skip all waiting
+    records.
 
     Guarantee: position, record of the change, the group's offsets and the end of the window change in one Kafka transaction. Its
-    attempts are shut out, and the tasks that publish for them. Its number is not used again. What its sink has taken of it
-    already, stays there; the rest is never moved.
+    attempts and their publishing tasks are fenced. Its number is not used again. Records that its sink has committed already stay
+    there; the rest is never moved.
 
     :param hook: the cluster.
     :param request: the pipeline, and who skips the window why.

@@ -40,7 +40,7 @@ class Unblocked:
 
 
 def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_run: bool = False) -> Unblocked:
-    """End the transaction that is open first in a pipeline's partition of the ledger, whosever it is.
+    """End the transaction that is open first in a pipeline's partition of the ledger, of whichever pipeline it is.
 
     Guarantee: its producer is fenced, as by a newer attempt: what was in the transaction has not happened, and a task that is
     still at work on it fails and is retried. One that is being committed is committed. Nothing else is changed.
@@ -48,7 +48,7 @@ def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_ru
     :param hook: the cluster.
     :param pipeline: the name of any pipeline in that partition.
     :param ledger_topic: the ledger.
-    :param dry_run: only say whose it is.
+    :param dry_run: True to return the transaction without ending it.
     :raises PipelineUnknown: there is no such ledger.
     """
     topic = existing_ledger(hook, ledger_topic)

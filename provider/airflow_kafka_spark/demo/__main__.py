@@ -36,7 +36,7 @@ class Demo:
         say(f"{count:,} orders sold: {self.sold:,} rows in shop.orders")
 
     def run(self) -> None:
-        """One DAG run, through Airflow's scheduler."""
+        """Trigger a DAG run, and wait until Airflow's scheduler has finished it."""
         begun = time.monotonic()
         run_id, state = self.airflow.run("orders", seconds=900)
         say(f"DAG run {run_id}: {state} after {time.monotonic() - begun:.1f} s")

@@ -30,7 +30,7 @@ SELECT count(*) FROM (
 
 
 def compare(ids: Iterable[int], total: int) -> str:
-    """In words: whether these are exactly the ids 0 to total - 1, each once."""
+    """Return a sentence that says whether these are exactly the ids 0 to total - 1, each once."""
     counts = Counter(ids)
     missing = total - sum(1 for n in counts if 0 <= n < total)
     doubled = sum(1 for c in counts.values() if c > 1)
@@ -40,7 +40,7 @@ def compare(ids: Iterable[int], total: int) -> str:
 
 
 def topic_ids(config: dict[str, Any], topic: str) -> list[int]:
-    """The keys of all records that a ``read_committed`` reader sees, read with none of this package's operators."""
+    """Return the keys of all records that a ``read_committed`` reader sees. Uses none of this package's operators."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     settings = {

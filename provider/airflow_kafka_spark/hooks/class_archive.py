@@ -244,7 +244,9 @@ def _start_maker(archive: SparkClassArchive) -> int | None:
 
 
 def _environment() -> dict[str, str]:
-    """The variables of the maker: this process's, without those that lead a pyspark to a session that runs, or to other jars."""
+    """Return the environment of the process that makes an archive: that of this process, without variables that would connect
+    it to a running session or make it use other jars.
+    """
     left_out = re.compile(
         "AIRFLOW_CTX_|AIRFLOW_CONN_|AIRFLOW_VAR_|PYSPARK_GATEWAY_|PYSPARK_SUBMIT_ARGS|SPARK_REMOTE|SPARK_CONNECT_|SPARK_LOCAL_REMOTE"
     )

@@ -48,7 +48,8 @@ _MEGABYTES = {
 
 
 def find_java() -> Path:
-    """The `java` that this package starts: ``JAVA_HOME/bin/java`` if JAVA_HOME is set, else `java` on the PATH.
+    """Return the `java` that this package starts: ``JAVA_HOME/bin/java`` if JAVA_HOME is set, else `java` on the PATH. It is
+    run once per process, to check its version.
 
     It was run once per process and reported its version.
 
@@ -84,7 +85,9 @@ def _checked_java(java_home: str, path: str) -> Path:
 
 
 def cache_directory() -> Path:
-    """Where jars are kept: ``AIRFLOW_KAFKA_SPARK_CACHE``, else ``airflow-kafka-spark`` in ``XDG_CACHE_HOME`` (``~/.cache``)."""
+    """Return the directory of cached jars: ``AIRFLOW_KAFKA_SPARK_CACHE``, else ``airflow-kafka-spark`` in ``XDG_CACHE_HOME``
+    (``~/.cache``).
+    """
     if own := os.environ.get(CACHE_ENV):
         return Path(own).expanduser().absolute()
     xdg = os.environ.get("XDG_CACHE_HOME")
@@ -93,7 +96,7 @@ def cache_directory() -> Path:
 
 
 def pyspark_jars() -> Path:
-    """The directory of jars that pyspark ships. pyspark is not imported.
+    """Return the directory of jars that pyspark ships. pyspark is not imported.
 
     :raises JarsUnavailable: pyspark is not installed, or only `pyspark-client`, which ships none.
     """
@@ -104,7 +107,7 @@ def pyspark_jars() -> Path:
 
 
 def spark_kafka_connector() -> str:
-    """The coordinate of Spark's Kafka connector for the installed pyspark, of the same release and Scala version."""
+    """Return the coordinate of Spark's Kafka connector for the installed pyspark, of the same release and Scala version."""
     text = (_pyspark() / "version.py").read_text(encoding="utf-8")
     version = re.search(r'^__version__[^=]*=\s*[\'"]([^\'"]+)', text, re.MULTILINE)
     if not version:
@@ -115,7 +118,10 @@ def spark_kafka_connector() -> str:
 
 
 def resolve(coordinates: Sequence[str], *, exclude_bundled: bool = False, cache: Path | None = None) -> tuple[Path, ...]:
-    """The jar files of Maven coordinates and of everything they need at run time.
+    """Return the jar files of Maven coordinates and of everything that they need at run time.
+
+    The first call fetches them (one log line before, one after); later calls, of any process, find them in the cache. If
+    several processes ask at once, one fetches and the others wait for it.
 
     The first call fetches them (one log line before, one after); later calls, of any process, find them in the cache.
     However many processes ask at once, one fetches and the others wait for it.
@@ -162,7 +168,7 @@ def _directory_name(wanted: tuple[str, ...], bundled: frozenset[str]) -> str:
 
 
 def _published(directory: Path) -> tuple[Path, ...] | None:
-    """The jars of a cached set, or None when it is not there or somebody removed some of its files."""
+    """Return the jars of a cached set; None if there is no such set or some of its files were removed."""
     try:
         names = (directory / _MANIFEST).read_text(encoding="utf-8").split()
         present = set(os.listdir(directory))
@@ -264,6 +270,6 @@ def _last_lines(output: str, count: int = 12) -> str:
 
 @functools.lru_cache(maxsize=2)
 def _bundled(directory: str) -> frozenset[str]:
-    """The artifacts in a directory of jars: ``lz4-java-1.8.0.jar`` -> ``lz4-java``."""
+    """Return the names of the artifacts in a directory of jars: ``lz4-java`` for ``lz4-java-1.8.0.jar``."""
     names = (name.removesuffix(".jar") for name in os.listdir(directory) if name.endswith(".jar"))
     return frozenset(re.sub(r"-\d[^-]*(-(SNAPSHOT|[a-z]+\d*))?$", "", name) for name in names)

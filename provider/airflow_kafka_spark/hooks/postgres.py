@@ -49,7 +49,7 @@ class PostgresServer:
     password: str = field(default="", repr=False)
 
     def named(self, application_name: str) -> str:
-        """What libpq connects with, for psycopg and ADBC alike; holds the password."""
+        """Return the connection string of libpq, for psycopg and ADBC alike. It holds the password."""
         return f"{self.conninfo} application_name={_quoted(application_name)}"
 
     def scrub(self, text: str) -> str:

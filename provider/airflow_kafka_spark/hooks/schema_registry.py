@@ -80,7 +80,7 @@ class SchemaRegistryHook(BaseHook):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What the client is made with; holds passwords.
+        """The configuration of the client. It holds passwords.
 
         :raises ConnectionInvalid: the connection cannot be used.
         """
@@ -162,7 +162,7 @@ class SchemaRegistryHook(BaseHook):
             raise
 
     def version(self, subject: str, version: int | str = "latest") -> RegisteredSchema:
-        """One schema of a subject; the latest by default. Raises like :meth:`versions`."""
+        """Return one schema of a subject; the latest by default. Raises like :meth:`versions`."""
         with self._asking(f"version {version} of subject `{subject}`"):
             if version == "latest":
                 found = self.client.get_latest_version(subject)

@@ -1,4 +1,4 @@
-"""Whether a Spark can be used, found out in a process of its own: that takes its JVM along when it ends."""
+"""A test whether Spark can be used, in a process of its own, so that the JVM ends with it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _RESULT = "airflow-kafka-spark: "
 
 
 def unreachable(master: str) -> str:
-    """Why nothing can be reached at the address of a master or a Connect server; empty where something answers, or where the
-    address does not tell whom to ask (``yarn``, ``k8s://``, ``local``)."""
+    """Return why nothing can be reached at the address of a master or a Connect server. Return an empty text if something
+    answers, or if the address names no host (``yarn``, ``k8s://``, ``local``).
+    """
     scheme, _, rest = master.partition("://")
     if scheme not in _PORTS or not rest:
         return ""
@@ -65,7 +66,7 @@ def probe(address: str, settings: Mapping[str, str], *, is_connect: bool, second
 
 
 def main() -> None:
-    """What the process does: ask, and print one line."""
+    """Run a job on the Spark that standard input names, and print the result as one line."""
     given = json.load(sys.stdin)
     try:
         from pyspark.sql import SparkSession

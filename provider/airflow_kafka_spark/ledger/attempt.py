@@ -149,7 +149,10 @@ class Ledger:
             self._peek((control_prefix(self.parent_pipeline),))
 
     def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
-        """:param wait_for: prefixes of the keys that are waited for; default none."""
+        """Read the ledger without fencing.
+
+        :param wait_for: prefixes of the keys that are waited for; default none.
+        """
         topic = self.topic
         self.hint = self._find_hint()
         self.memory = Memory(self.pipeline)
@@ -572,7 +575,9 @@ class Ledger:
         metadata: Callable[[str], str],
         epochs: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """:param metadata: of a topic's committed offsets.
+        """Send the group's offsets in the producer's transaction.
+
+        :param metadata: of a topic's committed offsets.
         :param epochs: the leader epochs of the offsets, as far as they are known.
         """
         committed = [(tp, offset, metadata(tp.topic)) for tp, offset in sorted(offsets.items())]

@@ -48,14 +48,14 @@ NUMBER = 1
 class IntervalLedger(Ledger):
     """One attempt at one data interval of a pipeline.
 
-    Guarantee: attempts at the same interval shut each other out, those at other intervals of the pipeline do not; no two
-    intervals of a pipeline overlap; the group's offsets follow the intervals that are complete without a hole, and never go back.
+    Guarantee: attempts at one interval fence each other, those at different intervals do not; no two intervals of a pipeline
+    overlap; the group's offsets follow the intervals that are complete without a hole, and never go back.
 
     :param pipeline: the pipeline's name.
     :param interval: the interval.
-    :ivar sink_has_it: the sink holds the interval, though the ledger does not know it: then it is what it was.
+    :ivar sink_has_it: True if the sink holds the interval, but the ledger does not know it.
 
-    The others are those of :class:`Ledger`. ``group_id`` is only written down, with the first interval: :meth:`follow` moves it.
+    The others are those of :class:`Ledger`. ``group_id`` is only recorded with the first interval; :meth:`follow` moves the group.
     """
 
     def __init__(self, hook: KafkaHook, pipeline: str, run: str, interval: Interval, **options: Any) -> None:
@@ -66,7 +66,7 @@ class IntervalLedger(Ledger):
         self.sink_has_it = False
 
     def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
-        """See :meth:`Ledger.peek`; the lane lies beside its pipeline."""
+        """Read the ledger of the interval and that of its pipeline without fencing; both are in one partition."""
 
         def there(partition: int) -> Found:
             return self.topic.look_into(self.pipeline, partition, wait_for=wait_for, parent=self.parent_pipeline)
@@ -109,14 +109,18 @@ class IntervalLedger(Ledger):
         return self.interval.start_ms, self.interval.end_ms
 
     def refuse_overlaps(self) -> None:
-        """:raises IntervalOverlaps: another interval of this pipeline has some of the same instants."""
+        """Refuse an interval that overlaps another one.
+
+        :raises IntervalOverlaps: another interval of this pipeline has some of the same instants.
+        """
         if others := overlapping(self.interval, self._parent.intervals.spans):
             raise IntervalOverlaps(self.parent_pipeline, self.interval, others[0].interval)
 
     def bind(self, decide: Callable[[Memory], Binding]) -> Binding:
-        """See :meth:`Ledger.bind`. Intervals are planned side by side, so what the pipeline is bound to is decided before, in a
-        transaction of its own: of two who decide at once the later one shuts the earlier one out, which then sees what that has
-        decided."""
+        """Bind the pipeline, as :meth:`Ledger.bind`, in a transaction of its own before the plan, since intervals are planned
+        side by side. If two attempts decide at once, the later one fences the earlier one, which then reads the binding of the
+        later one.
+        """
         for _ in range(BIND_TRIES):
             binding = decide(self._parent)
             known = self._parent.binding
@@ -141,7 +145,7 @@ class IntervalLedger(Ledger):
         raise Fenced(self.parent_pipeline, "writing what the pipeline is bound to")
 
     def plan(self, window: Window) -> Entry:
-        """See :meth:`Ledger.plan`.
+        """Write the plan of the interval, as :meth:`Ledger.plan`.
 
         :raises IntervalOverlaps: another interval of this pipeline has some of the same instants.
         :raises PlannedMeanwhile: something that was planned first has some of the same offsets; the interval is withdrawn.

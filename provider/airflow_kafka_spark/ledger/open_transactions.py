@@ -109,7 +109,7 @@ def _purposes(
 def abort_transaction(config: Mapping[str, Any], topic: str, transaction: OpenTransaction) -> str:
     """End an open transaction by fencing its transactional id.
 
-    The brokers abort it, and its producer is shut out as by a newer attempt. A transaction that is being committed is waited for
+    The brokers abort it, and its producer is fenced, as by a newer attempt. A transaction that is being committed is waited for
     instead. The caller checks that readers get further now.
 
     :param config: a producer's configuration.

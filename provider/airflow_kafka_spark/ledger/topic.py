@@ -69,8 +69,8 @@ class Hint:
 
     @classmethod
     def from_metadata(cls, metadata: str, pipeline: str) -> Hint | None:
-        """Return the hint in a committed offset's metadata; None for anything else, since anybody may commit with any metadata.
-        The hint of another pipeline may lie behind this pipeline's records.
+        """Return the hint in a committed offset's metadata; None for other metadata, which any client may commit. The hint of
+        another pipeline may lie behind this pipeline's records.
 
         :param pipeline: whose hint it has to be.
         """
@@ -137,7 +137,7 @@ class _Read:
     removed: dict[bytes, LedgerRecord] = field(default_factory=dict)
 
     def add(self, record: LedgerRecord, prefixes: tuple[bytes, ...]) -> None:
-        """Of what was removed, the newest tombstone is kept for each prefix: it tells that something was there."""
+        """Add a record. Of removed records only the newest tombstone per prefix is kept: it shows that there was a record."""
         if record.value is not None:
             self.records[record.key] = record
             return
@@ -235,7 +235,8 @@ class LedgerTopic:
         return self.find(pipeline, lambda p: self.look_into(pipeline, p, wait_for=wait_for), lambda found: found.exists)
 
     def find(self, name: str, look: Callable[[int], T], is_there: Callable[[T], bool]) -> T:
-        """Look where records of this name belong, and if there are none, everywhere else.
+        """Look in the partition of new records of this name, and if there are none, in all others. Records of a name stay in
+        the partition of the first one, even if partitions were added since.
 
         What has records stays where its first one went, even when partitions were added since.
 
@@ -250,7 +251,7 @@ class LedgerTopic:
             return next((there for there in pool.map(look, others) if is_there(there)), found)
 
     def partition_of(self, name: str) -> int:
-        """The partition that new records of this name go to."""
+        """Return the partition to which new records of this name go."""
         from airflow_kafka_spark.hooks.partitioner import partition_of
 
         return partition_of(name.encode(), len(self.partitions))
@@ -315,7 +316,7 @@ class LedgerTopic:
         return [*read.removed.values(), *read.records.values()]
 
     def abort(self, transaction: OpenTransaction) -> str:
-        """See :func:`~airflow_kafka_spark.ledger.open_transactions.abort_transaction`."""
+        """Abort a transaction. See :func:`~airflow_kafka_spark.ledger.open_transactions.abort_transaction`."""
         return abort_transaction(self.hook.producer_config(), self.name, transaction)
 
 
@@ -421,7 +422,10 @@ def read_to(
 
 
 class _Waiting:
-    """Watches how long a reader gets no further, and which transaction holds it back.
+    """Measures for how long a reader does not progress, and which transaction holds it back.
+
+    A transaction that hides records before the first known end has been open since then. So the time counts from the first such
+    transaction, and one that follows an aborted transaction is aborted at once.
 
     What hides records before the end that was seen at first has been open since then: so the time counts from the first that is
     met, and whatever comes behind one that was ended is ended at once.
@@ -434,7 +438,7 @@ class _Waiting:
         self._why_not = ""
 
     def at(self, offset: int, *, hidden: bool) -> None:
-        """The reader has come to this offset.
+        """Note the offset that the reader has reached.
 
         :param hidden: what comes next is not committed, or not there yet.
         """
@@ -444,7 +448,10 @@ class _Waiting:
             self._stable, self._held, self._why_not = offset, None, ""
 
     def check(self) -> None:
-        """:raises LedgerUnreadable: it takes too long."""
+        """Abort the transaction that hides records if it is open for too long, and stop waiting after :data:`READ_SECONDS`.
+
+        :raises LedgerUnreadable: it takes too long.
+        """
         waited = time.monotonic() - self._since
         if self._stable >= 0 and self._held is None and waited > min(ABORT_AFTER_SECONDS, READ_SECONDS / 2):
             self._held = held = first_open_transaction(self._config, self._tp, self._stable, self._end)

@@ -127,16 +127,16 @@ class WindowOperator(VisibleOperator):
 
     @property
     def on_rerun(self) -> str | None:
-        """What clearing the task of a complete window does: ``skip`` reports it again, ``replay`` moves it again."""
+        """The effect of clearing the task of a complete window: ``skip`` reports it again, ``replay`` moves it again."""
         return "skip"
 
     @abstractmethod
     def problems(self, run: Run) -> list[Problem]:
-        """1. Return everything that keeps this task from working. Changes nothing."""
+        """Return everything that keeps this task from working (step 1). Changes nothing."""
 
     @abstractmethod
     def open_ledger(self, run: Run) -> Ledger:
-        """2. Return the pipeline's ledger. Entering it fences earlier attempts and reads it."""
+        """Return the pipeline's ledger (step 2). Entering it fences earlier attempts and reads it."""
 
     def destinations(self) -> Endpoint:
         """Return where rows go: the sink with its records of windows, the dead letter topic, and topics of routed records."""
@@ -157,7 +157,7 @@ class WindowOperator(VisibleOperator):
 
     @abstractmethod
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        """3. Freeze the next window, from where the pipeline stands."""
+        """Freeze the next window, from where the pipeline stands (step 3)."""
 
     @abstractmethod
     def check(self, window: Window) -> None:
@@ -169,11 +169,11 @@ class WindowOperator(VisibleOperator):
 
     @abstractmethod
     def move(self, window: Window, ledger: Ledger) -> Report:
-        """4 and 5. Bring the window into the sink, and return its report."""
+        """Bring the window into the sink, and return its report (steps 4 and 5)."""
 
     @abstractmethod
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
-        """6. Complete the window in the ledger and move the group's offsets."""
+        """Complete the window in the ledger and move the group's offsets (step 6)."""
 
     def follow(self, ledger: Ledger) -> None:
         """Do what remains after a close. An attempt that was killed may not have done it."""
@@ -377,7 +377,7 @@ class WindowOperator(VisibleOperator):
             raise CountMismatch(str(window), read, flushed, self.sink.guarantee.by_split)
 
     def publish(self, report: dict[str, Any], context: Mapping[str, Any]) -> dict[str, Any]:
-        """7. Return the report, which goes to XCom, and add it to the events of this task's outlets."""
+        """Return the report, which goes to XCom, and add it to the events of this task's outlets (step 7)."""
         self.reported = report
         for outlet in self.outlets:
             context["outlet_events"][outlet].extra = report

@@ -33,7 +33,7 @@ class Run:
     :param task_id: the task.
     :param map_index: index of a mapped task, -1 without mapping.
     :param interval: start and end of the DAG run's data interval, as far as it has one.
-    :param tries: Airflow's counters of the task, by which a retry of it is told from a clear.
+    :param tries: Airflow's counters of the task. They distinguish a retry from a clear.
     """
 
     dag_id: str
@@ -113,7 +113,7 @@ def bound(pipeline: str, whole: Memory, found: Binding, *, is_free: bool) -> Bin
 
 
 def refuse_elsewhere(pipeline: str, whole: Memory, entry: Entry, found: Binding) -> bool:
-    """Return True if an open window takes the binding of this run: its own is not known, or somebody has decided so.
+    """Return True if an open window takes the binding of this run: its own is unknown, or a ``rebind`` allows it.
 
     :param pipeline: the pipeline's name.
     :param whole: what the ledger holds of the whole pipeline.

@@ -33,8 +33,8 @@ CHANGES = ("reset", "forget", "pause", "resume", "skip", "rename", "rebind", "re
 class PipelineOffsetsOperator(BaseOperator):
     """Show the position of a pipeline, its next window and its past ones; move, pause, rename or forget the pipeline.
 
-    It is for pipelines what KIP-875 is for connectors. ``show``, ``plan`` and ``windows`` disturb nobody, nor do ``pause``,
-    ``resume`` and ``replay``. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while an attempt may be at
+    It is for pipelines what KIP-875 is for connectors. ``show``, ``plan``, ``windows``, ``pause``, ``resume`` and ``replay`` fence no
+    attempt. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while an attempt may be at
     work on it. Each change is a record in the ledger with who and why. No Spark is started.
 
     :param action: ``show`` (default), ``plan``, ``windows``, ``reset``, ``forget``, ``pause``, ``resume``, ``skip`` (gives up the
@@ -146,7 +146,9 @@ class PipelineOffsetsOperator(BaseOperator):
         self.ledger_topic = ledger_topic
 
     def execute(self, context: Mapping[str, Any]) -> Any:
-        """:raises ValidationError: arguments that cannot be; nothing was asked or changed.
+        """Run the command, and return its result as plain JSON values.
+
+        :raises ValidationError: arguments that cannot be; nothing was asked or changed.
         :raises KafkaSparkError: it was refused, or Kafka did not answer; nothing was changed.
         """
         from airflow_kafka_spark.control.pipelines import to_json

@@ -122,7 +122,7 @@ class FromKafkaOperator(WindowOperator):
     @property
     @abstractmethod
     def null_values(self) -> NullValues:
-        """What a record without a value means; the default depends on the operator."""
+        """The meaning of a record without a value; the default depends on the operator."""
 
     @abstractmethod
     def null_value_problems(self) -> list[Problem]:

@@ -89,8 +89,10 @@ class SparkOptions:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What is read from Kafka, from where to where, and how. Each option is described at
-    :class:`~airflow_kafka_spark.operators.KafkaToSinkOperator`."""
+    """The options of reading from Kafka: topics, start, end, and how records are read.
+
+    :class:`~airflow_kafka_spark.operators.KafkaToSinkOperator`.
+    """
 
     topics: str | Sequence[str] | None
     topics_pattern: str | None
@@ -182,7 +184,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class FollowOptions:
-    """Whether a window ends where another pipeline has published to.
+    """The options of windows that end where another pipeline has published to.
 
     :param follows: the other pipeline; None follows none.
     :param on_mismatch: ``fail`` or ``warn`` where the counts of records differ.
@@ -204,7 +206,7 @@ class FollowOptions:
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """What a window is: the records that are new, or those of the DAG run's data interval; and what clearing its task means.
+    """The options of windows: new records, or those of the DAG run's data interval; and the effect of clearing the task.
 
     :param window: ``progress`` or ``interval``.
     :param grace: seconds, or a timedelta, after the end of an interval at which it is decided without a later record.

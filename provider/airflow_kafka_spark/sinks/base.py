@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Guarantee(str, Enum):
-    """What a sink guarantees to its readers."""
+    """The guarantee of a sink to its readers."""
 
     EXACTLY_ONCE = "exactly-once"
     """No record of a window is there twice and none is missing. A reader sees the whole window or nothing of it."""
@@ -191,7 +191,7 @@ class Sink(ABC):
     @property
     @abstractmethod
     def guarantee(self) -> Guarantee:
-        """What this sink guarantees with these options."""
+        """The guarantee of this sink with these options."""
 
     @property
     @abstractmethod

@@ -1,4 +1,6 @@
-"""What the embedded servers have in common: how they begin, where their files go, and that they end with who started them."""
+"""The base of the embedded servers: how they start, where their files are, and that they end with the process that started
+them.
+"""
 
 from __future__ import annotations
 

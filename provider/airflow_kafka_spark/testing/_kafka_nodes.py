@@ -51,7 +51,7 @@ class Broker:
 
     @property
     def running(self) -> bool:
-        """Whether its process is there; a paused one is."""
+        """True if its process exists, also if it is paused."""
         return self.process is not None and self.process.running
 
     @property
@@ -68,7 +68,7 @@ class Broker:
 
 
 def place(directory: Path, count: int) -> list[Broker]:
-    """So many nodes below a directory, on ports that are free now."""
+    """Return nodes below a directory, on ports that are free now."""
     ports = processes.free_ports(3 * count)
     return [
         Broker(n, n + 1, ports[3 * n], ports[3 * n + 1], ports[3 * n + 2], directory / f"broker-{n + 1}") for n in range(count)
@@ -76,7 +76,7 @@ def place(directory: Path, count: int) -> list[Broker]:
 
 
 def settings_of(broker: Broker, brokers: Sequence[Broker], security: KafkaSecurity | None, certificates: Path) -> dict[str, Any]:
-    """The settings of a node; see `EmbeddedKafka` for those that differ from Kafka's defaults."""
+    """Return the settings of a node; see `EmbeddedKafka` for those that differ from Kafka's defaults."""
     listeners = {"CLIENT": broker.port} | ({"INTERNAL": broker.internal_port} if security else {})
     addresses = [f"{name}://{processes.LOOPBACK}:{port}" for name, port in listeners.items()]
     protocol = security.protocol if security else "PLAINTEXT"
@@ -129,7 +129,7 @@ def write_settings(
 
 
 def cluster_id(brokers: Sequence[Broker]) -> str:
-    """The cluster that these nodes were formatted for, or a new one."""
+    """Return the id of the cluster that these nodes were formatted for, or a new one."""
     for broker in brokers:
         with suppress(OSError):
             text = (broker.data / "meta.properties").read_text(encoding="utf-8")
@@ -210,7 +210,7 @@ def class_archive(java: Path, jars: Sequence[Path]) -> Path:
 
 
 def _escaped(value: str) -> str:
-    """As the value of a Java properties file, which is read as Latin-1."""
+    """Return the value as a Java properties file needs it, which is read as Latin-1."""
     units = value.replace("\\", "\\\\").encode("utf-16-be")
     codes = (int.from_bytes(units[n : n + 2], "big") for n in range(0, len(units), 2))
     return "".join(chr(code) if 32 <= code < 127 else f"\\u{code:04x}" for code in codes)

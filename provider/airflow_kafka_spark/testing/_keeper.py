@@ -91,7 +91,9 @@ class _KeeperProcess:
 
 
 def _before_exec(user: list[int] | None) -> Callable[[], None] | None:
-    """What a child does between fork and exec; everything that allocates or imports is done before the fork."""
+    """Return the function that a child runs between fork and exec. Everything that allocates or imports is done before the
+    fork.
+    """
     if not sys.platform.startswith("linux"):
         return (lambda: _become(user)) if user else None
     libc = ctypes.CDLL(None)

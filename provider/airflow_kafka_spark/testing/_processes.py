@@ -132,11 +132,11 @@ class Server:
         return self._keeper._ask("signal", pid=self.pid, number=int(number))
 
     def pause(self, seconds: float = 30.0) -> bool:
-        """SIGSTOP it, and wait until every thread of it has stopped; whether it ran until then."""
+        """Send SIGSTOP, and wait until every thread has stopped. Return False if the process had ended before."""
         return self.signal(signal.SIGSTOP) and wait_until(lambda: _all_stopped(self.pid), seconds)
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code, or None if it still runs after so many seconds."""
+        """Wait for the process to end. Return its exit code, or None if it still runs after so many seconds."""
         wait_until(lambda: not self.running, seconds)
         return self.exit_code
 
@@ -172,11 +172,11 @@ def _all_stopped(pid: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on the loopback interface that nobody uses.
+    """Return ports on the loopback interface that no process uses.
 
-    Taken below the range that the system gives to outgoing connections where there is room, so that a server that is
-    down for a while finds its port free again. Until it listens somebody else can choose the same: processes side by side
-    begin with different ones, and do not give the same one again soon; callers retry nevertheless.
+    They are below the range that the system gives to outgoing connections if there is room, so that a server that is down for a
+    while finds its port free again. Another process may choose the same port before the server listens: processes side by side
+    begin with different ports and do not give one again soon, and callers retry.
     """
     lowest = 32768
     with contextlib.suppress(OSError, ValueError):
@@ -206,7 +206,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def own_directory(prefix: str) -> Path:
-    """A new temporary directory, for this user only."""
+    """Create a temporary directory for this user only, and return it."""
     return Path(tempfile.mkdtemp(prefix=f"airflow-kafka-spark-{prefix}-"))
 
 
@@ -219,7 +219,7 @@ def keep_log(log: Path, server: str) -> Path:
 
 
 def tail(log: Path, lines: int = 8) -> str:
-    """The last lines of a log, for an error message."""
+    """Return the last lines of a log, for an error message."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - 16384))

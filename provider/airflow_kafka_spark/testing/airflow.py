@@ -139,7 +139,7 @@ class EmbeddedAirflow(Embedded):
         return state[0]
 
     def run(self, dag_id: str, seconds: float = 300.0, **body: Any) -> tuple[str, str]:
-        """``trigger`` and ``wait``: (run id, state)."""
+        """Trigger a run and wait for it. Return its id and its state."""
         run_id = self.trigger(dag_id, **body)
         return run_id, self.wait(dag_id, run_id, seconds)
 
@@ -152,17 +152,17 @@ class EmbeddedAirflow(Embedded):
         )
 
     def task(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
-        """The task instance, with ``state`` and ``try_number``."""
+        """Return the task instance, with ``state`` and ``try_number``."""
         return self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}")
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
-        """A task's XCom: what the operator returned."""
+        """Return an XCom of a task, by default the value that the operator returned."""
         return self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}?deserialize=true")[
             "value"
         ]
 
     def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
-        """A task's log as lines of text."""
+        """Return a task's log as lines of text."""
         answer = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}?full_content=true")
         content = answer["content"]
         if isinstance(content, str):
@@ -170,9 +170,8 @@ class EmbeddedAirflow(Embedded):
         return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in content)
 
     def account(self, dag_id: str, run_id: str) -> str:
-        """What became of a run, for the message of a test that fails.
-
-        The states of its tasks, what the scheduler complains of, and the end of each task's log.
+        """Return the history of a run, for the message of a failed test: the states of its tasks, the warnings and errors of
+        the scheduler, and the end of each task's log.
         """
         try:
             parts = [self.cli("tasks", "states-for-dag-run", dag_id, run_id, "--output", "plain")]
@@ -186,11 +185,11 @@ class EmbeddedAirflow(Embedded):
         return "\n".join(parts)
 
     def api(self, method: str, path: str, body: Any = None) -> Any:
-        """Airflow's REST API (``/api/v2``); everybody is an administrator here.
+        """Call Airflow's REST API (``/api/v2``) as an administrator, and return the decoded answer.
 
-        A question (``GET``) that a busy server does not answer, or by a status of 500 and above, is asked again for a minute.
+        A ``GET`` that a busy server does not answer, or answers with a status of 500 and above, is repeated for a minute.
 
-        :raises ServerFailed: for an answer that is no success, and for none.
+        :raises ServerFailed: the answer is no success, or there is none.
         """
         deadline = time.monotonic() + (_ASK_AGAIN_SECONDS if method == "GET" else 0.0)
         while True:
@@ -206,9 +205,9 @@ class EmbeddedAirflow(Embedded):
             time.sleep(0.5)
 
     def cli(self, *args: str) -> str:
-        """The ``airflow`` command in this environment; what it printed.
+        """Run the ``airflow`` command in this environment, and return its output.
 
-        :raises ServerFailed: when it fails.
+        :raises ServerFailed: the command fails.
         """
         done = subprocess.run(
             [sys.executable, "-m", "airflow", *args],
@@ -225,7 +224,7 @@ class EmbeddedAirflow(Embedded):
         return done.stdout
 
     def pid(self, component: str) -> int:
-        """The process of a component, as ``scheduler``: with the LocalExecutor tasks run below that one."""
+        """Return the process id of a component, such as ``scheduler``. With the LocalExecutor tasks run below that process."""
         return self._servers[component].pid
 
     def log(self, component: str) -> Path:
@@ -313,7 +312,9 @@ class EmbeddedAirflow(Embedded):
 
 
 def _migrations(env: Mapping[str, str]) -> str:
-    """A name for all that decides what is in a new database: Airflow, what may bring migrations of its own, and settings."""
+    """Return a hash of everything that decides the content of a new database: the versions of Airflow and its providers, and
+    settings.
+    """
     found = {f"{d.name} {d.version}" for d in importlib.metadata.distributions() if d.name.startswith("apache-airflow")}
     settings = {f"{k}={v}" for k, v in env.items() if k.startswith(_OF_DATABASE) and k != _DATABASE}
     return hashlib.sha256("\n".join([sys.version, *sorted(found), *sorted(settings)]).encode()).hexdigest()[:16]

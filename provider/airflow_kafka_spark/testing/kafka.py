@@ -109,7 +109,7 @@ class EmbeddedKafka(Embedded):
         return ",".join(f"{processes.LOOPBACK}:{broker.port}" for broker in self._started())
 
     def connection_extra(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> dict[str, Any]:
-        """The extra of an Airflow connection of type ``kafka``, which is also a librdkafka configuration.
+        """Return the extra of an Airflow connection of type ``kafka``, which is also a librdkafka configuration.
 
         :param user: with SASL, which of the security's users; default the first.
         :param mechanism: with SASL, by which mechanism; default the last of the security's.
@@ -121,11 +121,11 @@ class EmbeddedKafka(Embedded):
         return extra | {name.replace("_", "."): value for name, value in settings.items()}
 
     def connection_json(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> str:
-        """The Airflow connection as JSON, as the value of an ``AIRFLOW_CONN_...`` variable. Arguments as `connection_extra`."""
+        """Return the Airflow connection as JSON, for an ``AIRFLOW_CONN_...`` variable. Arguments as `connection_extra`."""
         return json.dumps({"conn_type": "kafka", "extra": self.connection_extra(user, mechanism, **settings)})
 
     def connection_uri(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> str:
-        """The same as an Airflow URI."""
+        """Return the Airflow connection as a URI. Arguments as `connection_extra`."""
         return f"kafka://?__extra__={quote(json.dumps(self.connection_extra(user, mechanism, **settings)), safe='')}"
 
     # --- topics ---
@@ -197,22 +197,24 @@ class EmbeddedKafka(Embedded):
     # --- faults ---
 
     def broker(self, number: int = 0) -> Broker:
-        """A broker, as it is now."""
+        """Return a broker, as it is now."""
         return self._started()[number]
 
     def kill(self, number: int = 0) -> None:
-        """SIGKILL a broker, and wait until it is gone. Its data stays."""
+        """Kill a broker (SIGKILL), and wait until it is gone. Its data stays."""
         self._end(self.broker(number), signal.SIGKILL)
 
     def pause(self, number: int = 0) -> None:
-        """SIGSTOP a broker: its connections stay open and nothing answers. With 3 brokers the others take over after 3 s."""
+        """Stop a broker (SIGSTOP): its connections stay open and nothing answers. With 3 brokers the others take over after 3
+        s.
+        """
         broker = self.broker(number)
         if broker.process is None or not broker.process.pause():
             raise self._failure(broker)
         self._paused.add(number)
 
     def resume(self, number: int = 0) -> None:
-        """SIGCONT a paused broker."""
+        """Continue a paused broker (SIGCONT)."""
         self._signal(number, signal.SIGCONT)
         self._paused.discard(number)
 
@@ -269,7 +271,7 @@ class EmbeddedKafka(Embedded):
         self._paused.discard(number)
 
     def _start_all(self, *, last_attempt: bool) -> bool:
-        """False: another process took one of the ports first, and there is another attempt."""
+        """Start all nodes. Return False if another process took one of the ports first and there is another attempt."""
         for broker in self._brokers:
             self._launch(broker.number)
         broken = self._first_broken(range(self._count))
@@ -332,7 +334,10 @@ class EmbeddedKafka(Embedded):
         return self._admin_client
 
     def _metadata(self, topic: str | None = None) -> Any:
-        """:param topic: the only one that is asked for: a broker that has run hundreds of tests has thousands of partitions."""
+        """Return the metadata of the cluster.
+
+        :param topic: the only one that is asked for: a broker that has run hundreds of tests has thousands of partitions.
+        """
         from confluent_kafka import KafkaException
 
         try:

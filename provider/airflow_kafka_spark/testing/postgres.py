@@ -109,16 +109,16 @@ class EmbeddedPostgres(Embedded):
         return f"postgresql://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
 
     def connection_uri(self) -> str:
-        """The Airflow connection of type ``postgres``, as the value of an ``AIRFLOW_CONN_...`` variable."""
+        """Return the Airflow connection of type ``postgres`` as a URI, for an ``AIRFLOW_CONN_...`` variable."""
         return f"postgres://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
 
     def connection_json(self) -> str:
-        """The same as JSON."""
+        """Return the Airflow connection as JSON, for an ``AIRFLOW_CONN_...`` variable."""
         fields = {"conn_type": "postgres", "host": self.host, "port": self.port, "schema": self.database}
         return json.dumps({**fields, "login": self.user, "password": self.password})
 
     def connect(self, **options: Any) -> psycopg.Connection:
-        """A new connection.
+        """Return a new connection.
 
         :param options: of ``psycopg.connect``, for instance ``autocommit=True``.
         """
@@ -127,7 +127,7 @@ class EmbeddedPostgres(Embedded):
     # --- faults ---
 
     def kill(self) -> None:
-        """SIGKILL the whole server, as if the machine had lost its power with its disk intact; wait until it is gone."""
+        """Kill the whole server (SIGKILL), as if the machine had lost its power with its disk intact. Wait until it is gone."""
         import psutil
 
         server = self._started()
@@ -208,7 +208,7 @@ class EmbeddedPostgres(Embedded):
         return self._keeper.spawn(command, log=self.log, env=env, farewell=signal.SIGQUIT, user=self._account)
 
     def _start_once(self, *, last_attempt: bool) -> bool:
-        """False: another process took the port first, and there is another attempt."""
+        """Start the server. Return False if another process took the port first and there is another attempt."""
         self._launch()
         if self._accepts():
             return True
@@ -240,7 +240,9 @@ class EmbeddedPostgres(Embedded):
         return ServerFailed("PostgreSQL", f"{name} {what}; its log {log} ends with:\n{processes.tail(log)}\n")
 
     def _remove_shared_memory(self) -> None:
-        """A killed server leaves a System V segment of some bytes; the next one would remove it, but there may be none."""
+        """Remove the System V segment of some bytes that a killed server leaves. The next server would remove it, but there may
+        be none.
+        """
         with suppress(OSError, IndexError, ValueError):
             # A server that ended in order has removed this file; another one's, on the same data, is not ours to touch.
             lines = (self._data / "postmaster.pid").read_text().splitlines()
@@ -283,7 +285,7 @@ def _psycopg() -> Any:
 
 
 def _account(data: Path) -> tuple[int, int] | None:
-    """Whom the server runs as, uid and gid; None: as whoever runs this."""
+    """Return uid and gid under which the server runs; None for those of this process."""
     if os.geteuid() != 0:
         return None
     if data.exists() and (owner := data.stat()).st_uid != 0:

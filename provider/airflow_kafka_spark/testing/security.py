@@ -1,4 +1,4 @@
-"""What an embedded Kafka demands of its clients."""
+"""The security that an embedded Kafka demands of its clients."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class KafkaSecurity:
                 (directory / "client.crt").write_bytes(chain)
 
     def broker_properties(self, listener: str, certificates: Path) -> Iterator[tuple[str, str]]:
-        """The broker's settings of this listener."""
+        """Return the broker's settings of this listener."""
         prefix = f"listener.name.{listener.lower()}."
         if self.sasl:
             yield f"{prefix}sasl.enabled.mechanisms", ",".join(self.mechanisms)
@@ -101,7 +101,9 @@ class KafkaSecurity:
             yield f"{prefix}ssl.client.auth", "required" if self.client_certificates else "none"
 
     def scram_records(self) -> Iterator[str]:
-        """The arguments of ``StorageTool format --add-scram``: salted, so that no password is in a command line."""
+        """Return the arguments of ``StorageTool format --add-scram``. They are salted, so that no password is in a command
+        line.
+        """
         for mechanism in self.mechanisms:
             if not self.sasl or not mechanism.startswith("SCRAM-SHA-"):
                 continue
@@ -113,7 +115,7 @@ class KafkaSecurity:
                 yield f'{mechanism}=[name={name},salt="{encoded[0]}",saltedpassword="{encoded[1]}",iterations={_ITERATIONS}]'
 
     def client_settings(self, user: str | None, mechanism: str | None, certificates: Path) -> dict[str, str]:
-        """The librdkafka settings of a client; see `EmbeddedKafka.connection_extra`."""
+        """Return the librdkafka settings of a client; see `EmbeddedKafka.connection_extra`."""
         settings = {"security.protocol": self.protocol}
         if self.sasl:
             user = next(iter(self.users)) if user is None else user

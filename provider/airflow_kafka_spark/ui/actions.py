@@ -56,7 +56,7 @@ class ActionRequest:
 
 @dataclass(frozen=True)
 class ActionContext:
-    """What the server knows about the pipeline of a request.
+    """The server's knowledge of the pipeline of a request.
 
     :param ledger_topic: topic of the ledger.
     :param who: name of the user in Airflow.

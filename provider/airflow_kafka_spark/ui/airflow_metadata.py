@@ -1,5 +1,4 @@
-"""What the pages read from Airflow's database: the tasks that move windows, from the serialized DAGs, and the states of task
-instances.
+"""Queries of Airflow's database: the tasks that move windows, from the serialized DAGs, and the states of task instances.
 
 The only module that knows Airflow's tables, which are not a stable interface.
 """

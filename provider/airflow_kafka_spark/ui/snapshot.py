@@ -337,7 +337,7 @@ SUMMARY_WINDOWS = 12
 
 @dataclass(frozen=True)
 class PipelineSummary:
-    """What the list of pipelines shows of one pipeline.
+    """A row in the list of pipelines.
 
     :param pipeline: name of the pipeline.
     :param problem: why its records cannot be read; "" if they can.

@@ -69,7 +69,10 @@ def change_to_json(change: Change) -> dict[str, Any]:
 
 
 def change_from_json(value: Mapping[str, Any], offset: int = -1) -> Change:
-    """:param offset: where it was read."""
+    """Return the change that the ledger holds as JSON.
+
+    :param offset: where it was read.
+    """
     offsets = {name: {TopicPartition(t, p): offset for t, p, offset in value[name]} for name in ("before", "after")}
     known = {f.name for f in fields(Change)}
     facts = {name: fact for name, fact in value.items() if name in known}

@@ -116,7 +116,9 @@ def interval_to_json(state: IntervalState) -> dict[str, Any]:
 
 
 def interval_from_json(value: Mapping[str, Any], offset: int = -1, leading: timedelta | None = None) -> IntervalState:
-    """:param offset: where its record lies, if the value does not say where its first one lay.
+    """Return the state of a data interval that the ledger holds as JSON.
+
+    :param offset: where its record lies, if the value does not say where its first one lay.
     :param leading: see :class:`~airflow_kafka_spark.windows.interval.IntervalState`.
     """
     return IntervalState(

@@ -2,8 +2,7 @@
 
 An hourly pipeline has 17,520 intervals after two years. All of them count: an interval must not overlap one that was moved, and
 nobody may move offsets that another one has. Intervals that continue each other, in time and in offsets, are one span for these
-questions. The ledger therefore keeps old ones in archives: a record with their span, which every reader takes apart, and with the
-intervals themselves, which are decompressed only for a reader that asks for one of them.
+questions. The ledger therefore keeps old ones in archives: a record with their span, which every reader parses, and with the intervals themselves, which are decompressed only for a reader that asks for one of them.
 """
 
 from __future__ import annotations

@@ -269,7 +269,9 @@ class BoundaryArchive:
         return [boundary.instant for boundary in self.boundaries]
 
     def near(self, instant: int) -> Iterator[Boundary]:
-        """Yield the boundary of an instant, if it has it, and its neighbours. It is only taken apart where they lie within."""
+        """Yield the boundary of an instant, if the archive has it, and its neighbours. The archive is only decompressed if they
+        lie within it.
+        """
         if instant > self.last.instant:
             yield self.last
         elif instant < self.first.instant:
@@ -335,7 +337,7 @@ def to_archive(near: Iterable[Boundary], proposals: Sequence[Boundary]) -> list[
 
 @dataclass(frozen=True)
 class Unneeded:
-    """What may be removed of the boundaries of a topic.
+    """The boundaries of a topic that may be removed.
 
     :param proposals: indexes of proposals, in the order in which they may be removed one by one.
     :param archives: indexes of archives.
@@ -468,7 +470,10 @@ def boundary_to_record(boundary: Boundary, token: str) -> tuple[bytes, bytes]:
 
 
 def boundary_from_record(key: bytes, value: bytes) -> Boundary:
-    """:raises ValueError: a later release wrote it."""
+    """Return the boundary of a ledger record.
+
+    :raises ValueError: a later release wrote it.
+    """
     _, _, topic, instant, _ = json.loads(key)
     return _from_json(topic, instant, _known(value))
 
@@ -489,7 +494,10 @@ def archive_to_record(archive: BoundaryArchive, token: str) -> tuple[bytes, byte
 
 
 def archive_from_record(key: bytes, value: bytes, offset: int) -> BoundaryArchive:
-    """:raises ValueError: a later release wrote it."""
+    """Return the archive of boundaries of a ledger record.
+
+    :raises ValueError: a later release wrote it.
+    """
     _, _, topic, _ = json.loads(key)
     found = _known(value)
     first, last = (_from_json(topic, *found[name]) for name in ("first", "last"))

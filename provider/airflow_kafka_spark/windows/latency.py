@@ -97,7 +97,7 @@ class Latency:
 
 
 def latency(times: Times, oldest: int | None, newest: int | None, flushed: int) -> Latency | None:
-    """End-to-end latency of a window's records, None without any.
+    """Return the end-to-end latency of a window's records, or None without any.
 
     :param oldest: smallest timestamp, in milliseconds since the epoch.
     :param newest: largest.

@@ -7,7 +7,7 @@ Kinds of record, all keyed by pipeline so that compaction keeps the newest of ea
 ``["<pipeline>", "window", <number>]``
     one window: PLANNED with the attempt that works on it, later COMPLETE with its report; finally a tombstone.
 ``["<pipeline>", "interval", "<name>"]``
-    one of its data intervals: which offsets it stands for and whether it is complete; its window is in a lane of its own
+    one of its data intervals: which offsets it stands for and whether it is complete; its window has a ledger name of its own
     (:mod:`~airflow_kafka_spark.windows.interval`).
 ``["<pipeline>", "intervals", "<name of all as one>"]``
     many of its old intervals, which continue each other (:mod:`~airflow_kafka_spark.windows.interval_archive`).
@@ -178,8 +178,8 @@ class Memory:
 
     @property
     def published(self) -> Mapping[TopicPartition, Published] | None:
-        """What the pipeline has published in all, including windows that were given up or forgotten; None if it publishes
-        nothing, or if that is not known.
+        """The records that the pipeline has published in all, including windows that were given up or forgotten; None if it
+        publishes nothing, or if that is unknown.
         """
         if self.position.published is not None:
             return self.position.published
@@ -320,7 +320,10 @@ def binding_record(pipeline: str, binding: Binding) -> LedgerRecord:
 
 
 def group_record(group_id: str, pipeline: str, by: str) -> LedgerRecord:
-    """:param by: the name under which it is written: the pipeline's, or that of one of its intervals."""
+    """Return the record that says which pipeline commits for a consumer group.
+
+    :param by: the name under which it is written: the pipeline's, or that of one of its intervals.
+    """
     return LedgerRecord(group_key(group_id), _dump({"v": VERSION, "pipeline": pipeline, "by": by}))
 
 

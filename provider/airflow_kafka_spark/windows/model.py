@@ -290,7 +290,10 @@ class PackedSplits:
         return len(self.packed) // _PACKED.size
 
     def __getitem__(self, at: int) -> Split:
-        """:raises IndexError: there are fewer."""
+        """Return a split by its index.
+
+        :raises IndexError: there are fewer.
+        """
         if not 0 <= at < len(self):
             raise IndexError(at)
         index, topic, partition, start, end, epoch = _PACKED.unpack_from(self.packed, at * _PACKED.size)
@@ -489,7 +492,7 @@ class Tries:
     def cleared_since(self, known: Tries, retries: int) -> bool:
         """Return True if the task was cleared after an earlier try of it.
 
-        Another ``max_tries`` than before means that it was. The same one means a retry, with one exception: ``retries`` was
+        Another ``max_tries`` than before means that it was. An equal one means a retry, with one exception: ``retries`` was
         lowered before the clear, by as much as the clear added. Then the DAG run has counted a clear, and the tries that are
         allowed now began after the earlier try. A task that is cleared while it runs keeps its ``max_tries``: that is a retry.
 

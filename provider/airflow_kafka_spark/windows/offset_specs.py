@@ -73,7 +73,7 @@ class Timestamp:
 
     @classmethod
     def of(cls, instant: datetime) -> Timestamp:
-        """From a datetime with a zone; parts of a millisecond are moved to the next one.
+        """Return the first millisecond at or after a datetime with a zone.
 
         :raises ValueError: it has no zone.
         """
@@ -122,7 +122,7 @@ _STOP = '"latest" (the default), a datetime or ISO 8601 text with a zone, "commi
 
 
 def parse_start(value: Any) -> Start:
-    """Where a pipeline that has no ledger yet begins.
+    """Return the start mode of a pipeline without a ledger.
 
     :param value: one of the values above; "committed" (its group's committed offsets, else earliest), "none" (those, or it
         refuses), "committed:<group>" (another group's), "earliest", "latest"; a datetime, or a text of ISO 8601, with a zone;
@@ -144,7 +144,7 @@ def parse_start(value: Any) -> Start:
 
 
 def parse_stop(value: Any) -> Stop:
-    """Where a window ends at the latest.
+    """Return the latest end of a window.
 
     :param value: as for :func:`parse_start`, but not "earliest", nor the pipeline's own committed offsets, at which it never
         gets on. None is "latest".
@@ -163,7 +163,7 @@ def parse_stop(value: Any) -> Stop:
 
 
 def parse_target(value: Any) -> MoveTarget:
-    """Where a pipeline is moved to, by whoever controls its offsets.
+    """Return the target of a command that moves a pipeline.
 
     :param value: as for :func:`parse_start`, or a :class:`ShiftBy`; committed offsets are those of a group that is named.
     :raises ValueError: it is none of these.

@@ -155,7 +155,7 @@ def plan_ranges(
 
 
 def _lost(tp: TopicPartition, start: int, partition: PartitionLog, cut: int | None) -> Gap | None:
-    """Return offsets that will not be read although nobody has decided so: deleted ones, and those below a start at which there
+    """Return offsets that will not be read without a decision of a user: deleted ones, and those below a start at which there
     are other records now.
 
     :param cut: where the log ends that was read up to the start; None where it is the log that there is.

@@ -158,7 +158,7 @@ class Debezium(Format):
     # --- reading ---
 
     def event_columns(self) -> tuple[Column, ...]:
-        """The columns that are read of an event in JSON, with their logical types."""
+        """Return the columns that are read of an event in JSON, with their logical types."""
         assert isinstance(self.value, Json | JsonEnvelope)
         row = [replace(c, type=map_leaf_types(c.type, self._wire_columns)) for c in self.value.columns]
         columns = [Column("op", Text()), Column("after", Struct(tuple(row)))]
@@ -185,7 +185,7 @@ class Debezium(Format):
         return data_type
 
     def event_schema(self) -> pa.Schema:
-        """The columns of events."""
+        """Return the Arrow schema of events."""
         from airflow_kafka_spark.formats.json.logical_types import sql_columns
 
         if isinstance(self.value, Json | JsonEnvelope):

@@ -138,7 +138,7 @@ def abort(producer: Producer) -> None:
 def is_fenced(error: BaseException, events: ClientEvents) -> bool:
     """Return True if a producer's error means that a newer one has taken over.
 
-    What follows a fence has many names ("purged in queue" ...): it was told on the side first.
+    The errors that follow a fence have many names ("purged in queue" ...); the event callback has reported the fence before.
     """
     if events.first(FENCED, 0.0) is not None:
         return True

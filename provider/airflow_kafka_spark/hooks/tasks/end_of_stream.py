@@ -26,7 +26,7 @@ def require_end_of_stream(batches: Iterator[T]) -> Iterator[T]:
     """Yield the batches. Raise an error if the stream ends without the word that Spark writes behind the last row.
 
     :param batches: what Spark gave to a function of ``mapInArrow``.
-    :raises RowsCutOff: Spark has stopped in the middle, or nobody can tell.
+    :raises RowsCutOff: Spark has stopped in the middle, or may have.
     """
     yield from batches
     stream = _stream()

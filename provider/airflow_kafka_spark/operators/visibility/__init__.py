@@ -1,1 +1,1 @@
-"""What Airflow's UI, its metrics and OpenLineage show of a window."""
+"""The presentation of a window in Airflow's UI, metrics and OpenLineage."""

@@ -31,7 +31,7 @@ _SCHEMES = {"s3a": "s3", "s3n": "s3", "postgresql": "postgres", "mariadb": "mysq
 
 @dataclass(frozen=True)
 class Dataflow:
-    """What a task reads and writes.
+    """The inputs and outputs of a task.
 
     :param sinks: where rows go, the operator's own sink first.
     :param topics: the topics that are read, as far as their names are known.

@@ -85,7 +85,7 @@ class VisibleOperator(BaseOperator):
 
     @abstractmethod
     def pipeline_name(self, run: Run) -> str:
-        """The name under which the ledger knows the pipeline."""
+        """Return the name under which the ledger knows the pipeline."""
 
     # --- lineage ---
 
@@ -94,7 +94,7 @@ class VisibleOperator(BaseOperator):
         """Return the brokers' addresses."""
 
     def written_schema(self) -> pa.Schema | None:
-        """Return the columns that the sink was given in this task; None where nobody has asked for them yet."""
+        """Return the columns that the sink was given in this task; None if they were not needed yet."""
         return None
 
     def openlineage(

@@ -155,8 +155,8 @@ class FilesWindowWriter(WindowWriter):
         return FilesSplitWriter(target)
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
-        """See :meth:`WindowWriter.commit`. Only the files that ``results`` name are published, not those that other task attempts
-        at a split have written or are still writing.
+        """Publish the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are published, not those
+        that other task attempts at a split have written or are still writing.
 
         :raises Fenced: a newer attempt has taken over and has not published yet.
         """

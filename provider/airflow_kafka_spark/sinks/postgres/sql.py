@@ -361,12 +361,18 @@ def tables_like(schema: str, prefix: str) -> str:
 
 
 def index_offsets(stage: str, offset: str) -> str:
-    """:param stage: as it stands in a statement."""
+    """Create an index on the offsets of a stage.
+
+    :param stage: as it stands in a statement.
+    """
     return f"CREATE INDEX ON {stage} ({quote(offset)})"
 
 
 def delete_offsets(stage: str, offset: str, gone: Iterable[int]) -> str:
-    """:param stage: as it stands in a statement."""
+    """Delete the rows of a stage that have one of these offsets.
+
+    :param stage: as it stands in a statement.
+    """
     return f"DELETE FROM {stage} WHERE {quote(offset)} IN ({', '.join(map(literal, gone))})"
 
 

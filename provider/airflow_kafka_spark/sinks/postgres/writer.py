@@ -63,8 +63,8 @@ class DriverWriter(WindowWriter):
         return 0, 0
 
     def refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
-        """See :meth:`WindowWriter.refused_records`. Staged rows are put into the target, in the transaction that :meth:`commit`
-        commits.
+        """Return the records that the table refuses, as :meth:`WindowWriter.refused_records`. Staged rows are put into the
+        target, in the transaction that :meth:`commit` commits.
 
         :raises SinkRejected: too many rows are refused.
         """
@@ -79,7 +79,7 @@ class DriverWriter(WindowWriter):
         return self.transaction.finder.records if self.transaction.finder else ()
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
-        """See :meth:`WindowWriter.commit`.
+        """Commit the window, as :meth:`WindowWriter.commit`.
 
         :raises CountMismatch: reader and sink counted different rows.
         :raises SinkRejected: a value does not fit, a constraint is violated; nothing of the window is visible.
@@ -326,7 +326,7 @@ class SplitsWindowWriter(DriverWriter):
         )
 
     def deferred(self, results: Sequence[SplitResult]) -> Sequence[Split]:
-        """See :meth:`WindowWriter.deferred`.
+        """Return the splits whose commit was deferred, as :meth:`WindowWriter.deferred`. Their rows are staged from now on.
 
         :raises SinkUnavailable: the server cannot be reached; SinkRejected: no stage can be made.
         """
@@ -361,7 +361,7 @@ class SplitsWindowWriter(DriverWriter):
         return [marker for marker in (sql.SplitRow(*row) for row in found) if not marker.is_deferred]
 
     def _begin(self) -> bool:
-        """See :meth:`DriverWriter._begin`.
+        """Begin the window, as :meth:`DriverWriter._begin`.
 
         :raises Fenced: another attempt owns the pipeline's splits, and has not applied the window yet.
         """

@@ -397,7 +397,7 @@ _EPOCH = "TIMESTAMP'1970-01-01 00:00:00'"
 
 @dataclass(frozen=True)
 class ColumnMetadata:
-    """What the server says of a column.
+    """The server's description of a column.
 
     :param kind: the type's name in lower case, without sizes.
     :param declared: the type's name with sizes, for messages.

@@ -36,7 +36,7 @@ class Subscription:
         return cls(tuple(name.strip() for item in names for name in str(item).split(",") if name.strip()), pattern or None)
 
     def validate(self) -> list[Problem]:
-        """What is wrong with it, without asking Kafka."""
+        """Return the problems that show without asking Kafka."""
         if self.topics and self.pattern:
             return [Problem("topics", "both `topics` and `topics_pattern` are given", "Give exactly one of them")]
         if not self.topics and not self.pattern:
@@ -56,11 +56,11 @@ class Subscription:
         return problems
 
     def matches(self, topic: str) -> bool:
-        """Whether it takes a topic of this name in; a pattern has to be valid."""
+        """Return True if the subscription includes a topic. A pattern has to be valid."""
         return topic in self.topics or bool(self.pattern and re.fullmatch(self.pattern, topic))
 
     def resolve(self, hook: KafkaHook, *, without: Sequence[str] = ()) -> tuple[str, ...]:
-        """The names it stands for now, sorted.
+        """Return the topics that the subscription includes now, sorted.
 
         :param without: topics a pattern never matches.
         """

@@ -88,7 +88,10 @@ GENERAL_OPTIONS = {"max_open_files", "max_rows_per_group", "max_bytes_per_group"
 
 
 def _stored(kind: pa.DataType, naive: bool, absent: bool) -> pa.DataType:
-    """:param absent: True if the struct that holds it may be null."""
+    """Return the type that is stored for a type.
+
+    :param absent: True if the struct that holds it may be null.
+    """
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", None if naive or not kind.tz else "UTC")
     if pa.types.is_struct(kind):

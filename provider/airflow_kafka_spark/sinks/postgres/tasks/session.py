@@ -49,7 +49,7 @@ class LoadSession(ABC):
 
     @abstractmethod
     def load(self, table: Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
-        """COPY batches into a table and return how many rows it took. Blocks until the last batch is there.
+        """Copy batches into a table and return how many rows it took. Blocks until the last batch is there.
 
         :param table: the table; a plain string is the name of a temporary one.
         :param types: the PostgreSQL types of the batches' columns.

@@ -39,7 +39,7 @@ _UNDEFINED_TABLE = "42P01"
 
 @dataclass(frozen=True)
 class Load:
-    """What the splits of an attempt have in common.
+    """The settings that all splits of an attempt share.
 
     :param server: the server, with the password.
     :param application_name: the name of the sessions, by which a later attempt finds them.
@@ -521,7 +521,7 @@ class SplitAtomicWriter(CopyWriter):
         return _token(marker)
 
     def defer(self) -> None:
-        """See :meth:`SplitWriter.defer`."""
+        """Defer the commit of the split, as :meth:`SplitWriter.defer`."""
         if self.tolerates and self.progress.there is None:
             with self._explained("putting off"):
                 self.progress.there = self._defer_split()

@@ -59,7 +59,7 @@ class Records:
     messages: Sequence[Any] | None = field(default=None, repr=False)
 
     def original(self, index: int) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]:
-        """Key, value and headers of one record, whether they were asked for or not."""
+        """Return key, value and headers of one record, even if keys or headers were not requested for the batch."""
         if self.messages is not None:
             message = self.messages[index]
             return message.key(), message.value(), message.headers()
@@ -162,7 +162,9 @@ class KafkaSplitReader:
                 yield records
 
     def _handle_events(self, consumer: Consumer, messages: Sequence[Any], position: int) -> tuple[int, bool]:
-        """What came instead of records: the end of the partition, deleted offsets, errors. Returns (position, done)."""
+        """Handle the events between records: the end of the partition, deleted offsets, errors. Return the position, and True
+        if the range has been read.
+        """
         for message in messages:
             error = message.error()
             if error is None:
@@ -183,7 +185,8 @@ class KafkaSplitReader:
         return (message.leader_epoch() or 0) > self.epoch
 
     def _before_cut(self, messages: Sequence[Any], position: int) -> list[Any]:
-        """The records in front of the first one that replaces another; what is behind them is a gap.
+        """Return the records before the first one that was written after the log had been cut off. The rest of the range is a
+        gap.
 
         :param position: where the first of these was expected.
         :raises LogTruncated: lost records are not passed over.
@@ -246,7 +249,9 @@ def _size(values: Iterable[bytes | None]) -> int:
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Messages come by the thousand and go by themselves; looking for garbage among them took an eighth of all time."""
+    """Let the garbage collector run rarely. Messages come by the thousand and are freed without it; its runs took an eighth of
+    all time.
+    """
     threshold = gc.get_threshold()
     gc.set_threshold(1_000_000, *threshold[1:])
     try:
@@ -279,11 +284,11 @@ class _Events:
         self.last = error.str()
 
     def log(self, level: int, message: str, *args: Any) -> None:
-        """As a logger: librdkafka's lines are its own retries."""
+        """Ignore a log line: librdkafka's lines are about its own retries."""
 
 
 def from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[Records]:
-    """The rows of Spark's own Kafka source, one task's partition, as :class:`Records`.
+    """Yield the rows of Spark's own Kafka source, one task's partition, as :class:`Records`.
 
     :raises RowsCutOff: the source has failed in the middle.
     """
