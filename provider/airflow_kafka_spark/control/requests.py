@@ -2,9 +2,9 @@
 while an attempt may be running and fence no attempt.
 
 Three things make that safe. A control has a key of its own kind, which no attempt and no reset writes. Its writer fences a
-transactional id of its own kind, ``<ledger topic>.<pipeline>.control``: of two concurrent writers the second one sees the record of
-the first one. An attempt that leaves a hint into the ledger sets it before everything that its last look may have missed
-(:attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset`).
+transactional id of its own kind, ``<ledger topic>.<pipeline>.control``: of two concurrent writers the second one sees the
+record of the first one. An attempt that leaves a hint into the ledger sets it before everything that its last look may have
+missed (:attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset`).
 """
 
 from __future__ import annotations

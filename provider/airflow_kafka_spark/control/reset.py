@@ -41,8 +41,8 @@ def reset(
     """Move a pipeline: its next window begins where ``to`` says, and so does its group.
 
     Guarantee: position, record of the change and the group's offsets change in one Kafka transaction. Earlier attempts of the
-    pipeline are fenced. Its sink accepts the next window although it does not continue the last one. If the pipeline is moved back,
-    a sink that appends gets records twice.
+    pipeline are fenced. Its sink accepts the next window although it does not continue the last one. If the pipeline is moved
+    back, a sink that appends gets records twice.
 
     :param hook: the cluster.
     :param request: the pipeline, and who moves it why.

@@ -55,7 +55,8 @@ class IntervalLedger(Ledger):
     :param interval: the interval.
     :ivar sink_has_it: True if the sink holds the interval, but the ledger does not know it.
 
-    The others are those of :class:`Ledger`. ``group_id`` is only recorded with the first interval; :meth:`follow` moves the group.
+    The others are those of :class:`Ledger`. ``group_id`` is only recorded with the first interval; :meth:`follow` moves the
+    group.
     """
 
     def __init__(self, hook: KafkaHook, pipeline: str, run: str, interval: Interval, **options: Any) -> None:

@@ -86,7 +86,9 @@ class Embedded(ABC):
 
     @abstractmethod
     def _begin(self, *, last_attempt: bool) -> bool:
-        """Start the processes on ports that are free now. False: somebody was faster to take one; never at the last attempt."""
+        """Start the processes on ports that are free now. Return False if another process took a port first; never at the last
+        attempt.
+        """
 
     @abstractmethod
     def _end_politely(self) -> None:

@@ -1,8 +1,8 @@
 """Data intervals of a pipeline: their names, their states, and the offsets up to which they are complete without a hole.
 
-An interval is moved under a ledger name of its own, ``<pipeline>.<interval>``, with its own number, transactional ids and record in the
-sink, so that intervals may be moved in any order and side by side. They share the pipeline's list of intervals; the consumer group
-follows its contiguous prefix.
+An interval is moved under a ledger name of its own, ``<pipeline>.<interval>``, with its own number, transactional ids and
+record in the sink, so that intervals may be moved in any order and side by side. They share the pipeline's list of intervals;
+the consumer group follows its contiguous prefix.
 """
 
 from __future__ import annotations

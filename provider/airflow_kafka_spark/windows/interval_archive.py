@@ -2,7 +2,8 @@
 
 An hourly pipeline has 17,520 intervals after two years. All of them count: an interval must not overlap one that was moved, and
 nobody may move offsets that another one has. Intervals that continue each other, in time and in offsets, are one span for these
-questions. The ledger therefore keeps old ones in archives: a record with their span, which every reader parses, and with the intervals themselves, which are decompressed only for a reader that asks for one of them.
+questions. The ledger therefore keeps old ones in archives: a record with their span, which every reader parses, and with the
+intervals themselves, which are decompressed only for a reader that asks for one of them.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Intervals(Mapping[str, IntervalState]):
 
     @property
     def newest_first(self) -> Iterator[tuple[str, IntervalState]]:
-        """Iterate over names and intervals, the archives last, each of them taken apart when its turn comes."""
+        """Iterate over names and intervals, the archives last. Each archive is decompressed when its turn comes."""
         yield from sorted(self.recent.items(), reverse=True)
         for archive in reversed(self.archives):
             yield from (item for item in sorted(archive.intervals.items(), reverse=True) if item[0] not in self.recent)
