@@ -133,7 +133,10 @@ class _EndChanged(BindingChanged):
     ENDS: str
 
     def __init__(self, pipeline: str, subject: str, run: str, differences: Sequence[tuple[str, str, str]]) -> None:
-        """:param run: the run that planned the window, where that is open; empty for the next window of the pipeline."""
+        """Build the message from the differences.
+
+        :param run: the run that planned the window, where that is open; empty for the next window of the pipeline.
+        """
         self.run = run
         before = _listed([(what, known) for what, known, _ in differences])
         now = _listed([(what, found) for what, _, found in differences])

@@ -85,7 +85,7 @@ class StructEncoder(Protocol):
 
 
 class Format(ABC):
-    """How the bytes of a key or a value become columns. Subclasses are frozen dataclasses of options."""
+    """A conversion of the bytes of a key or a value to columns, and back. Subclasses are frozen dataclasses of options."""
 
     decodes_null: bool = False
     """True if a record without a value is an ordinary row of this format (a null column) and not a tombstone."""

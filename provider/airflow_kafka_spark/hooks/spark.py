@@ -108,7 +108,7 @@ class SparkHook(BaseHook):
         return f"{self.master}/{options}" if options else self.master
 
     def settings(self) -> dict[str, str]:
-        """Return the Spark settings of a new session: defaults of this package, then the connection's, then ``conf``."""
+        """The Spark settings a new session gets: ours, then the connection's, then ``conf``."""
         ours = {
             "spark.sql.session.timeZone": "UTC",
             "spark.redaction.regex": SECRETS,
@@ -157,7 +157,7 @@ class SparkHook(BaseHook):
                 archive.make_in_background()
 
     def _class_archive(self) -> SparkClassArchive | None:
-        """Return the archive of the classes of a local session; None if it is switched off or impossible."""
+        """The archive of the classes of a local session; None where it is switched off or impossible."""
         if not self.is_local or _text(self.connection.extra_dejson.get("class_archive", True)).lower() == "false":
             return None
         return SparkClassArchive.find(self.settings().get(_CLASS_PATH, ""))
@@ -192,9 +192,9 @@ class SparkHook(BaseHook):
         return session
 
     def test_connection(self) -> tuple[bool, str]:
-        """Start a session and run a job, for Airflow's UI, in a process of its own, so that no JVM stays behind in Airflow's.
+        """Start a session and run a job, for Airflow's UI: in a process of its own, so that no JVM stays behind in Airflow's.
 
-        If nothing answers at the address, this returns within seconds; anything else takes a minute and a half at most.
+        An address at which nothing answers is told within seconds; anything else takes a minute and a half at most.
         """
         from airflow_kafka_spark.hooks.jars import find_java
         from airflow_kafka_spark.hooks.spark_probe import probe, unreachable
@@ -217,7 +217,7 @@ class SparkHook(BaseHook):
 
 
 class SparkConnectHook(SparkHook):
-    """The hook of connections of type ``spark_connect``."""
+    """The same for connections of type ``spark_connect``."""
 
     conn_type = "spark_connect"
     hook_name = "Spark Connect session"

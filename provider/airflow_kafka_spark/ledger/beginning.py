@@ -23,7 +23,7 @@ LastApplied = Callable[[str], Applied | None]
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where the next window of a pipeline begins.
+    """The start of the next window of a pipeline.
 
     :param position: the offsets at which it begins; empty where ``starting_offsets`` decide.
     :param last_number: the number of the last window that ledger, sink or group know; 0 without one.

@@ -57,7 +57,7 @@ class option(Generic[T]):  # noqa: N801 - used like `property`
 
 @dataclass(frozen=True)
 class LedgerOptions:
-    """Which pipeline an operator moves, and where that is remembered.
+    """The name of the pipeline that an operator moves, and the ledger that stores it.
 
     :param pipeline: the pipeline's name; None is ``<dag_id>.<task_id>``.
     :param kafka_conn_id: connection of type ``kafka``.
@@ -77,7 +77,7 @@ class LedgerOptions:
 
 @dataclass(frozen=True)
 class SparkOptions:
-    """Where Spark runs.
+    """The options of the Spark session.
 
     :param conn_id: connection of type ``spark`` or ``spark_connect``.
     :param conf: Spark settings that win over the connection's.
@@ -247,7 +247,7 @@ class WindowOptions:
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """How records become rows.
+    """The options of converting records to rows.
 
     :param value: how values are decoded.
     :param key: how keys are decoded; None leaves them.

@@ -56,7 +56,7 @@ class RoutedSink:
 
     @property
     def null_values(self) -> NullValues:
-        """How a record without a value is written to the sink: as a delete, or as a row of nulls."""
+        """The way in which a record without a value is written to the sink: as a delete, or as a row of nulls."""
         return "delete" if self.sink.takes_tombstones else "write"
 
     def pipeline(self, pipeline: str) -> str:
@@ -316,7 +316,7 @@ class RoutedSinks:
 
     @property
     def decided(self) -> tuple[Captured, ...]:
-        """What the sinks take. It is decided by :meth:`refused`."""
+        """The counts and digests of the records for each sink, as :meth:`refused` has decided them."""
         return tuple(part.decided for part in self.parts if part.decided is not None)
 
     def check(self, window: Window, results: Sequence[SplitResult]) -> None:

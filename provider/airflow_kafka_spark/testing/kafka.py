@@ -353,8 +353,9 @@ class EmbeddedKafka(Embedded):
         return self._served(name, topic.partitions)
 
     def _served(self, name: str, partitions: Iterable[int]) -> bool:
-        """A broker tells that it leads a partition a moment before it does: what is sent in between is refused and sent again,
-        maybe behind what was sent later."""
+        """Return True if the leaders of these partitions accept records. A broker reports that it leads a partition a moment
+        before it does: records that are sent in between are refused and sent again, maybe behind later ones.
+        """
         from confluent_kafka import KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 

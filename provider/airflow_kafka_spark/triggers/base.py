@@ -64,7 +64,7 @@ class Probe(Protocol):
 
 @dataclass(frozen=True)
 class Polling:
-    """How a trigger polls.
+    """The settings of polling: connection, intervals and limits.
 
     :param kafka_conn_id: connection of type ``kafka``.
     :param poll_interval: seconds between two checks.

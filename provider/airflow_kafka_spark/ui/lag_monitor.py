@@ -23,7 +23,7 @@ MAX_GROUPS = 50
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """How far a pipeline has read.
+    """The offsets up to which a pipeline has read.
 
     :param offsets: the next offset to read, by partition.
     :param topic_ids: ids of the topics when the pipeline read them.

@@ -193,7 +193,9 @@ class Memory:
 
     @property
     def landed(self) -> dict[int, tuple[Landed, ...]]:
-        """Where the records of windows lie, by number: of complete windows, and of those that were given up."""
+        """The places of the records of windows in their topics, by number: of complete windows, and of those that were given
+        up.
+        """
         found = {number: landed_of(e) for number, e in self.entries.items() if e.state is State.COMPLETE}
         for change in self.changes.values():
             given_up = sorted(set(change.discarded) - found.keys())

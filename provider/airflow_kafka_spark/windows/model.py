@@ -150,7 +150,7 @@ class Followed:
 
 @dataclass(frozen=True)
 class Reached:
-    """How far another pipeline was followed.
+    """The window up to which another pipeline was followed.
 
     :param number: of its last window that was read.
     :param totals: as in :class:`Followed`; empty where that is not known.

@@ -59,7 +59,7 @@ def parse_json_schema(text: str) -> Mapping[str, Any]:
 
 
 def columns_of_json_schema(schema: Mapping[str, Any]) -> tuple[Column, ...]:
-    """The columns of the objects that a JSON Schema describes: its ``properties``, in order.
+    """Return the columns of the objects that a JSON Schema describes: its ``properties``, in order.
 
     ======================================================  =======================================================
     schema                                                  column

@@ -28,7 +28,7 @@ OWN_SETTINGS = frozenset(
 
 @dataclass(frozen=True)
 class KafkaSink:
-    """How rows become records, and the topic that they go to.
+    """A Kafka topic, and the conversion of rows to its records.
 
     Guarantee: exactly-once, split by split. A ``read_committed`` reader sees each row of a window once, whatever is killed,
     retried or paused: the records of a split and its marker are one Kafka transaction (KIP-98), and a task looks for the marker
@@ -181,7 +181,7 @@ class KafkaSink:
 
     @property
     def value_format(self) -> Format:
-        """How values are written, once the default is known."""
+        """The format of values, once the default is known."""
         from airflow_kafka_spark.formats import Json
 
         return self.value or Json()

@@ -403,7 +403,7 @@ def _definitions(columns: Iterable[tuple[str, str]]) -> str:
 
 @dataclass(frozen=True)
 class MergeColumn:
-    """How a column of a stage is converted to the target's type.
+    """The conversion of a column of a stage to the target's type.
 
     :param name: its name in stage and target.
     :param before: SQL in front of a reference to the stage's column; empty if assignment converts the value.

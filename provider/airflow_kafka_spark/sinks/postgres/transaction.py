@@ -117,7 +117,7 @@ class Transaction:
                 self.merged[split] += taken
 
     def upsert(self) -> tuple[int, int]:
-        """Upsert all stages in one statement. Returns rows written and rows deleted."""
+        """Upsert all stages in one statement. Return the numbers of rows that were written and deleted."""
         found = [entry for entry in self.stages() if entry[1]]
         stages = {split: self.attempt.stage(split, stage) for split, stage, _, _ in found if stage}
         if not stages:

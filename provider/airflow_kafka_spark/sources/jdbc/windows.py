@@ -153,7 +153,7 @@ class SplitOrder:
 
 @dataclass(frozen=True)
 class WindowStart:
-    """Where the next window begins.
+    """The start of the next window.
 
     :param order: the names of the split columns.
     :param after: the last row of the previous window in this order; None to begin with the first row.

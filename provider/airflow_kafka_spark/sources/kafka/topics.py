@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Subscription:
-    """Which topics a pipeline reads: exactly one of names and pattern, as for a Connect sink.
+    """The topics that a pipeline reads: exactly one of names and pattern, as for a Connect sink.
 
     :param topics: a topic's name, or several.
     :param pattern: a regular expression that the whole name has to match (``topics.regex``). Kafka's internal topics and the

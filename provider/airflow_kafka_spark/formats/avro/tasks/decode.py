@@ -176,7 +176,7 @@ _stderr_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class FieldReader:
-    """How values of one type are read.
+    """The layout of values of one type, and their conversion to a column.
 
     :param schema: the type in the file, as JSON.
     :param layout: the positions of values in their bytes.

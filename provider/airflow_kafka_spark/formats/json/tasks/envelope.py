@@ -40,7 +40,7 @@ _SCHEMAS = 64
 
 @dataclass
 class _PayloadReader:
-    """How payloads of one schema are read.
+    """The decoder of payloads of one schema, and the reason if there is none.
 
     :param decoder: decodes them; None if they do not fit the columns.
     :param wrong: why they do not fit.

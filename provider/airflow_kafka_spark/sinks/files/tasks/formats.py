@@ -22,7 +22,7 @@ _TEXT_ROWS, _TEXT_BYTES = 32_768, 8 << 20
 
 @dataclass(frozen=True)
 class FileSpec:
-    """How the files of a sink are written.
+    """The format of a sink's files, and the options of their writer.
 
     :param format: ``parquet``, ``json``, ``csv`` or ``orc``.
     :param compression: the codec's name; None for the format's default.

@@ -68,7 +68,7 @@ class Records:
 
     @property
     def bytes(self) -> int:
-        """Of values, and of keys that were asked for."""
+        """Size of the values, and of the keys that were requested."""
         of_values = _size(self.values) if self.value_bytes is None else self.value_bytes
         return of_values + (_size(self.keys) if self.keys is not None else 0)
 
