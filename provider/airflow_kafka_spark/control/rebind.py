@@ -20,8 +20,8 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
     """Let the next run of a pipeline have another destination, another source, or be another task or deployment.
 
     Guarantee: it counts once. The first run that plans a window after it binds the pipeline to what it has, and every other one
-    is refused again. A window that is open goes elsewhere only if no attempt was at work on it (``running=False``): what its old
-    destination has taken of it stays there, and is moved once more. Complete windows are replayed where they are.
+    is refused again. A window that is open goes elsewhere only if no attempt was at work on it (``running=False``): its records
+    in the old destination stay there, and are moved once more. Complete windows are replayed where they are.
 
     :param hook: the cluster.
     :param request: the pipeline, and who allows the change why.

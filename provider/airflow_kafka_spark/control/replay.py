@@ -26,8 +26,8 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     """Ask for a complete window to be moved once more: the same offsets, whose rows the sink replaces.
 
     Guarantee: an attempt at work is not disturbed. Once the task of the run is cleared and runs, it moves the window once more,
-    whatever its ``on_rerun`` says, and exactly once: a second clear does what it did before. Neither position nor group move. A
-    sink that cannot replace what it has taken makes the task fail, before anything is changed.
+    whatever its ``on_rerun`` says, and exactly once: a second clear does what it did before. Neither position nor group move. If
+    the sink cannot replace the rows of a window, the task fails, before anything is changed.
 
     :param hook: the cluster.
     :param request: the pipeline, and who wants the replay why.

@@ -129,7 +129,7 @@ class EarlierRead:
     """The result of an earlier read of a partition. It is valid as long as the topic is the same one.
 
     :param start: from where it looked on.
-    :param at: when, on the monotonic clock: compaction may have taken the record since.
+    :param at: when, on the monotonic clock: compaction may have removed the record since.
     """
 
     topic_id: str

@@ -10,7 +10,7 @@
 7. **Report**.
 
 If an attempt is killed at any point, the next one (a retry, a clear or the next scheduled run) finds the same window and goes on
-from there: a planned window is not planned again, one that the sink has taken is not written again, a closed one is only
+from there: a planned window is not planned again, one that the sink has committed is not written again, a closed one is only
 reported.
 """
 
@@ -165,7 +165,7 @@ class WindowOperator(VisibleOperator):
 
     @abstractmethod
     def applied(self, window: Window) -> Applied | None:
-        """Return the sink's own record of a window that it has taken in an earlier attempt; None without one."""
+        """Return the sink's own record of a window that it has committed in an earlier attempt; None without one."""
 
     @abstractmethod
     def move(self, window: Window, ledger: Ledger) -> Report:
@@ -276,7 +276,7 @@ class WindowOperator(VisibleOperator):
         raise ValidationError([*problems, Problem("on_rerun", found, action)])
 
     def replay_problems(self) -> list[Problem]:
-        """Return why the sink cannot replace the rows of a window that it has taken."""
+        """Return why the sink cannot replace the rows of a window that it has committed."""
         if isinstance(self.sink, Sink):
             return self.sink.replay_problems()
         return [Problem("sink", "what is published to Kafka cannot be replaced")]

@@ -166,7 +166,7 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
     """Refuse a group that mirrors another pipeline.
 
     A pipeline that began at the offsets of another one would leave out records that it has not moved itself. One whose pipeline
-    was renamed would move again what its sink has taken of an open window.
+    was renamed would move again what its sink has committed of an open window.
 
     :param ledger: the ledger of the pipeline that wants the group.
     :param committed: the offsets that the group has committed.

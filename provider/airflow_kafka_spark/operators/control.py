@@ -49,7 +49,7 @@ class PipelineOffsetsOperator(BaseOperator):
     :param why: of every change: what for.
     :param who: who asks; default this task's run.
     :param group_id: the pipeline's group; default what its last report names.
-    :param discard_open: of ``reset`` and ``forget``: give up an open window, whose records a sink may have taken already.
+    :param discard_open: of ``reset`` and ``forget``: give up an open window, whose records a sink may have committed already.
     :param delete_group: of ``forget``: delete its group with the offsets it has committed.
     :param dry_run: of every change: say what would happen, and change nothing.
     :param not_running: of ``skip`` and ``rebind``: nobody is at work on the open window; without that it is not given up, or sent

@@ -80,7 +80,7 @@ class IntervalPlan:
         :raises IntervalOverlaps: it shares instants with another one of the pipeline.
         :raises IntervalNotOver: it ends later than ``grace`` (at least a minute) from now.
         :raises TopicRecreated: the pipeline has read another topic of this name, and ``data_loss`` is ``fail``.
-        :raises ForeignOffsets: the sink has taken this interval from another cluster, or from another topic of this name.
+        :raises ForeignOffsets: the sink has committed this interval of another cluster, or of another topic of this name.
         """
         from airflow_kafka_spark.ledger.attempt import utc_now
         from airflow_kafka_spark.ledger.boundaries import Boundaries

@@ -136,7 +136,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     :param errors_deadletterqueue_context_headers_enable: dead letters carry Connect's headers (KIP-298); default True.
     :param errors_skip: with ``all`` and without a topic: bad records are left out for good, and only counted; default False.
     :param max_errors: how many records of a window may be bad: a number, or a share of its records below 1 (``0.01``); with more
-        nothing of the window is published, and no letter is sent. To know that, the window is read twice. None (default): any.
+        nothing of the window is published, and no dead letter is sent. To know that, the window is read twice. None (default):
+        any.
 
     :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
         share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and

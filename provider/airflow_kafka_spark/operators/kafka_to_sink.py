@@ -68,7 +68,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
     partitions that appear later are read from their first record. Records are decoded, and written by Spark's tasks; the sink
     takes the window whole; then, in one Kafka transaction, the ledger says COMPLETE and the group's offsets move (KIP-98).
 
-    Columns: those of ``value``, then those of ``key`` (a column both have is taken from the key), then ``metadata_columns``.
+    Columns: those of ``value``, then those of ``key`` (a column that both have is read from the key), then ``metadata_columns``.
 
     Guarantee: windows of a pipeline are frozen before any work, applied in order, each once, and the consumer group's offsets
     move only after the sink has flushed, whatever is killed, retried, cleared or paused on the way.
@@ -122,12 +122,12 @@ class KafkaToSinkOperator(FromKafkaOperator):
     :param transforms: what becomes of records between format and sink, in order: Kafka Connect's single message transforms
         (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. The sink's columns are
         those that come out of them. Spark computes them, in the same job. Records that a ``Filter(to=...)`` takes out go to its
-        topic, each exactly once, in the transaction of the dead letters; or to its sink, which takes the window whole, just
-        before this operator's own does, and costs a Spark job of its own.
+        topic, each exactly once, in the transaction of the dead letters; or to its sink, which commits the window as a whole,
+        just before this operator's own does, and costs a Spark job of its own.
     :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded, fails the window, and nothing of it is
         committed; ``all``: the other records are.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
-        exactly once: one Kafka transaction takes a window's letters there before the sink takes the rest, and the ledger
+        exactly once: one Kafka transaction sends a window's dead letters before the sink commits the rest, and the ledger
         remembers in it which they were. Created with one partition when it is missing. Default None. Templated.
     :param errors_deadletterqueue_topic_replication_factor: of a topic that is created; default -1, the brokers' default.
     :param errors_deadletterqueue_context_headers_enable: dead letters carry Connect's headers ``__connect.errors.topic``,
@@ -135,7 +135,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         default True.
     :param errors_skip: with ``all`` and without a topic: bad records are left out for good, and only counted; default False.
     :param max_errors: how many records of a window may be bad: a number, or a share of its records below 1 (``0.01``); with more
-        the window fails, and no letter is sent. None (default): any.
+        the window fails, and no dead letter is sent. None (default): any.
 
     :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
         share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and

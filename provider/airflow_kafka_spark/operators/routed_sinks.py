@@ -148,7 +148,7 @@ class RoutedPart:
     """The part of a window that a routed sink takes.
 
     :param pipeline: the operator's pipeline.
-    :param applied: the sink's own record of the window, if it has taken it already.
+    :param applied: the sink's own record of the window, if it has committed it already.
     :param known: what an earlier attempt has decided about this part, if it came so far.
     :param taken: the offsets of the records for this sink, including those that it refuses.
     :param results: the accounts of the splits of its job.
@@ -218,7 +218,7 @@ class RoutedPart:
         return SplitResult(0, rejected=self.count - records, samples=samples, letters=letters)
 
     def _compared(self, records: int, digest: str, compacted: CompactedTopics) -> int:
-        """Return how many records the sink has taken in an earlier attempt.
+        """Return how many records the sink has committed in an earlier attempt.
 
         :raises ValidationError: they are not the records that are for it now.
         """
@@ -368,7 +368,7 @@ def refuse_removed_sinks(sinks: Sequence[RoutedSink], known: DeadLetters | None,
 
 
 def with_routed(report: Report, count: int, **facts: Any) -> Report:
-    """Return a report with the records that went elsewhere, for a window that the operator's sink had taken before."""
+    """Return a report with the records that went elsewhere, for a window that the operator's sink had committed before."""
     return replace(report, records_read=report.records_read + count, records_routed=report.records_routed + count, **facts)
 
 

@@ -52,7 +52,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Captured:
-    """The part of a window that another sink takes. It is decided before any sink commits.
+    """The records of a window that go to another sink. They are decided before any sink commits.
 
     :param replay: which of the window's replays it is of; 0 is the first time.
     :param name: which of the pipeline's other sinks it is.
@@ -76,8 +76,8 @@ class DeadLetters:
     :param topic: the dead letter topic; empty without one.
     :param batches: oldest first.
     :param offset: where the record lies in the ledger partition; -1 when not read from there.
-    :param captured: what other sinks take.
-    :param skipped: how many bad records a replay has left out without sending a letter, since none was wanted, or an earlier
+    :param captured: the records that go to other sinks.
+    :param skipped: how many bad records a replay has left out without sending a dead letter, since none was wanted, or an earlier
         replay had sent it: the replay and its count, without those of none.
     """
 
@@ -114,12 +114,12 @@ class DeadLetters:
         return merge_landed(part for batch in self.batches if batch.routed for part in batch.landed)
 
     def captures(self, replay: int) -> tuple[Captured, ...]:
-        """Return what other sinks take in this replay."""
+        """Return the records that go to other sinks in this replay."""
         return tuple(found for found in self.captured if found.replay == replay)
 
     def with_captured(self, captured: Sequence[Captured]) -> DeadLetters:
-        """Return these dead letters with what other sinks take. It replaces what was decided for the same sinks and replays
-        before.
+        """Return these dead letters with the records that go to other sinks. They replace what was decided for the same sinks
+        and replays before.
         """
         replays = {found.replay for found in captured}
         return replace(self, captured=(*(c for c in self.captured if c.replay not in replays), *captured))

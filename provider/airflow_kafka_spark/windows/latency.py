@@ -101,7 +101,7 @@ def latency(times: Times, oldest: int | None, newest: int | None, flushed: int) 
 
     :param oldest: smallest timestamp, in milliseconds since the epoch.
     :param newest: largest.
-    :param flushed: when the sink had taken the window.
+    :param flushed: when the sink had committed the window.
     """
     if oldest is None or newest is None or not times.counts:
         return None

@@ -183,10 +183,10 @@ class Window:
     :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``; another run may finish it.
     :param planned_at: UTC instant, ISO 8601.
     :param cluster_id: the Kafka cluster whose offsets these are.
-    :param topic_ids: each topic's id, so that a topic deleted and created again is not taken for the old one.
+    :param topic_ids: each topic's id, so that a topic deleted and created again is not mistaken for the old one.
     :param gaps: offsets that retention deleted before they could be read and that the data loss policy let pass.
     :param held_back: offsets between the last stable offset and the high watermark when the end was frozen: an open transaction.
-    :param source: what is taken from a source of rows; None for a window that is read from Kafka.
+    :param source: the splits of a source of rows; None for a window that is read from Kafka.
     :param follows: the windows of another pipeline that it reads, None where it reads whatever there is.
     :param target: the topic that a window read from Kafka is published to; None for every other sink.
     :param interval: start and end, in milliseconds since the epoch, of the data interval whose records it moves; None otherwise.
@@ -412,7 +412,7 @@ class SplitResult:
     :param max_timestamp: largest one.
     :param times: how many records there are of each span of time.
     :param token: what the sink's writer wants to tell the sink (a file, a stage); JSON.
-    :param letters: the bad records themselves, where they are wanted, as an Arrow stream.
+    :param letters: the bad records themselves, if they are sent as dead letters, as an Arrow stream.
     :param routed: records that go to another topic instead of the sink.
     :param routes: those of them that were not sent yet, as an Arrow stream.
     """
@@ -446,7 +446,7 @@ def first_bad(results: Iterable[SplitResult], most: int) -> list[BadRecord]:
 
 @dataclass(frozen=True)
 class Applied:
-    """A sink's own record of a window that it has taken whole.
+    """A sink's own record of a window that it has committed.
 
     :param pipeline: the pipeline's name.
     :param number: the window's number.

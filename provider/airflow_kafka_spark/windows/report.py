@@ -38,7 +38,7 @@ class Report:
     :param gaps: offsets that were deleted before they could be read.
     :param min_timestamp: smallest record timestamp, milliseconds since the epoch; None without records.
     :param max_timestamp: largest one.
-    :param latency: seconds from the timestamps of its records to the moment at which the sink had taken them; None without
+    :param latency: seconds from the timestamps of its records to the moment at which the sink had committed them; None without
         records, and where an earlier attempt had brought them there.
     :param consumption: records by the time they were written, beside what was counted upstream; None likewise.
     :param timings: seconds per step: ``fence``, ``plan``, ``move`` (read, decode and flush), ``commit``, ``close``, ``total``.
@@ -53,7 +53,7 @@ class Report:
     :param dead_letters: where those of its records lie that went to a dead letter topic.
     :param records_routed: records that a transform sent to another topic, or another sink, instead of the sink.
     :param routed: where those lie that went to topics.
-    :param captured: how many went to which other sink.
+    :param captured: the number of records by other sink.
     :param records_removed: of the records read, those of splits that an earlier attempt has committed, and which compaction or
         retention has removed from the topic since.
     """
@@ -239,10 +239,10 @@ def sum_up(
 ) -> Report:
     """Add up what the tasks and the sink tell.
 
-    :param results: one per split; empty where the sink had taken the window before this attempt.
+    :param results: one per split; empty where the sink had committed the window before this attempt.
     :param applied: the sink's own record; None for a window without offsets, which no sink sees.
     :param splits: which offsets each split read.
-    :param flushed: when the sink had taken it, in milliseconds since the epoch.
+    :param flushed: when the sink had committed it, in milliseconds since the epoch.
     :param upstream: records counted upstream, by instant in milliseconds since the epoch.
     :param facts: further fields of :class:`Report`.
     """

@@ -66,7 +66,7 @@ class FilesSource(FilesSourceOptions, RowSource):
     :param glob: what names of files have to match; ``*``, ``?`` and ``[...]``, default all. Templated. With ``recursive`` too
         it is the name without its directories.
     :param recursive: look into directories below; default False.
-    :param schema: the columns as Spark DDL. Required for json and csv; not taken for text; parquet and orc files are read
+    :param schema: the columns as Spark DDL. Required for json and csv; not allowed for text; parquet and orc files are read
         with the types they hold, which must be the same in all files of a window, unless it is given.
     :param options: options of Spark's reader, such as ``header``, ``delimiter``, ``multiLine``.
     :param split_bytes: of a split, and so of a Spark task and Kafka transaction; default 64 MiB. A file that cannot be cut may be

@@ -327,7 +327,7 @@ def _list_recursively(fs: Any, base: str) -> Iterator[Mapping[str, Any]]:
     """Yield every file below, by one listing if the store has no directories.
 
     :raises OSError: as :meth:`FileStore.files`. (fsspec's own walk leaves out directories that it cannot list: their files would
-        be taken for removed ones.)
+        be mistaken for removed ones.)
     """
     from fsspec.asyn import AsyncFileSystem
     from fsspec.spec import AbstractFileSystem
