@@ -131,7 +131,7 @@ class PipelineOffsetsOperator(BaseOperator):
         self.discard_open = discard_open
         self.delete_group = delete_group
         # `dry_run` is a method of every operator.
-        self.only_tell = dry_run
+        self.preview_only = dry_run
         self.topics = topics
         self.starting_offsets = starting_offsets
         self.ending_offsets = ending_offsets
@@ -244,7 +244,7 @@ class PipelineOffsetsOperator(BaseOperator):
     def _request(self, run: Run) -> ChangeRequest:
         from airflow_kafka_spark.control.requests import ChangeRequest
 
-        return ChangeRequest(self.pipeline, self.why, self.who or run.id, self.ledger_topic, self.only_tell)
+        return ChangeRequest(self.pipeline, self.why, self.who or run.id, self.ledger_topic, self.preview_only)
 
     def _target(self) -> Any:
         shift = _whole(self.shift_by)
