@@ -19,7 +19,7 @@ def pause(hook: KafkaHook, request: ChangeRequest) -> ChangeResult:
     """Stop a pipeline from moving windows until it is resumed.
 
     Guarantee: it takes effect with the next attempt, which is skipped before it fences, plans or moves anything. An attempt that
-    is at work is not disturbed, and goes on to its end; one that dies is not finished before the pipeline is resumed. Its window
+    is at work is not disturbed, and continues to its end; one that dies is not finished before the pipeline is resumed. Its window
     stays as it was planned. Pausing what is paused changes nothing.
 
     :param hook: the cluster.
@@ -73,13 +73,13 @@ def _warnings(memory: Memory, action: str, changed: bool) -> tuple[str, ...]:
     if action == "pause":
         names = ", ".join(o.name for o in going[:5])
         return (
-            *([f"Open now: {names}. An attempt that is at work on it goes on to its end"] if going else []),
+            *([f"Open now: {names}. A running attempt continues to its end"] if going else []),
             "Tasks that begin while it is paused end as skipped, and so does what depends on them",
             *(["The intervals of such tasks are not moved by later ones: clear them after resuming"] if intervals else []),
         )
     return (
         *([f"Window {o.name} is finished first, as it was planned" for o in going[:5]]),
-        "It goes on with the next run of its task",
+        "It continues with the next run of its task",
         *(["Intervals whose tasks were skipped are moved once these are cleared"] if intervals else []),
     )
 

@@ -132,7 +132,7 @@ def _parts(run: str) -> tuple[str | None, str | None, str | None, int]:
 
 def _warnings(memory: Memory, change: Change | None, window: Window) -> tuple[str, ...]:
     return (
-        *([] if change else ["It was asked for already, and is waiting for its task to be cleared"]),
+        *([] if change else ["It was requested already, and waits until its task is cleared"]),
         f"Clear the task of run {window.run}, also though it succeeded: then it is moved once more",
         "A sink that cannot replace the window's rows makes that task fail, and leaves them as they are",
         *(["The pipeline is paused: it is moved once it is resumed"] if memory.is_paused else []),

@@ -67,7 +67,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
                 raise ChangeRefused(
                     f"Pipeline `{request.pipeline}` has moved on meanwhile",
                     expected="the window that was looked at, or none where there was none",
-                    action="Look again; if its task was at work, it was shut out, and a retry finishes its window",
+                    action="Look again; if its task was running, it was fenced, and a retry finishes its window",
                 )
             move, group = planned(memory)
             fence_splits(ledger, move.given_up)
@@ -94,7 +94,7 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
         raise PipelineUnknown(memory.pipeline, ledger_topic)
     if memory.intervals:
         raise ChangeRefused(
-            f"Pipeline `{memory.pipeline}` moves data intervals, of which none waits for another",
+            f"Pipeline `{memory.pipeline}` moves data intervals, which do not wait for each other",
             expected="a pipeline whose windows follow each other",
             action="Mark the interval's task as you like. Its records are not moved, and the group stays before them",
         )
@@ -175,5 +175,5 @@ def _warnings(memory: Memory, entry: Entry | None) -> tuple[str, ...]:
         told.append(f"What is routed to {', '.join(found.sink for found in captured)} may be there already: then it stays")
     return (
         *told,
-        f"If attempt {entry.attempt.number}, which began at {entry.attempt.started_at}, is still at work, it is shut out",
+        f"If attempt {entry.attempt.number}, which began at {entry.attempt.started_at}, is still running, it is fenced",
     )

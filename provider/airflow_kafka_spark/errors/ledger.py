@@ -142,7 +142,7 @@ class _EndChanged(BindingChanged):
         now = _listed([(what, found) for what, _, found in differences])
         is_open, asks = bool(run), " --not-running" if run else ""
         finish = f"Run the task of run `{run}` again with what it had, which finishes the window. " if is_open else ""
-        stays = "; if the window was taken there already, its records stay there, and are moved once more" if is_open else ""
+        stays = "; if the window was committed there already, its records stay there, and are moved once more" if is_open else ""
         super().__init__(
             pipeline,
             subject,

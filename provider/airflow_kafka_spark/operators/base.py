@@ -340,7 +340,7 @@ class WindowOperator(VisibleOperator):
         if window.is_empty:
             report = Report(window, gaps=window.gaps)
         elif (applied := self.applied(window)) is not None:
-            self.log.info("The sink has taken window %s already: only the close is left", window)
+            self.log.info("The sink has committed window %s already: only the close is left", window)
             report = sum_up_applied(window, applied, ledger.memory.dead.get(window.number))
         else:
             self.check(window)

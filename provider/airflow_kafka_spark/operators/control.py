@@ -257,7 +257,7 @@ class PipelineOffsetsOperator(BaseOperator):
         if not isinstance(self.pipeline, str) or not self.pipeline.strip():
             problems.append(Problem("pipeline", f"`{self.pipeline}` is not the name of a pipeline"))
         if self.action in CHANGES and not str(self.why or "").strip():
-            problems.append(Problem("why", "it is not said what this change is for", "Say why"))
+            problems.append(Problem("why", "the change has no reason", "Say why"))
         if self.action == "reset" and (self.to is None) == (self.shift_by in (None, "")):
             problems.append(Problem("to", "give either `to` or `shift_by`"))
         elif self.action == "reset":
@@ -267,7 +267,7 @@ class PipelineOffsetsOperator(BaseOperator):
         elif self.action == "replay":
             problems += _tried("window", lambda: _whole(self.window))
         if self.action == "rename" and not str(self.new_name or "").strip():
-            problems.append(Problem("new_name", "it is not said what the pipeline is called from now on", "Give it"))
+            problems.append(Problem("new_name", "the new name is missing", "Give it"))
         if self.action == "plan":
             problems += _tried("starting_offsets", lambda: parse_start(self.starting_offsets))
             problems += _tried("ending_offsets", lambda: parse_stop(self.ending_offsets))
@@ -317,7 +317,7 @@ def skip_paused(ledger: Ledger) -> None:
     raise AirflowSkipException(
         f"Pipeline `{ledger.parent_pipeline}` is paused since {pause.at}, by {pause.who}: {pause.why}. Nothing was moved. "
         + (f"Window {left.window} stays as it was planned. " if left else "")
-        + "Resume it, in the UI or with `airflow kafka-spark resume`, and it goes on with the next run"
+        + "Resume it, in the UI or with `airflow kafka-spark resume`, and it continues with the next run"
         + ("; clear this task then: no other run moves its interval." if ledger.parent_pipeline != ledger.pipeline else ".")
     )
 

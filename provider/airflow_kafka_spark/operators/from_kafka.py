@@ -387,7 +387,7 @@ class FromKafkaOperator(WindowOperator):
         ]
         if moved:
             self.log.warning(
-                "Group %s was moved by somebody else (%s): the ledger decides where windows begin",
+                "Group %s was moved by another client (%s): the ledger decides where windows begin",
                 self.group_id,
                 ", ".join(moved[:5]),
             )

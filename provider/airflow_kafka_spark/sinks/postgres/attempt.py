@@ -375,7 +375,7 @@ def _refuse_open_markers(
         for r in (split.range for split in splits):
             if there[:2] == r.topic_partition and there.start < r.end and r.start < there.end:
                 found = f"{there.text} is in the table already, a split of window #{number}, which is not complete"
-                raise WindowConflict(str(window), found, "offsets that no other window has taken")
+                raise WindowConflict(str(window), found, "offsets that no other window has committed")
 
 
 def _compare_markers(
