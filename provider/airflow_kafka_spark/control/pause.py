@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def pause(hook: KafkaHook, request: ChangeRequest) -> ChangeResult:
     """Stop a pipeline from moving windows until it is resumed.
 
-    Guarantee: it takes effect with the next attempt, which is skipped before it fences, plans or moves anything. An attempt that
-    is at work is not disturbed, and continues to its end; one that dies is not finished before the pipeline is resumed. Its window
-    stays as it was planned. Pausing what is paused changes nothing.
+    Guarantee: it takes effect with the next attempt, which is skipped before it fences, plans or moves anything. An attempt
+    that is at work is not disturbed, and continues to its end; one that dies is not finished before the pipeline is resumed.
+    Its window stays as it was planned. Pausing what is paused changes nothing.
 
     :param hook: the cluster.
     :param request: the pipeline, and who pauses it why. All data intervals of a pipeline are paused with it.

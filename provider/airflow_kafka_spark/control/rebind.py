@@ -69,10 +69,6 @@ def _warnings(memory: Memory, going: tuple[OpenWindow, ...], change: Change | No
     return (
         *([] if change else ["It was allowed already, and no run has made use of it yet"]),
         "The next run of the pipeline binds it to what it has; every other one is refused again",
-        *(
-            [f"Open now: {names}. Records that its destination has committed stay there, and are moved once more"]
-            if going
-            else []
-        ),
+        *([f"Open now: {names}. Records in its destination stay there, and are moved once more"] if going else []),
         *([] if memory.binding else ["It is not known what the pipeline is bound to: any run is accepted as it is"]),
     )
