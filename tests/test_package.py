@@ -316,7 +316,7 @@ def test_nothing_imports_in_circles() -> None:
         # What is imported is a module, or something in one.
         targets = {part for target in imported(path, name) for part in (target, target.rpartition(".")[0]) if part in modules}
         found[name] = targets
-    assert len(found) > 250 and sum(map(len, found.values())) > 1000
+    assert len(found) > 200 and sum(map(len, found.values())) > 1000
     TopologicalSorter(found).prepare()  # names a circle where there is one
 
 
