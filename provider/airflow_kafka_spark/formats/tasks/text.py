@@ -106,7 +106,7 @@ class CsvEncoder(Encoder):
         fields = [
             _quoted_field(rows[name].cast(pa.string()), self.dialect)
             if kind == "text"
-            else _bare_field(_texts_of_kind(rows[name], kind), self.dialect)
+            else _bare_field(_texts_of_kind(rows[name], kind), self.dialect, may_be_empty=kind == "binary")
             for name, kind in self.columns
         ]
         return _records(fields, self.dialect).cast(pa.binary())
@@ -343,11 +343,10 @@ def _quoted_field(text: pa.Array, dialect: CsvDialect) -> list[str | pa.Array]:
     return [pc.fill_null(_join(quote, text, quote), dialect.null)] if text.null_count else [quote, text, quote]
 
 
-def _bare_field(value: ValueTexts, dialect: CsvDialect) -> list[str | pa.Array]:
+def _bare_field(value: ValueTexts, dialect: CsvDialect, may_be_empty: bool = False) -> list[str | pa.Array]:
     text = _join(value.text, value.zone) if value.zone else value.text
-    # A value that reads like a null is quoted. The text of empty bytes is empty.
-    like_null = pc.equal(text, dialect.null)
-    if pc.any(like_null).as_py():
+    # A value that reads like a null is quoted.
+    if (dialect.null or may_be_empty) and pc.any(like_null := pc.equal(text, dialect.null)).as_py():
         text = pc.if_else(like_null, dialect.quoted(dialect.null), text)
     return [pc.fill_null(text, dialect.null) if text.null_count else text]
 
