@@ -68,7 +68,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(moved, ask):
 
 
 def test_without_a_reason_or_a_pipeline_nothing_is_changed(moved, ask, unique):
-    with pytest.raises(ChangeRefused, match="what this change is for"):
+    with pytest.raises(ChangeRefused, match="no reason"):
         ask(pause, why=" ")
     with pytest.raises(PipelineUnknown):
         pause(moved.hook, "unheard-of", why="x", **moved.place)
