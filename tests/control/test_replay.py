@@ -46,7 +46,7 @@ def test_what_is_asked_for_names_the_task_to_clear_and_counts_until_the_window_w
     assert (done.changed, done.window.number, done.window.replay) == (True, 2, 0)
     assert [(r.start, r.end) for r in done.window.ranges] == [(10, 15)] * 2
     again = ask(window=2)
-    assert (again.changed, again.change) == (False, done.change) and "asked for already" in again.warnings[0]
+    assert (again.changed, again.change) == (False, done.change) and "requested already" in again.warnings[0]
     memory = memory_of(moved)
     assert memory.replay_asked(window).who == "ann" and memory.replay_asked(memory.entries[1].window) is None
     with moved.ledger() as ledger:
