@@ -18,7 +18,7 @@ from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.road.tasks.publish import SortedRecords, Sorting
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
-from airflow_kafka_spark.windows.model import SourcePlan, Window
+from airflow_kafka_spark.windows.model import SourcePlan, TopicPartition, Window
 from tests.support.oracle import committed_messages
 from tests.support.waiting import settled
 
