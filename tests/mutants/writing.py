@@ -226,9 +226,9 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="relay-nothing-is-an-empty-split",
-        path="road/tasks/relay.py",
-        old="        if self.result is None:\n            raise RowsCutOff\n",
-        new="        self.result = self.result or SplitResult(self.split.index)\n",
+        path="road/tasks/publish.py",
+        old="            if self.result is None:\n                raise RowsCutOff\n",
+        new="            self.result = self.result or account.result()\n",
         breaks="A split of which nothing arrives, not even its account, is not published as an empty one.",
         tests=(f"{_PUBLISH}::test_a_split_of_which_nothing_arrives_is_not_published",),
     ),

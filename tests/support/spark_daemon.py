@@ -60,7 +60,8 @@ def _import_what_tasks_need() -> None:
     import pyarrow.compute  # noqa: F401
     import pyspark.sql.pandas.serializers  # noqa: F401
 
-    import airflow_kafka_spark.road.tasks.transform_rows  # noqa: F401
+    import airflow_kafka_spark.road.tasks.publish  # noqa: F401
+    import airflow_kafka_spark.road.tasks.write  # noqa: F401
     import airflow_kafka_spark.sinks.kafka.tasks.publish  # noqa: F401
     import airflow_kafka_spark.sources.kafka.tasks.read  # noqa: F401
 

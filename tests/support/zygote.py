@@ -77,7 +77,7 @@ def main() -> None:
 
     import airflow_kafka_spark.ledger.attempt
     import airflow_kafka_spark.operators
-    import airflow_kafka_spark.road.job
+    import airflow_kafka_spark.road.write
     import airflow_kafka_spark.sinks
     import airflow_kafka_spark.sources  # noqa: F401
     from tests.sinks import attempt

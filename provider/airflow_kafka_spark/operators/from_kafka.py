@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.columns import Layout
+    from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.windows.memory import Entry
 
 log = logging.getLogger(__name__)
@@ -512,11 +512,11 @@ class FromKafkaOperator(WindowOperator):
         topics = self.subscription.topics or self.resolve()
         return self.value.of_topics(topics, "value"), self.key.of_topics(topics, "key") if self.key else None
 
-    def layout(self) -> Layout:
+    def layout(self) -> RowLayout:
         """Return how records become rows."""
-        from airflow_kafka_spark.road.columns import Layout
+        from airflow_kafka_spark.road.tasks.layout import RowLayout
 
-        return Layout.of(*self.formats, self.record_options.metadata, self.null_values)
+        return RowLayout.of(*self.formats, self.record_options.metadata, self.null_values)
 
     def error_classes(self) -> dict[str, str]:
         """Return the class that a bad record failed at, by stage."""

@@ -34,7 +34,7 @@ from airflow_kafka_spark.operators.publishing import (
     with_routes,
     writer_classes,
 )
-from airflow_kafka_spark.road.columns import NullValues
+from airflow_kafka_spark.road.columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE, NullValues
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
@@ -45,9 +45,9 @@ from airflow_kafka_spark.windows.report import Report, sum_up_relayed
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.columns import Layout
-    from airflow_kafka_spark.road.relay import SqlRelay
-    from airflow_kafka_spark.road.relay_shaping import Reshaping
+    from airflow_kafka_spark.road.chain import TopicChain
+    from airflow_kafka_spark.road.publish import SqlProjection
+    from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
     from airflow_kafka_spark.transforms.chain import TransformLike
 
@@ -239,7 +239,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         problems += [] if wrong else self._target_problems()
         if self.transforms and not problems:
             try:
-                self._reshaping.check(self.spark)
+                self._chain.check(self.spark)
             except ValidationError as error:
                 return list(error.problems)
         return problems
@@ -372,25 +372,25 @@ class KafkaToKafkaOperator(FromKafkaOperator):
                 raise LedgerBehind(ledger.pipeline, self.group_id, named[tp], known, self.ledger_topic, to)
 
     def _relay(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
-        from airflow_kafka_spark.road.relay import RelayJob
-        from airflow_kafka_spark.road.tasks.tolerance import Tolerance
+        from airflow_kafka_spark.road.publish import TopicJob
+        from airflow_kafka_spark.road.tasks.account import Tolerance
 
         letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.error_classes())
         # Only markers remember dead letters: a split without a marker has sent none.
         tolerance = Tolerance(keep=letters is not None) if self.errors.tolerates else None
-        job = RelayJob(
-            self.spark,
-            window,
-            left,
-            replace(self._reshaping, pipeline=ledger.parent_pipeline) if self.transforms else self._change,
-            self._publisher(ledger, self._consumed(window, ledger, left), letters),
-            self.kafka.consumer_config(),
+        job = TopicJob(
+            spark=self.spark,
+            window=window,
+            publisher=self._publisher(ledger, self._consumed(window, ledger, left), letters),
+            left=left,
+            change=replace(self._chain, pipeline=ledger.parent_pipeline) if self.transforms else self._projection,
+            reading=self.kafka.consumer_config(),
             skip_lost=self.read_options.skips_lost,
             patience=self.read_options.read_timeout,
             tolerance=tolerance,
         )
         with self.running(job):
-            can_be_bad = bool(self.transforms) or not self._change.is_none or self.null_values == "fail"
+            can_be_bad = bool(self.transforms) or not self._projection.is_none or self.null_values == "fail"
             refuse_too_many(job, self.errors, window, ledger, can_be_bad)
             _, rejected = job.run()
         self.check_results(window, rejected)
@@ -437,28 +437,27 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return {name: backticked(name) for name in self.formats[0].arrow_schema().names}
 
     @property
-    def _change(self) -> SqlRelay:
-        from airflow_kafka_spark.road.relay import SqlRelay
+    def _projection(self) -> SqlProjection:
+        from airflow_kafka_spark.road.publish import SqlProjection
 
         columns = self._written
         written = self.sink.value_writer if columns is not None else None
         key_format = self.sink.key_writer if self.sink.key_columns else None
-        return SqlRelay(self.layout(), self.filter, columns, written, self.sink.key_columns, key_format)
+        return SqlProjection(self.layout(), self.filter, columns, written, self.sink.key_columns, key_format)
 
     @property
-    def _reshaping(self) -> Reshaping:
-        from airflow_kafka_spark.road.relay_shaping import Reshaping
-        from airflow_kafka_spark.road.shaping import Shaping
-        from airflow_kafka_spark.road.tasks.relay_transformed import Routing
+    def _chain(self) -> TopicChain:
+        from airflow_kafka_spark.road.chain import SinkChain, TopicChain
+        from airflow_kafka_spark.road.tasks.publish import TopicRules
         from airflow_kafka_spark.transforms.chain import as_transform
 
         value, key = self.formats
         originals = (("key", "key"), ("value", "value"))
-        shaping = Shaping(value, key, tuple(map(as_transform, self.transforms)), originals, self.null_values)
+        chain = SinkChain(value, key, tuple(map(as_transform, self.transforms)), originals, self.null_values)
         reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *self.routes().values())))
-        return Reshaping(
-            shaping,
-            Routing(str(self.sink.topic), self.subscription, reserved),
+        return TopicChain(
+            chain,
+            TopicRules(reserved, str(self.sink.topic), self.subscription),
             self.sink.value_writer if self.sink.value else None,
             self.sink.key_writer if self.sink.key_format else None,
             self.preserve_timestamps,
@@ -471,11 +470,9 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         of_key = key.arrow_schema().names if key else []
         return [*value.arrow_schema().names, *of_key, *(column for _, column in self.record_options.metadata)]
 
-    def layout(self) -> Layout:
+    def layout(self) -> RowLayout:
         """Return how records become rows: the columns that SQL sees, and those that are carried past it."""
-        from airflow_kafka_spark.road.columns import Layout
-        from airflow_kafka_spark.road.tasks.relay import HEADERS, KEY, PARTITION, TIMESTAMP, VALUE
-        from airflow_kafka_spark.road.tasks.transform_rows import OFFSET, ORIGINAL
+        from airflow_kafka_spark.road.tasks.layout import RowLayout
 
         rewrites = self._written is not None
         copies = self.filter is None and not rewrites and not self.sink.key_columns
@@ -496,6 +493,6 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         if copies:
             # Bytes are copied: no record is decoded, so none can be bad.
             nulls: NullValues = self.null_values
-            return Layout.of(Raw(VALUE), None, carried, nulls)
+            return RowLayout.of(Raw(VALUE), None, carried, nulls)
         nulls = "delete" if self.null_values == "write" else self.null_values
-        return Layout.of(*self.formats, (*self.record_options.metadata, *carried), nulls)
+        return RowLayout.of(*self.formats, (*self.record_options.metadata, *carried), nulls)

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.job import ReadWith, SinkJob
-    from airflow_kafka_spark.road.shaping import Shaping
-    from airflow_kafka_spark.road.tasks.tolerance import Tolerance
+    from airflow_kafka_spark.road.chain import SinkChain
+    from airflow_kafka_spark.road.tasks.account import Tolerance
+    from airflow_kafka_spark.road.write import ReadWith, SinkJob
     from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
     from airflow_kafka_spark.transforms import Transform
     from airflow_kafka_spark.transforms.chain import TransformLike
@@ -342,12 +342,12 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
         :param left_out: offsets of records that are somewhere else already.
         """
-        from airflow_kafka_spark.road.job import Job
+        from airflow_kafka_spark.road.write import RowJob
 
         if self.transforms:
-            shaping = self._shaping(without_routing_filters(self._transforms), self.null_values)
-            return self._shaping_job(shaping, window, splits, shape, tolerance, left_out)
-        return Job(
+            chain = self._chain(without_routing_filters(self._transforms), self.null_values)
+            return self._chain_job(chain, window, splits, shape, tolerance, left_out)
+        return RowJob(
             layout=self.layout(),
             read_with=self.read_options.read_with,
             kafka=self.kafka,
@@ -369,22 +369,22 @@ class KafkaToSinkOperator(FromKafkaOperator):
     def routed_job(self, part: RoutedPart, tolerance: Tolerance | None, left_out: Mapping[TopicPartition, Set[int]]) -> SinkJob:
         """Return the Spark job that moves to another sink what is for that."""
         before = without_routing_filters(self._transforms[: part.routed.index])
-        shaping = self._shaping(part.routed.chain(before), part.routed.null_values)
-        return self._shaping_job(shaping, part.window, part.splits, part.shape, tolerance, left_out)
+        chain = self._chain(part.routed.chain(before), part.routed.null_values)
+        return self._chain_job(chain, part.window, part.splits, part.shape, tolerance, left_out)
 
-    def _shaping_job(
+    def _chain_job(
         self,
-        shaping: Shaping,
+        chain: SinkChain,
         window: Window,
         splits: tuple[Split, ...],
         shape: Shape,
         tolerance: Tolerance | None,
         left_out: Mapping[TopicPartition, Set[int]],
     ) -> SinkJob:
-        from airflow_kafka_spark.road.shaping import ShapingJob
+        from airflow_kafka_spark.road.write import ChainJob
 
-        return ShapingJob(
-            shaping=shaping,
+        return ChainJob(
+            chain=chain,
             schema=shape.schema,
             kafka=self.kafka,
             spark=self.spark,
@@ -433,20 +433,20 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def _schema(self, transforms: tuple[Transform, ...], null_values: NullValues) -> pa.Schema:
         """Return the columns behind transforms."""
-        return self._shaping(transforms, null_values).plan(self.spark).schema if self.transforms else self.layout().schema
+        return self._chain(transforms, null_values).plan(self.spark).schema if self.transforms else self.layout().schema
 
-    def _shaping(self, transforms: tuple[Transform, ...], null_values: NullValues) -> Shaping:
+    def _chain(self, transforms: tuple[Transform, ...], null_values: NullValues) -> SinkChain:
         """Return the plan of some transforms, made once for the same ones: Spark takes a moment to analyze them."""
-        from airflow_kafka_spark.road.shaping import Shaping
+        from airflow_kafka_spark.road.chain import SinkChain
 
-        made = Shaping(*self.formats, transforms, self.record_options.metadata, null_values)
-        known = next((shaping for shaping in self._shapings if shaping == made), None)
+        made = SinkChain(*self.formats, transforms, self.record_options.metadata, null_values)
+        known = next((chain for chain in self._chains if chain == made), None)
         if known is None:
-            self._shapings.append(made)
+            self._chains.append(made)
         return known or made
 
     @cached_property
-    def _shapings(self) -> list[Shaping]:
+    def _chains(self) -> list[SinkChain]:
         return []
 
     @property
@@ -520,7 +520,7 @@ class SinkMove:
         :raises Fenced: a newer attempt has taken over.
         """
         from airflow_kafka_spark.bad_records.dead_letters import known_dead_letters
-        from airflow_kafka_spark.road.tasks.tolerance import Tolerance
+        from airflow_kafka_spark.road.tasks.account import Tolerance
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
         letters = operator.dead_letters(ledger.parent_pipeline)
@@ -572,7 +572,7 @@ class SinkMove:
 
     def _fill_own_sink(self, writer: WindowWriter, left_out: Mapping[TopicPartition, Set[int]]) -> None:
         """Write the rest to where no reader sees it; last the splits that commit by themselves."""
-        from airflow_kafka_spark.road.refused import replaced
+        from airflow_kafka_spark.bad_records.refused import replaced
 
         make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=left_out)
         if self.splits:
@@ -633,7 +633,7 @@ class SinkMove:
         :raises SinkRejected: there are some, and bad records are not tolerated.
         :raises TooManyBadRecords: there are more than ``max_errors``.
         """
-        from airflow_kafka_spark.road.refused import with_refused
+        from airflow_kafka_spark.bad_records.refused import with_refused
 
         operator, tolerated = self.operator, self.tolerance is not None
         hook = operator.kafka if self.letters else None

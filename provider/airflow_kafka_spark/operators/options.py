@@ -23,7 +23,7 @@ from airflow_kafka_spark.windows.plan import DataLossPolicy
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from airflow_kafka_spark.road.job import ReadWith
+    from airflow_kafka_spark.road.write import ReadWith
 
 T = TypeVar("T")
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.publish import PublishJob
-    from airflow_kafka_spark.road.relay import RelayJob
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
 
@@ -141,9 +140,7 @@ def _with_topic(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, 
     return replace(made, config=config), len(kafka.describe_topics([topic])[topic].partitions)
 
 
-def refuse_too_many(
-    job: PublishJob | RelayJob, errors: ErrorOptions, window: Window, ledger: Ledger, can_be_bad: bool = True
-) -> None:
+def refuse_too_many(job: PublishJob, errors: ErrorOptions, window: Window, ledger: Ledger, can_be_bad: bool = True) -> None:
     """Count the bad records of a window before anything is published, if ``max_errors`` is given.
 
     Splits are published one by one, and no task knows how many bad records the others have. Afterwards no split may have more bad

@@ -34,8 +34,8 @@ from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.publish import ReadWith
-    from airflow_kafka_spark.road.publish_shaping import RowShaping
+    from airflow_kafka_spark.road.chain import SourceChain
+    from airflow_kafka_spark.road.write import ReadWith
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms.chain import TransformLike
 
@@ -241,9 +241,9 @@ class SourceToKafkaOperator(WindowOperator):
         """
         from airflow_kafka_spark.road.publish import reading
 
-        if bounds and (shaping := self._shaping) is not None:
+        if bounds and (chain := self._chain) is not None:
             with reading(self.spark, self.source) as session:
-                shaping.check(self.source.frame(session, bounds))
+                chain.check(self.source.frame(session, bounds))
 
     def check(self, window: Window) -> None:
         """Make sure that the topic is the one that the window was planned for, with the same number of partitions.
@@ -277,11 +277,21 @@ class SourceToKafkaOperator(WindowOperator):
         return report
 
     def _publish(self, window: Window, ledger: Ledger, left: tuple[int, ...]) -> None:
-        from airflow_kafka_spark.road.publish import PublishJob
+        from airflow_kafka_spark.road.publish import SourceJob
 
-        how = self._publisher(window, ledger)
-        shaping = self._shaping and self._shaping.telling(ledger.parent_pipeline, self.source.uri, str(window))
-        job = PublishJob(self.spark, window, self.source, self.sink, how, left, self.read_with, shaping)
+        chain = self._chain
+        if chain is not None:
+            chain = replace(chain, pipeline=ledger.parent_pipeline, source=self.source.uri, window=str(window))
+        job = SourceJob(
+            spark=self.spark,
+            window=window,
+            publisher=self._publisher(window, ledger),
+            source=self.source,
+            sink=self.sink,
+            left=left,
+            read_with=self.read_with,
+            chain=chain,
+        )
         with self.running(job):
             refuse_too_many(job, self.errors, window, ledger)
             _, rejected = job.run()
@@ -289,14 +299,14 @@ class SourceToKafkaOperator(WindowOperator):
             raise RowsRejected(str(window), count, first_bad(rejected, SHOWN))
 
     @property
-    def _shaping(self) -> RowShaping | None:
-        from airflow_kafka_spark.road.publish_shaping import RowShaping
+    def _chain(self) -> SourceChain | None:
+        from airflow_kafka_spark.road.chain import SourceChain
 
         reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *self.routes().values())))
-        return RowShaping(tuple(self.transforms), self.sink, reserved) if self.transforms else None
+        return SourceChain(tuple(self.transforms), self.sink, reserved) if self.transforms else None
 
     def _publisher(self, window: Window, ledger: Ledger) -> Publisher:
-        from airflow_kafka_spark.sinks.kafka.tasks.incoming import RowEnvelope
+        from airflow_kafka_spark.sinks.tasks.dead_letters import RowEnvelope
 
         topics = self.routes().values()
         made = with_routes(publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)

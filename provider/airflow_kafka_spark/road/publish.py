@@ -1,30 +1,38 @@
-"""The driver's side of the other road: rows of a source become records of a topic, as one Spark job.
+"""The driver's side of the road to a topic: run a window as one Spark job whose tasks publish its splits, watch it.
 
-This is the one place that decides between the two ways to get there: each task reading and encoding its own split, or Spark's JVM
-doing both. Byte for byte they write the same records; a task publishes them alike.
+:class:`TopicJob` publishes records of other topics: copied, computed by SQL (:class:`SqlProjection`), or transformed
+(:class:`~airflow_kafka_spark.road.chain.TopicChain`). :class:`SourceJob` publishes the rows of a source; it decides between the
+two ways to read them: each task reading and encoding its own split, or Spark's JVM doing both. Byte for byte they write the same
+records.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
-from airflow_kafka_spark.road.job import ReadWith
+from airflow_kafka_spark.formats.base import Format, spark_column
+from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.road.columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, TOMBSTONE, VALUE
 from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect
+from airflow_kafka_spark.road.write import ReadWith
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json
-from airflow_kafka_spark.windows.model import Marker, SplitResult, Window
+from airflow_kafka_spark.windows.model import Marker, PackedSplits, Split, SplitResult, Window
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
-    from airflow_kafka_spark.road.publish_shaping import RowShaping
-    from airflow_kafka_spark.road.tasks.publish import ReadAndPublishTask
+    from airflow_kafka_spark.road.chain import SourceChain, TopicChain
+    from airflow_kafka_spark.road.tasks.account import Tolerance
+    from airflow_kafka_spark.road.tasks.layout import RowLayout
+    from airflow_kafka_spark.road.tasks.publish import PublishTask
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.sources.base import RowSource
@@ -32,29 +40,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class PublishJob:
-    """One window of rows on its way to Kafka.
+@dataclass(kw_only=True)
+class PublishJob(ABC):
+    """One window on its way to a topic.
 
     :param spark: makes the session.
     :param window: the window.
-    :param source: where its rows come from.
-    :param sink: how they become records.
     :param publisher: publishes a split.
-    :param left: the indexes of the splits that are not published yet, ascending.
-    :param read_with: ``task``: tasks read and encode their splits themselves (fastest; what reads has to be on the executors);
-        ``spark``: the JVM does; ``auto``: ``task`` where that is certain to make the same records, else ``spark``.
-    :param shaping: the transforms between them: then the JVM reads; None where there are none.
     """
 
     spark: SparkHook
     window: Window
-    source: RowSource
-    sink: KafkaSink
     publisher: Publisher
-    left: tuple[int, ...]
-    read_with: ReadWith = "auto"
-    shaping: RowShaping | None = None
     _watch: Watch = field(init=False, repr=False)
     _doing: str = field(default="published", init=False, repr=False)
 
@@ -64,46 +61,272 @@ class PublishJob:
     def run(self) -> tuple[list[Marker], list[SplitResult]]:
         """Publish the splits that are left: one Spark job, one task a split.
 
-        :return: the markers of those that are published, and the accounts of those with rows that do not fit their format and are
-            not tolerated, which are not.
-        :raises ValidationError: tasks were to read, and cannot; or columns cannot be written.
-        :raises SparkJobFailed: when Spark gave up, or was told to.
+        :return: the markers of those that are published, and the accounts of those with bad records that are not tolerated, which
+            are not.
+        :raises ValidationError: an expression or a transform is wrong, or columns cannot be written.
+        :raises SparkJobFailed: when Spark gave up, or was cancelled.
         :raises KafkaSparkError: what a task raised of ours.
         """
-        results = self._told(self.publisher)
+        results = self._results(self.publisher)
         published = [marker_from_json(facts["marker"]) for facts in results if "marker" in facts]
         return published, [result_from_json(facts["rejected"]) for facts in results if "rejected" in facts]
 
     def count(self) -> list[SplitResult]:
-        """Read the splits that are left and count the bad rows: the same job, but nothing is published.
+        """Read the splits that are left and count their bad records: the same job, but nothing is published.
 
-        :return: their accounts; none where every row fits, whatever it holds.
+        :return: their accounts; none where no record can be bad.
         :raises KafkaSparkError: as :meth:`run` does.
         """
-        if self.shaping is None and not self.sink.may_refuse:
-            return []
-        return [result_from_json(facts["counted"]) for facts in self._told(None)]
+        return [result_from_json(facts["counted"]) for facts in self._results(None)]
 
-    def _told(self, publisher: Publisher | None) -> list[dict[str, Any]]:
-        assert self.window.source is not None
+    def cancel(self) -> None:
+        """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
+        self._watch.cancel()
+
+    def _results(self, publisher: Publisher | None) -> list[dict[str, Any]]:
+        """Return what the tasks report.
+
+        :param publisher: None: records are only counted.
+        """
         self._doing = "counted" if publisher is None else "published"
-        bounds = [self.window.source.splits[index] for index in self.left]
-        task = self._reading_task(bounds) if publisher is not None else None
-        with reading(self.spark, self.source, by_spark=task is None) as session, self._watch.over(session):
-            frame = self._read_by_spark(session, bounds, publisher) if task is None else self._read_by_tasks(session, task)
-            try:
-                results = collect(frame, self.window)
-            except SparkJobFailed as error:
-                if error.__cause__ is not None and (explained := self.source.explain(error.__cause__)) is not None:
-                    raise explained from error
-                raise
-        return [decode_facts(result) for result in results]
+        with self._session(publisher) as session, self._watch.over(session):
+            return [decode_facts(text) for text in self._collect(self._frame(session, publisher))]
 
-    def _reading_task(self, bounds: Sequence[Mapping[str, Any]]) -> ReadAndPublishTask | None:
+    def _collect(self, frame: DataFrame) -> list[str]:
+        return collect(frame, self.window)
+
+    @property
+    @abstractmethod
+    def split_count(self) -> int:
+        """Return the number of splits that are left."""
+
+    @abstractmethod
+    def _session(self, publisher: Publisher | None) -> AbstractContextManager[SparkSession]:
+        """Open the session in which the job runs."""
+
+    @abstractmethod
+    def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
+        """Return the frame of the tasks' results."""
+
+    def _numbers(self, session: SparkSession) -> DataFrame:
+        """Return one row for each task: the number of the split that it reads."""
+        return session.range(0, self.split_count, 1, self.split_count)
+
+    def _progress(self, tasks: int, seconds: float) -> str:
+        rate = tasks / seconds if seconds else 0.0
+        to_go = f", about {(self.split_count - tasks) / rate:,.0f} s to go" if rate else ""
+        return f"Window {self.window}: {tasks} of {self.split_count} splits {self._doing} after {seconds:.0f} s{to_go}"
+
+
+# --- from topics ----------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class TopicJob(PublishJob):
+    """One window on its way from topics to a topic.
+
+    :param left: its splits that are not published yet.
+    :param change: what becomes of records, and how they become rows for it.
+    :param reading: the consumer's configuration.
+    :param skip_lost: pass over records that were deleted meanwhile.
+    :param patience: seconds without progress after which the broker is given up.
+    :param tolerance: what becomes of bad records; None: a split that holds one is not published.
+    """
+
+    left: tuple[Split, ...]
+    change: SqlProjection | TopicChain
+    reading: Mapping[str, Any] = field(repr=False)
+    skip_lost: bool = False
+    patience: float = 300.0
+    tolerance: Tolerance | None = None
+
+    @property
+    def split_count(self) -> int:
+        return len(self.left)
+
+    @contextmanager
+    def _session(self, publisher: Publisher | None) -> Iterator[SparkSession]:
+        with self.spark.session() as session, sql_settings(session, SETTINGS):
+            yield session
+
+    def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
+        tolerance = self.tolerance
+        if tolerance is not None and publisher is None:
+            tolerance = replace(tolerance, keep=False)
+        options = {"skip_lost": self.skip_lost, "patience": self.patience, "tolerance": tolerance}
+        return self.change.results(self._numbers(session), self.left, self.reading, publisher, options)
+
+
+@dataclass(frozen=True)
+class SqlProjection:
+    """What a filter and expressions of Spark's SQL make of records.
+
+    :param layout: how records become rows, with the columns that carry a record past the SQL (``road/columns.py``).
+    :param filter: a condition of Spark's SQL over a record's columns: those for which it does not hold are left out. Records
+        without a value pass it: they delete, and a reader behind has to hear of it.
+    :param columns: column -> expression of Spark's SQL: what the new value is made of; None leaves the value's bytes.
+    :param value: how it is written.
+    :param key: the columns of the new key, among the new columns, or the record's where those are left; empty leaves the key's
+        bytes.
+    :param key_format: how that is written.
+    """
+
+    layout: RowLayout
+    filter: str | None = None
+    columns: Mapping[str, str] | None = None
+    value: Format | None = None
+    key: tuple[str, ...] = ()
+    key_format: Format | None = None
+
+    @property
+    def is_none(self) -> bool:
+        """Return True if records stay as they are. Then no SQL runs."""
+        return self.filter is None and self.columns is None and not self.key
+
+    @property
+    def may_refuse(self) -> bool:
+        """Return True if a new key or value may not fit its format."""
+        value, key = self.value if self.columns is not None else None, self.key_format if self.key else None
+        return any(format is not None and format.encodes_in_tasks for format in (value, key))
+
+    def results(
+        self,
+        numbers: DataFrame,
+        splits: tuple[Split, ...],
+        config: Mapping[str, Any],
+        publisher: Publisher | None,
+        options: Mapping[str, Any],
+    ) -> DataFrame:
+        """Return the frame of the tasks' results.
+
+        :param numbers: one row a task, which split it shall read.
+        :param config: the consumer's configuration.
+        :param publisher: publishes a split; None: they are only counted.
+        :param options: further fields of :class:`~airflow_kafka_spark.road.tasks.read.ReadTask`.
+        :raises ValidationError: the filter or an expression is wrong.
+        """
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from airflow_kafka_spark.road.tasks.publish import KafkaSplits, PublishTask, Sorting
+        from airflow_kafka_spark.road.tasks.read import ReadTask
+        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
+
+        packed, tolerance = PackedSplits.of(splits), options.get("tolerance")
+        read = ReadTask(packed, self.layout, config, **options)
+        if self.is_none or (publisher is None and not self.may_refuse):
+            # What is bad turns out when it is decoded: to count it, no SQL has to run.
+            copy = PublishTask(publisher, packed, Sorting(tolerance=tolerance), KafkaSplits(read))
+            return numbers.mapInArrow(cast(Any, copy), "result string")
+        records = self.apply(numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema)))
+        written = self.value if self.columns is not None else None
+        encoder = KeyValueEncoder(struct_encoders(records, written, self.key_format if self.key else None))
+        task = PublishTask(publisher, packed, Sorting(encoder, tolerance))
+        return records.mapInArrow(cast(Any, task), "result string")
+
+    def apply(self, rows: DataFrame) -> DataFrame:
+        """Return a split's rows as records. The last row stays as it is.
+
+        :raises ValidationError: the filter or an expression is wrong, with what Spark says of it.
+        """
+        from pyspark.errors import AnalysisException, ParseException
+        from pyspark.sql import functions as F
+
+        is_record = F.col(END).isNull()
+        # Only a record that cannot be written is looked at again.
+        needed = (OFFSET, *ORIGINAL.values()) if self.may_refuse else ()
+        originals = [name for name in rows.columns if name in needed]
+        carried = [name for name in rows.columns if name in (END, HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE)]
+        carried += originals
+        where = "filter"
+        try:
+            if self.filter is not None:
+                rows = rows.where(~is_record | F.col(TOMBSTONE) | F.expr(self.filter))
+                _ = rows.schema  # Spark Connect says what is wrong only when it is asked
+            where = "columns"
+            if self.columns is not None:
+                # Not computed for the row that ends a split: it holds nothing that could be computed with.
+                new = [F.when(is_record & ~F.col(TOMBSTONE), F.expr(text)).alias(name) for name, text in self.columns.items()]
+                kept = [spark_column(name) for name in self.key if name not in self.columns]
+                rows = rows.select(*new, *kept, *carried)
+                _ = rows.schema
+        except (AnalysisException, ParseException) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValidationError([Problem(where, f"Spark's SQL does not understand it: {reason}", "Correct it")]) from None
+        value: Column = F.col(VALUE) if VALUE in carried else F.lit(None).cast("binary")
+        if self.columns is not None and self.value is not None:
+            value = F.when(is_record & ~F.col(TOMBSTONE), self.value.encode(list(self.columns)))
+        key = F.col(KEY) if KEY in carried else F.lit(None).cast("binary")
+        if self.key and self.key_format is not None:
+            key = F.when(is_record, self.key_format.encode(self.key))
+        records = [key.alias("key"), value.alias("value")]
+        if TIMESTAMP in carried:
+            records.append(F.unix_millis(F.col(TIMESTAMP)).alias("timestamp"))
+        if HEADERS in carried:
+            records.append(F.col(HEADERS).alias("headers"))
+        if PARTITION in carried:
+            records.append(F.col(PARTITION).alias("partition"))
+        return rows.select(*records, *originals, F.col(END))
+
+
+# --- from a source --------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class SourceJob(PublishJob):
+    """One window of rows on its way to Kafka.
+
+    :param source: where its rows come from.
+    :param sink: how they become records.
+    :param left: the indexes of the splits that are not published yet, ascending.
+    :param read_with: ``task``: tasks read and encode their splits themselves (fastest; what reads has to be on the executors);
+        ``spark``: the JVM does; ``auto``: ``task`` where that is certain to make the same records, else ``spark``.
+    :param chain: the transforms between them: then the JVM reads; None where there are none.
+    """
+
+    source: RowSource
+    sink: KafkaSink
+    left: tuple[int, ...]
+    read_with: ReadWith = "auto"
+    chain: SourceChain | None = None
+
+    @property
+    def split_count(self) -> int:
+        return len(self.left)
+
+    @property
+    def _bounds(self) -> list[Mapping[str, Any]]:
+        assert self.window.source is not None
+        return [self.window.source.splits[index] for index in self.left]
+
+    def count(self) -> list[SplitResult]:
+        return [] if self.chain is None and not self.sink.may_refuse else super().count()
+
+    @contextmanager
+    def _session(self, publisher: Publisher | None) -> Iterator[SparkSession]:
+        by_spark = publisher is None or self._reading_task(publisher) is None
+        with reading(self.spark, self.source, by_spark=by_spark) as session:
+            yield session
+
+    def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
+        task = self._reading_task(publisher) if publisher is not None else None
+        if task is not None:
+            return self._numbers(session).mapInArrow(cast(Any, task), "result string")
+        return self._read_by_spark(session, publisher)
+
+    def _collect(self, frame: DataFrame) -> list[str]:
+        try:
+            return super()._collect(frame)
+        except SparkJobFailed as error:
+            if error.__cause__ is not None and (explained := self.source.explain(error.__cause__)) is not None:
+                raise explained from error
+            raise
+
+    def _reading_task(self, publisher: Publisher) -> PublishTask | None:
         """Return the task that reads a split by itself; None if Spark has to read. No other place decides this."""
-        if self.read_with == "spark" or self.shaping is not None:
+        if self.read_with == "spark" or self.chain is not None:
             return None
-        reader = self.source.reader(bounds, self.sink.columns)
+        reader = self.source.reader(self._bounds, self.sink.columns)
         encoder = reader if isinstance(reader, str) else self.sink.encoder(reader.columns)
         if isinstance(reader, str) or isinstance(encoder, str):
             if self.read_with == "task":
@@ -111,42 +334,30 @@ class PublishJob:
                 raise ValidationError([Problem("read_with", found, 'Use "auto"')])
             log.info("Spark reads window %s, not each task by itself: %s", self.window, encoder)
             return None
-        from airflow_kafka_spark.road.tasks.publish import ReadAndPublishTask
+        from airflow_kafka_spark.road.tasks.publish import EncodedSplits, PublishTask
 
-        return ReadAndPublishTask(reader, encoder, self.publisher, self.left)
+        return PublishTask(publisher, self.left, source=EncodedSplits(reader, encoder))
 
-    def _read_by_tasks(self, session: SparkSession, task: ReadAndPublishTask) -> DataFrame:
-        # One row a task: which split it shall read.
-        return session.range(0, len(self.left), 1, len(self.left)).mapInArrow(cast(Any, task), "result string")
-
-    def _read_by_spark(
-        self, session: SparkSession, bounds: Sequence[Mapping[str, Any]], publisher: Publisher | None
-    ) -> DataFrame:
+    def _read_by_spark(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
+        from airflow_kafka_spark.road.tasks.account import Tolerance
+        from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
+        from airflow_kafka_spark.road.tasks.sort import RowOrigin
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
-        from airflow_kafka_spark.sinks.kafka.tasks.publish import PublishTask
 
-        rows = self.source.frame(session, bounds)
-        if self.shaping is not None:
-            policy = publisher.bad_record_policy if publisher is not None else None
-            records = self.shaping.records(rows, keep=policy is not None and policy.topic is not None)
-            task: PublishTask = self.shaping.task(records, publisher, self.left)
+        rows = self.source.frame(session, self._bounds)
+        policy = publisher.bad_record_policy if publisher is not None else None
+        tolerance = Tolerance(keep=policy.topic is not None) if policy is not None else None
+        if self.chain is not None:
+            records = self.chain.records(rows, keep=tolerance is not None and tolerance.keep)
+            task = self.chain.task(records, publisher, self.left, tolerance)
         else:
             records = self.sink.records(rows)
             encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer if self.sink.key_columns else None)
-            task = PublishTask(publisher, self.left, KeyValueEncoder(encoders))
-        if not self.spark.is_connect and (found := records.rdd.getNumPartitions()) != len(bounds):
-            raise SparkJobFailed(str(self.window), f"the source gave {found} partitions for {len(bounds)} splits")
+            task = PublishTask(publisher, self.left, Sorting(KeyValueEncoder(encoders), tolerance, origin=RowOrigin()))
+        if not self.spark.is_connect and (found := records.rdd.getNumPartitions()) != len(self.left):
+            raise SparkJobFailed(str(self.window), f"the source gave {found} partitions for {len(self.left)} splits")
         return records.mapInArrow(cast(Any, task), "result string")
-
-    def cancel(self) -> None:
-        """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
-        self._watch.cancel()
-
-    def _progress(self, tasks: int, seconds: float) -> str:
-        rate = tasks / seconds if seconds else 0.0
-        to_go = f", about {(len(self.left) - tasks) / rate:,.0f} s to go" if rate else ""
-        return f"Window {self.window}: {tasks} of {len(self.left)} splits {self._doing} after {seconds:.0f} s{to_go}"
 
 
 @contextmanager

@@ -15,11 +15,10 @@ from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.partitioner import partition_of
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
-from airflow_kafka_spark.road.tasks.relay import Filtered
-from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
+from airflow_kafka_spark.road.tasks.publish import SortedRecords, Sorting
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
-from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, Split, Window
+from airflow_kafka_spark.windows.model import SourcePlan, TopicPartition, Window
 from tests.support.oracle import committed_messages
 from tests.support.waiting import settled
 
@@ -238,6 +237,5 @@ def test_a_split_whose_account_does_not_arrive_is_not_published(kafka, publisher
 
 def test_a_split_of_which_nothing_arrives_is_not_published(kafka, publisher, topic):
     """A filter lets the account pass, so no rows at all are no empty split."""
-    split = Split(0, OffsetRange("orders", 0, 0, 100))
     with pytest.raises(RowsCutOff):
-        publisher.publish(0, Filtered(iter([]), split=split, encoder=KeyValueEncoder({})))
+        publisher.publish(0, SortedRecords(iter([]), index=0, place=TopicPartition("orders", 0), sorting=Sorting()))

@@ -1,41 +1,243 @@
-"""What Spark's tasks do where they read a source by themselves: read a split, encode it, publish it, all in one Python stage.
+"""Publishing the rows of a split as records of a topic.
 
-Runs on executors: imports neither Airflow nor pyspark.
+Runs on executors: imports neither Airflow nor pyspark. The rows are Kafka records that were copied, computed by SQL or
+transformed, or the rows of a source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from airflow_kafka_spark.errors import RowRejected, RowsCutOff
+from airflow_kafka_spark.road.columns import HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE, NullValues
+from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
+from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
+from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, without_rows
+from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, publish_split
+from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
+from airflow_kafka_spark.windows.model import OUTPUT, PackedSplits, Split, TopicPartition
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
     from airflow_kafka_spark.sources.base import SplitReader
+    from airflow_kafka_spark.sources.kafka.topics import Subscription
+
+RECORD = ("key", "value", "topic", "timestamp", "headers", "partition")
+"""The columns that a record which is sent may have."""
+
+_COPIED = {KEY: "key", VALUE: "value", TIMESTAMP: "timestamp", HEADERS: "headers", PARTITION: "partition"}
+
+RESERVED = "the ledger, the dead letter topic, or one that a Filter sends records to"
 
 
 @dataclass(frozen=True)
-class ReadAndPublishTask:
-    """The function that Spark maps over the numbers of splits (``mapInArrow``).
+class TopicRules:
+    """Where records may go whose topic the transforms have changed.
+
+    :param reserved: topics that no record is sent to: the pipeline's ledger, its dead letter topic, and those of filters.
+    :param topic: where records go whose topic is still that of their split; None: there.
+    :param read: what the pipeline reads; None for a source. A record that went there would be read again.
+    """
+
+    reserved: tuple[str, ...] = ()
+    topic: str | None = None
+    read: Subscription | None = None
+
+    def apply(self, rows: pa.RecordBatch, place: TopicPartition) -> pa.RecordBatch:
+        """Return the rows with the topics that they are sent to.
+
+        :param place: the topic and partition of their split.
+        :raises RowRejected: one of them must not be written.
+        """
+        at = rows.schema.get_field_index("topic")
+        if at < 0:
+            return rows
+        topics = wanted = rows.column(at)
+        if self.topic is not None:
+            changed = pc.not_equal(topics, place.topic)
+            topics, wanted = pc.if_else(changed, topics, self.topic), topics.filter(changed)
+        for topic in pc.unique(wanted).to_pylist():
+            is_read = topic is not None and self.read is not None and self.read.matches(topic)
+            if is_read or topic in self.reserved:
+                offset = rows.column(OFFSET)[pc.index(topics, pa.scalar(topic, topics.type)).as_py()].as_py()
+                what = RESERVED if topic in self.reserved else "read: it would go round"
+                found = f"the transforms send it to topic `{topic}`, which is {what}"
+                row = f"record {place}@{offset}" if place.topic else f"row {offset} of split {place.partition}"
+                raise RowRejected(row, found, "Correct the transforms")
+        return rows.set_column(at, "topic", topics)
+
+
+@dataclass(frozen=True)
+class Sorting:
+    """How the rows of all splits are sorted and encoded.
+
+    :param encoder: encodes keys and values that arrive as structs.
+    :param tolerance: what becomes of bad rows; None: a split that holds one is not published.
+    :param null_values: what a record without a value means, where transforms may have changed the value.
+    :param topics: where records may go whose topic the transforms have changed; None: no transform changes a topic.
+    :param pipeline: the pipeline's name, for records that a filter sends elsewhere.
+    :param origin: the origin of the rows: Kafka records, or the rows of a source.
+    """
+
+    encoder: KeyValueEncoder = field(default_factory=lambda: KeyValueEncoder({}))
+    tolerance: Tolerance | None = None
+    null_values: NullValues | None = None
+    topics: TopicRules | None = None
+    pipeline: str = ""
+    origin: Origin = field(default_factory=RecordOrigin)
+
+    @property
+    def is_of_source(self) -> bool:
+        """Return True if the rows are those of a source, not Kafka records."""
+        return isinstance(self.origin, RowOrigin)
+
+
+@dataclass
+class SortedRecords(Incoming):
+    """The records that are sent of a split: its good rows, and those that a filter sends elsewhere.
+
+    :param place: the topic and partition of the split; for a source an empty topic and the split's index.
+    :param sorting: how rows are sorted.
+    """
+
+    index: int = field(kw_only=True)
+    place: TopicPartition = field(kw_only=True)
+    sorting: Sorting = field(kw_only=True)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield the records. A split with a bad row that is not tolerated is only counted from there on."""
+        account, published = SplitAccount(self.index, self.place, self.sorting.tolerance), 0
+        sorter = Sorter(account, self.sorting.origin, self.sorting.null_values)
+        for batch in super().__iter__():
+            if self.sorting.is_of_source:
+                batch = _with_places(batch, account)
+            good, routed = sorter.sort(batch)
+            account.add_routed(routed.num_rows)
+            records = self._encode(good, sorter)
+            published += records.num_rows
+            elsewhere = self._routed(routed) if routed.num_rows else routed
+            yield from (found for found in (records, elsewhere) if found.num_rows and not account.is_lost)
+        if not self.sorting.is_of_source:
+            if self.result is None:
+                raise RowsCutOff
+            account.add_read(self.result)
+        self.result = account.result(published)
+
+    def _encode(self, rows: pa.RecordBatch, sorter: Sorter) -> pa.RecordBatch:
+        """Return rows as records. Rows that do not fit their format are counted as bad."""
+        encoded, misfits = self.sorting.encoder.encode(rows)
+        if misfits:
+            reasons = misfits
+            if not self.sorting.is_of_source:
+                reasons = {at: (stage + OUTPUT, f"cannot be written: {reason}") for at, (stage, reason) in misfits.items()}
+            sorter.refuse(rows, reasons, encoded)
+            encoded = without_rows(encoded, misfits)
+        if self.sorting.topics is not None and encoded.num_rows:
+            encoded = self.sorting.topics.apply(encoded, self.place)
+        return as_records(encoded)
+
+    def _routed(self, routed: pa.RecordBatch) -> pa.RecordBatch:
+        """Return records as they were read, each with the topic that a filter sends it to."""
+        records = routed_records(pa.Table.from_batches([routed]), self.sorting.pipeline, self.sorting.origin.place_of)
+        return records.append_column("topic", routed.column("to"))
+
+
+def _with_places(batch: pa.RecordBatch, account: SplitAccount) -> pa.RecordBatch:
+    """Return the rows of a source, counted, each with its place in the split, from 1."""
+    first = account.records + 1
+    account.add_rows(batch.num_rows)
+    return batch.append_column(OFFSET, pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64)))
+
+
+def as_records(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the columns of rows that a publisher sends, under the names that it expects."""
+    columns = {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if (part := _COPIED.get(name, name)) in RECORD:
+            is_stamp = pa.types.is_timestamp(column.type)
+            columns[part] = column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()) if is_stamp else column
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+class SplitSource(Protocol):
+    """Reads splits in the task that publishes them."""
+
+    def read(self, split: int) -> Iterable[pa.RecordBatch]:
+        """Return the batches of a split.
+
+        :param split: the position of the split among those that are left.
+        """
+
+
+@dataclass(frozen=True)
+class KafkaSplits:
+    """Reads the splits of a window from Kafka.
+
+    :param task: reads and decodes them.
+    """
+
+    task: ReadTask
+
+    def read(self, split: int) -> Iterable[pa.RecordBatch]:
+        return self.task.read(self.task.splits[split])
+
+
+@dataclass(frozen=True)
+class EncodedSplits:
+    """Reads the splits of a source and encodes them.
 
     :param reader: reads them. It holds passwords: it travels to the executors inside the pickled task only.
     :param encoder: makes records of the rows.
-    :param publisher: publishes them.
-    :param splits: the indexes of the splits that are left to publish.
     """
 
     reader: SplitReader
     encoder: RecordEncoder
-    publisher: Publisher
-    splits: tuple[int, ...]
+
+    def read(self, split: int) -> Iterable[pa.RecordBatch]:
+        return map(self.encoder.encode, self.reader.read(split))
+
+
+@dataclass(frozen=True)
+class PublishTask:
+    """The function that Spark maps over the splits that are left (``mapInArrow``).
+
+    With ``source`` it reads them by itself: Spark hands over their numbers. Without it Spark hands over the rows of split
+    ``splits[i]`` in partition ``i``.
+
+    :param publisher: publishes a split; None: its records are only counted.
+    :param splits: the splits that are left; for a source their indexes.
+    :param sorting: how rows are sorted; None: all of them are records already, and none is bad.
+    :param source: reads the splits; None: Spark does.
+    """
+
+    publisher: Publisher | None
+    splits: PackedSplits | tuple[int, ...]
+    sorting: Sorting | None = None
+    source: SplitSource | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if self.source is None:
+            yield self._publish(partition_id(), batches, from_spark=True)
+            return
         for batch in batches:
             for at in batch.column(0).to_pylist():
-                records = map(self.encoder.encode, self.reader.read(at))
-                yield publish_split(self.publisher, self.splits[at], Incoming(records))
+                yield self._publish(at, iter(self.source.read(at)), from_spark=False)
+
+    def _publish(self, at: int, batches: Iterator[pa.RecordBatch], *, from_spark: bool) -> pa.RecordBatch:
+        split = self.splits[at]
+        if isinstance(split, Split):
+            index, place = split.index, split.range.topic_partition
+        else:
+            index, place = split, TopicPartition("", split)
+        incoming = Incoming(batches, from_spark)
+        if self.sorting is not None:
+            incoming = SortedRecords(batches, from_spark, index=index, place=place, sorting=self.sorting)
+        return publish_split(self.publisher, index, incoming)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted
 from airflow_kafka_spark.sinks.kafka.tasks.headers import HEADERS, extended
 from airflow_kafka_spark.windows.dead_letters import Runs, runs_of
-from airflow_kafka_spark.windows.model import OUTPUT, TopicPartition
+from airflow_kafka_spark.windows.model import OUTPUT, BadRecord, TopicPartition
 
 SCHEMA = pa.schema(
     [
@@ -37,9 +37,34 @@ LIMIT_BYTES = 64 << 20
 
 PREFIX = "__connect.errors."
 ROUTED_PREFIX = "__kafka_spark.routed."
+ROW_PREFIX = "__kafka_spark.errors."
 EXCEPTION = "airflow_kafka_spark.errors.BadRecords"
 LONGEST_REASON = 2000
 """Maximum length of a reason, in characters. A database's message may contain a whole value, and a letter has it twice."""
+
+
+def dead_letters(bad: Sequence[BadRecord], record: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Return the dead letters of bad records, with the columns of :data:`SCHEMA`.
+
+    :param bad: where each of them was read, and why it is bad.
+    :param record: ``key``, ``value``, ``headers`` (null where there are none) and ``timestamp`` (milliseconds, -1 for none, or a
+        timestamp) of each as it was read.
+    """
+    stamps = record["timestamp"]
+    if pa.types.is_timestamp(stamps.type):
+        stamps = stamps.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    columns = {
+        "topic": pa.array([b.topic or None for b in bad], pa.string()),
+        "partition": pa.array([b.partition for b in bad], pa.int32()),
+        "offset": pa.array([b.offset for b in bad], pa.int64()),
+        "timestamp": stamps.fill_null(-1),
+        "key": record["key"].cast(pa.binary()),
+        "value": record["value"].cast(pa.binary()),
+        "headers": record["headers"].cast(HEADERS),
+        "stage": pa.array([b.stage for b in bad], pa.string()),
+        "reason": pa.array([b.reason for b in bad], pa.string()),
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
 
 
 @dataclass
@@ -156,6 +181,22 @@ class Envelope:
         return self.place(row) | {PREFIX + name: value for name, value in facts.items()}
 
 
+@dataclass(frozen=True)
+class RowEnvelope(Envelope):
+    """Adds headers to the dead letters of a source: those of Connect, with source, window, split and row in place of topic,
+    partition and offset.
+
+    :param source: the source's URI.
+    :param window: the window's name.
+    """
+
+    source: str = ""
+    window: str = ""
+
+    def place(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {ROW_PREFIX + name: value for name, value in row_place(self.source, self.window, row).items()}
+
+
 def _shortened(reasons: pa.StringArray) -> pa.StringArray:
     long = pc.greater(pc.utf8_length(reasons), LONGEST_REASON)
     if not pc.any(long).as_py():
@@ -167,6 +208,14 @@ def _shortened(reasons: pa.StringArray) -> pa.StringArray:
 def place_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return topic, partition and offset of records."""
     return {name: row[name] for name in ("topic", "partition", "offset")}
+
+
+def row_place(source: str, window: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that identify rows of a source: its URI, the window, the split and each row's position there, from 1.
+
+    :param row: the columns of a batch of dead letters.
+    """
+    return {"source": source, "window": window, "split": row["partition"], "row": row["offset"]}
 
 
 def routed_records(

@@ -100,10 +100,3 @@ class KeyValueEncoder:
             for row, reason in made.bad:
                 found.setdefault(row, (stage, called + reason))
         return batch, dict(sorted(found.items()))
-
-
-def drop_rows(batch: pa.RecordBatch, bad: BadRows) -> pa.RecordBatch:
-    """Return the batch without its bad rows."""
-    if not bad:
-        return batch
-    return batch.filter(pa.array([at not in bad for at in range(batch.num_rows)], pa.bool_()))

@@ -35,8 +35,7 @@ from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencin
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
 from airflow_kafka_spark.ledger.topic import PROMPT, LedgerPlace, read_to
 from airflow_kafka_spark.sinks.kafka.tasks.claimed_window import look
-from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
-from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming, Rejected, SourceRows
+from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming, Rejected
 from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, refused_by_brokers
 from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, from_bytes
 from airflow_kafka_spark.windows.codec import encode_error, marker_to_json, result_to_json
@@ -307,30 +306,6 @@ class Publisher:
         return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe(error))
 
 
-@dataclass(frozen=True)
-class PublishTask:
-    """The function that Spark maps over the partitions of a source (``mapInArrow``). Partition ``i`` is split ``splits[i]``.
-
-    :param publisher: publishes the splits; None: their rows are only counted.
-    :param splits: the indexes of the splits that are left to publish.
-    :param encoder: encodes keys and values that arrive as structs.
-    """
-
-    publisher: Publisher | None
-    splits: tuple[int, ...]
-    encoder: KeyValueEncoder
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        split = self.splits[partition_id()]
-        policy = self.publisher.bad_record_policy if self.publisher is not None else None
-        keep = policy is not None and policy.topic is not None
-        yield publish_split(self.publisher, split, self.rows(batches, split, keep, policy is not None))
-
-    def rows(self, batches: Iterator[pa.RecordBatch], split: int, keep: bool, tolerant: bool) -> SourceRows:
-        """Return the rows of a split as records to publish. Overridden where there are transforms."""
-        return SourceRows(batches, from_spark=True, split=split, encoder=self.encoder, keep=keep, tolerant=tolerant)
-
-
 def publish_split(publisher: Publisher | None, split: int, incoming: Incoming) -> pa.RecordBatch:
     """Publish a split, or only count its rows, and return the result for the driver.
 
@@ -350,12 +325,3 @@ def publish_split(publisher: Publisher | None, split: int, incoming: Incoming) -
     except KafkaSparkError as error:
         result = encode_error(error)
     return pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
-
-
-def partition_id() -> int:
-    """Return the number of the partition that this Spark task works on."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    return context.partitionId()

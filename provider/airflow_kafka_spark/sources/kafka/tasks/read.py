@@ -58,8 +58,21 @@ class Records:
     value_bytes: int | None = None
     messages: Sequence[Any] | None = field(default=None, repr=False)
 
-    def original(self, index: int) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]:
-        """Return key, value and headers of one record, even if keys or headers were not requested for the batch."""
+    def originals(self, at: Sequence[int]) -> dict[str, pa.Array]:
+        """Return ``key``, ``value``, ``headers`` and ``timestamp`` of some records, even those parts that were not asked for.
+
+        :param at: the positions of the records, at least one.
+        """
+        keys, values, headers = zip(*map(self._original, at), strict=True)
+        pairs = [[{"key": name, "value": value} for name, value in one] if one else None for one in headers]
+        return {
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": pa.array(pairs, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+            "timestamp": self.timestamps.take(pa.array(at, pa.int64())),
+        }
+
+    def _original(self, index: int) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]:
         if self.messages is not None:
             message = self.messages[index]
             return message.key(), message.value(), message.headers()
@@ -95,7 +108,7 @@ class KafkaSplitReader:
     :param skip_lost: pass over records that were deleted or cut off meanwhile, and note them in ``gaps``; else they are an error.
     :param with_headers: whether headers are wanted.
     :param with_keys: whether keys are wanted.
-    :param with_messages: whether the records themselves are kept, for :meth:`Records.original`.
+    :param with_messages: whether the records themselves are kept, for :meth:`Records.originals`.
     :param patience: seconds without any progress after which the broker is given up.
     :param epoch: the leader epoch of the partition when the range was planned; -1 (not known) compares nothing.
     """

@@ -1,4 +1,4 @@
-"""The driver's side of the road: decide how a window is read, run it as one Spark job, watch it.
+"""The driver's side of the road to a sink: decide how a window is read, run it as one Spark job, watch it.
 
 This is the one place that decides between the two ways of reading: each task reading its own frozen range with confluent-kafka,
 or Spark's Kafka source. Everything behind it is the same code.
@@ -10,22 +10,25 @@ import json
 import logging
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from airflow_kafka_spark.road.tasks.write_rows import SplitTask
+from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect, progress_line
 from airflow_kafka_spark.windows.codec import decode_result
-from airflow_kafka_spark.windows.model import PackedSplits, Split, SplitResult, Window
+from airflow_kafka_spark.windows.model import PackedSplits, Split, SplitResult, TopicPartition, Window
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
-    from airflow_kafka_spark.road.columns import Layout
-    from airflow_kafka_spark.road.tasks.tolerance import Tolerance
+    from airflow_kafka_spark.road.chain import SinkChain
+    from airflow_kafka_spark.road.tasks.account import Tolerance
+    from airflow_kafka_spark.road.tasks.layout import RowLayout
+    from airflow_kafka_spark.road.tasks.write import WriteTask
     from airflow_kafka_spark.sinks.base import SplitWriter
 
 log = logging.getLogger(__name__)
@@ -83,7 +86,7 @@ class SinkJob(ABC):
 
 
 @dataclass(kw_only=True)
-class Job(SinkJob):
+class RowJob(SinkJob):
     """Each task reads, decodes and writes its split.
 
     :param layout: how records become rows.
@@ -91,7 +94,7 @@ class Job(SinkJob):
         Spark's Kafka source; ``auto``: ``task``.
     """
 
-    layout: Layout
+    layout: RowLayout
     read_with: ReadWith = "auto"
 
     @property
@@ -100,15 +103,13 @@ class Job(SinkJob):
         return self.read_with == "spark"
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
-        task = SplitTask(
-            PackedSplits.of(self.splits),
-            self.layout,
-            writer,
-            self.kafka.consumer_config(),
-            skip_lost=self.skip_lost,
-            patience=self.patience,
-            from_spark=self.reads_with_spark,
-            tolerance=self.tolerance,
+        from airflow_kafka_spark.road.tasks.read import ReadTask
+        from airflow_kafka_spark.road.tasks.write import WriteTask
+
+        splits, config = PackedSplits.of(self.splits), self.kafka.consumer_config()
+        read = ReadTask(splits, self.layout, config, self.skip_lost, self.patience, self.tolerance)
+        task = WriteTask(
+            splits, self.layout.schema, writer, tolerance=self.tolerance, read=read, from_spark=self.reads_with_spark
         )
         with self.spark.session(jars=self._jars()) as session, self._watch.over(session):
             rows = collect(self._frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
@@ -143,16 +144,69 @@ class Job(SinkJob):
         }
         return session.read.format("kafka").options(**options).load()
 
-    def _complete(self, results: list[SplitResult], task: SplitTask) -> list[SplitResult]:
+    def _complete(self, results: list[SplitResult], task: WriteTask) -> list[SplitResult]:
         """Return one result for each split. Spark's source reports nothing for a range without records, so such a split is
         written here, empty.
         """
+        from airflow_kafka_spark.road.tasks.read import SplitRows
+
         found = {result.index: result for result in results}
         for split in self.splits:
             if split.index not in found:
-                copy: SplitTask = pickle.loads(pickle.dumps(task))
-                found[split.index] = decode_result(copy.run(split, (), []))
+                copy: WriteTask = pickle.loads(pickle.dumps(task))
+                assert copy.read is not None
+                found[split.index] = decode_result(copy.write(SplitRows(copy.read, split, ())))
         return [found[split.index] for split in self.splits]
+
+
+@dataclass(kw_only=True)
+class ChainJob(SinkJob):
+    """Tasks read, transform and write, in Arrow, where that gives what Spark's SQL would; else that stands between reading and
+    writing. :meth:`run` also raises ValidationError: a transform does not fit.
+
+    :param chain: how records become rows.
+    :param schema: the rows' columns, as the sink was told.
+    :param routed: records that earlier attempts at the window have sent elsewhere: there they stay.
+    """
+
+    chain: SinkChain
+    schema: pa.Schema
+    routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
+
+    def run(self, writer: SplitWriter) -> list[SplitResult]:
+        with self.spark.session() as session, sql_settings(session, SETTINGS), self._watch.over(session):
+            results = collect(self._frame(session, writer), self.window)
+        return sorted((decode_result(text) for text in results), key=lambda result: result.index)
+
+    def _frame(self, session: SparkSession, writer: SplitWriter) -> DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from airflow_kafka_spark.road.tasks.write import WriteTask
+
+        read = self.chain.reading(
+            self.splits,
+            self.kafka.consumer_config(),
+            skip_lost=self.skip_lost,
+            patience=self.patience,
+            tolerance=self.tolerance,
+            routed=self.routed,
+        )
+        # One row a task: which split it shall read.
+        numbers = session.range(0, len(self.splits), 1, len(self.splits))
+        write = WriteTask(read.splits, self.schema, writer, self.chain.null_values, self.tolerance)
+        plan = self.chain.plan(self.spark)
+        program = plan.program_for(read)
+        if program is not None:
+            read = self.chain.reading_only(read, program.columns)
+            return numbers.mapInArrow(cast(Any, replace(write, read=read, program=program)), "result string")
+        line = "Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there"
+        log.info(line, self.window, plan.unknown)
+        records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
+        rows = self.chain.apply(records)
+        # Spark takes a dot in the name of a column that it maps for a path, and Flatten makes such names.
+        plain = [name if name.startswith("__kafka_") else f"column{n}" for n, name in enumerate(rows.columns)]
+        write = replace(write, names=dict(zip(plain, rows.columns, strict=True)))
+        return rows.toDF(*plain).mapInArrow(cast(Any, write), "result string")
 
 
 def _by_topic(splits: Sequence[Split], value: Any) -> str:

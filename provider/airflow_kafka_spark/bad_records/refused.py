@@ -68,8 +68,7 @@ def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> byt
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from airflow_kafka_spark.road.tasks.tolerance import letters_of
-    from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
+    from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer, dead_letters
     from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 
     first, letters = next(iter(found.values())), DeadLetterBuffer()
@@ -77,5 +76,6 @@ def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> byt
     offsets = pa.array(sorted(found), pa.int64())
     for records in KafkaSplitReader(hook.consumer_config(), wanted, with_headers=True, epoch=epoch):
         at = pc.indices_nonzero(pc.is_in(records.offsets, offsets)).to_pylist()
-        letters.add(letters_of(records, at, [found[records.offsets[index].as_py()] for index in at]))
+        if at:
+            letters.add(dead_letters([found[records.offsets[index].as_py()] for index in at], records.originals(at)))
     return letters.to_bytes()

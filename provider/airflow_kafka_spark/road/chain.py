@@ -1,0 +1,511 @@
+"""The transforms of a pipeline as Spark expressions.
+
+:class:`SinkChain` is for records on the way to a sink, :class:`TopicChain` for records on the way to another topic, and
+:class:`SourceChain` for the rows of a source.
+
+A chain is built from column expressions only. Spark is asked for the types, and reads nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.formats import Json, Raw, String
+from airflow_kafka_spark.formats.base import Format, Part, as_struct, spark_column
+from airflow_kafka_spark.formats.internal_columns import END, ERROR, LEFT_OUT, ROUTE
+from airflow_kafka_spark.road.columns import GIVEN, ORIGINAL, TOMBSTONE, NullValues
+from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
+from airflow_kafka_spark.windows.model import PackedSplits, Split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.road.arrow.tasks.program import Program
+    from airflow_kafka_spark.road.tasks.account import Tolerance
+    from airflow_kafka_spark.road.tasks.layout import RecordLayout
+    from airflow_kafka_spark.road.tasks.publish import PublishTask, TopicRules
+    from airflow_kafka_spark.road.tasks.read import ReadTask
+    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
+    from airflow_kafka_spark.transforms import Transform
+    from airflow_kafka_spark.transforms.chain import TransformLike
+
+MADE, BYTES = "__kafka_made_", "__kafka_bytes_"
+"""How the names of columns begin that hold a part as the transforms have made it, and as it is written."""
+
+
+# --- records on the way to a sink ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """What Spark says of a chain of transforms, before anything is read.
+
+    :param schema: the rows' columns.
+    :param program: what the chain is in Arrow, with all that may be carried past it; None where Spark has to compute it.
+    :param unknown: what of it is not known in Arrow.
+    """
+
+    schema: pa.Schema
+    program: Program | None = None
+    unknown: str = ""
+
+    def program_for(self, read: ReadTask) -> Program | None:
+        """Return the program for a task that reads, without the columns that the task does not carry; None without a program."""
+        missing = set(ORIGINAL.values()).difference(read.schema.names)
+        return self.program and self.program.without(missing)
+
+
+@dataclass(frozen=True)
+class SinkChain:
+    """How records become rows where transforms are on the way.
+
+    The rows' columns: those of the value, then those of the key where it is a struct (a column that both have is taken from the
+    key), then metadata columns; a value that is no struct is the column ``value``.
+
+    :param value: decodes values.
+    :param key: decodes keys; None leaves them bytes.
+    :param transforms: in the order in which they apply.
+    :param metadata: what of a record goes into which column: ``key`` and ``value`` as they were read, everything else as the
+        transforms have left it.
+    :param null_values: what a record means that has no value behind the transforms.
+    """
+
+    value: Format
+    key: Format | None
+    transforms: tuple[Transform, ...]
+    metadata: tuple[tuple[str, str], ...]
+    null_values: NullValues
+    _plans: list[ChainPlan] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """Return the topics that transforms send records to instead of the sink."""
+        return tuple(dict.fromkeys(t.routes_to for t in self.transforms if t.routes_to))
+
+    def reading(self, splits: Sequence[Split], config: Mapping[str, Any], **options: Any) -> ReadTask:
+        """Return the task that reads.
+
+        :param options: further fields of :class:`~airflow_kafka_spark.road.tasks.read.ReadTask`.
+        """
+        from airflow_kafka_spark.road.tasks.read import ReadTask
+
+        tolerance = options.get("tolerance")
+        kept = bool(self.routes) or (tolerance is not None and tolerance.keep)
+        return ReadTask(PackedSplits.of(splits), self._layout(kept), config, **options)
+
+    def reading_only(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
+        """Return a task of :meth:`reading` that fills only some columns. The others are null."""
+        from airflow_kafka_spark.road.tasks.layout import RecordLayout
+
+        assert isinstance(read.layout, RecordLayout)
+        return replace(read, layout=replace(read.layout, wanted=columns))
+
+    def _layout(self, kept: bool) -> RecordLayout:
+        """Return how records become a record frame.
+
+        :param kept: True if dead letters or routed records are wanted as they were read.
+        """
+        from airflow_kafka_spark.road.tasks.layout import RecordLayout
+
+        letters = ("key", "value", "headers", "timestamp") if kept else ()
+        asked = tuple(name for name, _ in self.metadata if name in ("key", "value", "timestampType"))
+        return RecordLayout(
+            self.value.decoder(),
+            self.value.arrow_schema(),
+            self.key.decoder() if self.key else None,
+            self.key.arrow_schema() if self.key else None,
+            tuple(dict.fromkeys([*letters, *asked])),
+        )
+
+    def apply(self, records: DataFrame) -> DataFrame:
+        """Return the transformed rows: the sink's columns first, then the carried ones.
+
+        :raises ValidationError: a transform does not fit, or columns of the result have one name.
+        """
+        from pyspark.sql import functions as F
+
+        from airflow_kafka_spark.transforms import apply_chain
+
+        frame = apply_chain(records, self.transforms)
+        columns = self._columns(frame)
+        absent = F.col("value").isNull().alias(TOMBSTONE)
+        carried = [spark_column(name) for name in frame.columns if name.startswith("__kafka_")]
+        return frame.select(*(column.alias(name) for name, column in columns.items()), absent, *carried)
+
+    def _columns(self, frame: DataFrame) -> dict[str, Column]:
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import StructType
+
+        from airflow_kafka_spark.transforms.record import PARTS
+
+        types = {f.name: f.dataType for f in frame.schema}
+        value = types["value"]
+        names = [f.name for f in value] if isinstance(value, StructType) else []
+        columns = {name: F.col("value").getField(name) for name in names} or {"value": F.col("value")}
+        key = types["key"]
+        if isinstance(key, StructType):
+            columns |= {f.name: F.col("key").getField(f.name) for f in key}
+        for name, column in self.metadata:
+            if column in columns:
+                found = f"column `{column}` is there already, behind the transforms"
+                raise ValidationError([Problem("metadata_columns", found, f'Name it otherwise: {{"{name}": "kafka_{name}"}}')])
+            columns[column] = F.col(ORIGINAL[name] if name in ("key", "value", "timestampType") else name)
+        asked = [column for _, column in self.metadata]
+        for column in sorted({TOMBSTONE, *types}.difference(PARTS).intersection(columns)):
+            where = "metadata_columns" if column in asked else "transforms"
+            found = f"there is a column `{column}`, as what is carried past transforms is called"
+            raise ValidationError([Problem(where, found, "Name it otherwise, a field by ReplaceField")])
+        return columns
+
+    def plan(self, spark: SparkHook) -> ChainPlan:
+        """Return the plan of the chain. Spark is asked once, and reads nothing for it.
+
+        :raises ValidationError: a transform does not fit what comes to it.
+        """
+        if not self._plans:
+            with spark.session() as session, sql_settings(session, SETTINGS):
+                self._plans.append(self._plan(session))
+        return self._plans[0]
+
+    def _plan(self, session: SparkSession) -> ChainPlan:
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+        from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+
+        read = self.reading((), {})
+        read = replace(read, layout=replace(self._layout(kept=False), originals=tuple(ORIGINAL)))
+        made = self.apply(session.createDataFrame([], from_arrow_schema(read.schema)))
+        names, types = made.columns[: made.columns.index(TOMBSTONE)], to_arrow_schema(made.schema)
+        schema = pa.schema([types.field(name) for name in names])
+        try:
+            return ChainPlan(schema, program_of(made, read.schema))
+        except Unknown as reason:
+            return ChainPlan(schema, unknown=str(reason))
+
+
+# --- records on the way to another topic ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TopicChain:
+    """What transforms make of records, and how that is written.
+
+    A key or a value that no transform changes keeps its bytes. Others are written in the formats given, by default as Connect
+    would: structs as JSON, numbers and texts as text, bytes as they are.
+
+    :param chain: how records are decoded, and the transforms.
+    :param topics: where records go whose topic a transform changes.
+    :param value: how values are written; None: by their type.
+    :param key: how keys are; None: by their type.
+    :param timestamps: whether records keep the time that they have behind the transforms.
+    :param headers: whether they keep the headers.
+    :param partitions: whether they keep the partition's number.
+    :param pipeline: the pipeline's name, for records that a filter sends elsewhere.
+    """
+
+    chain: SinkChain
+    topics: TopicRules
+    value: Format | None = None
+    key: Format | None = None
+    timestamps: bool = True
+    headers: bool = True
+    partitions: bool = False
+    pipeline: str = ""
+
+    def check(self, spark: SparkHook) -> None:
+        """Ask Spark, which reads nothing for it.
+
+        :raises ValidationError: a transform does not fit what comes to it, or what comes out cannot be written.
+        """
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        with spark.session() as session, sql_settings(session, SETTINGS):
+            empty = session.createDataFrame([], from_arrow_schema(self.chain.reading((), {}).schema))
+            _ = self._records(empty)[0].schema
+
+    def results(
+        self,
+        numbers: DataFrame,
+        splits: tuple[Split, ...],
+        config: Mapping[str, Any],
+        publisher: Publisher | None,
+        options: Mapping[str, Any],
+    ) -> DataFrame:
+        """Return the frame of the tasks' results, as :meth:`~airflow_kafka_spark.road.publish.SqlProjection.results` does.
+
+        :raises ValidationError: a transform does not fit.
+        """
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
+        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
+
+        read = self.chain.reading(splits, config, **options)
+        rows, changed = self._records(numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema)))
+        sorting = Sorting(
+            KeyValueEncoder(struct_encoders(rows, self.value, self.key)),
+            options.get("tolerance"),
+            self.chain.null_values,
+            self.topics if "topic" in changed else None,
+            self.pipeline,
+        )
+        return rows.mapInArrow(cast(Any, PublishTask(publisher, read.splits, sorting)), "result string")
+
+    def _records(self, frame: DataFrame) -> tuple[DataFrame, frozenset[str]]:
+        """Return the frame of the records that are published, with the columns that tell good records from bad ones, and the
+        names of the parts that the transforms may have changed.
+        """
+        from pyspark.sql import functions as F
+
+        frame, changed = transformed(frame, self.chain.transforms)
+        kept = [name for name in frame.columns if not name.startswith(MADE)]
+        columns = [F.col(MADE + "value").isNull().alias(TOMBSTONE), *map(spark_column, kept)]
+        fine = F.col(END).isNull() & F.col(ERROR).isNull()
+        if ROUTE in kept:
+            fine = fine & F.col(ROUTE).isNull()
+        parts: list[tuple[Part, str, Format | None, Format | None]] = [
+            ("value", "sink.value", self.value, self.chain.value),
+            ("key", "sink.key_format", self.key, self.chain.key),
+        ]
+        for part, where, format, read in parts:
+            if part in changed:
+                frame = with_bytes(frame, part, where, fine, format, read)
+            columns.append(F.col(BYTES + part if part in changed else ORIGINAL[part]).alias(part))
+        if "topic" in changed:
+            columns.append(F.col(MADE + "topic").alias("topic"))
+        if self.timestamps:
+            columns.append(F.unix_millis(F.col(MADE + "timestamp")).alias("timestamp"))
+        if self.headers:
+            columns.append(F.col(MADE + "headers").alias("headers"))
+        if self.partitions:
+            columns.append(F.col(MADE + "partition").alias("partition"))
+        return frame.select(*columns), changed
+
+
+# --- rows of a source ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SourceChain:
+    """What transforms make of the records that a source's rows would have become.
+
+    What comes to the first one is a record as the sink's options make it of a row: ``value`` has its columns, ``key`` is the
+    value of one column, or has those of several, ``topic``, ``partition``, ``timestamp`` and ``headers`` are where it would go.
+    What comes out of the last one is written.
+
+    :param transforms: in the order in which they apply.
+    :param sink: how rows become records, and how these are written.
+    :param reserved: topics that no record is sent to.
+    :param pipeline: the pipeline's name, for rows that a filter sends elsewhere.
+    :param source: the source's URI, for the same.
+    :param window: the window, for the same.
+    """
+
+    transforms: tuple[TransformLike, ...]
+    sink: KafkaSink
+    reserved: tuple[str, ...] = ()
+    pipeline: str = ""
+    source: str = ""
+    window: str = ""
+
+    def check(self, rows: DataFrame) -> None:
+        """Ask Spark, which reads nothing for it.
+
+        :param rows: of the source.
+        :raises ValidationError: a transform does not fit what comes to it, or what comes out cannot be written.
+        """
+        _ = self.records(rows, keep=False).schema
+
+    def records(self, rows: DataFrame, *, keep: bool) -> DataFrame:
+        """Return the frame that tasks publish: keys and values in binary, or as rows if tasks encode them, and the columns that
+        are counted.
+
+        :param keep: whether bad rows are wanted as dead letters.
+        :raises ValidationError: as :meth:`check`.
+        """
+        from pyspark.sql import functions as F
+
+        from airflow_kafka_spark.transforms.chain import chain_routes
+
+        routed = bool(chain_routes(self.transforms))
+        given = {GIVEN[name]: column for name, column in self._given(rows).items()} if keep or routed else {}
+        made, changed = transformed(self._record_frame(rows, given), self.transforms)
+        aside = F.col(ERROR).isNotNull() | F.col(ROUTE).isNotNull() if routed else F.col(ERROR).isNotNull()
+        fine = ~aside & ~F.col(LEFT_OUT)
+        parts: list[tuple[Part, str, Format | None]] = [
+            ("value", "sink.value", self.sink.value_writer),
+            ("key", "sink.key_format", self._key_writer(changed)),
+        ]
+        for part, where, format in parts:
+            if part == "key" and not self.sink.key_columns and "key" not in changed:
+                made = made.withColumn(BYTES + part, F.lit(None).cast("binary"))
+                continue
+            made = with_bytes(made, part, where, fine, format, None)
+        # Only what is set aside is looked at again, which is known here where no task encodes.
+        wanted = F.lit(True) if self._encodes_in_tasks(changed) else aside
+        columns = [F.when(wanted, F.col(name)).alias(name) for name in given]
+        columns += [
+            F.col(ERROR),
+            F.col(LEFT_OUT),
+            *([F.col(ROUTE)] if routed else []),
+            *(F.col(BYTES + part).alias(part) for part in ("key", "value")),
+        ]
+        if self.sink.topic_column or "topic" in changed:
+            columns.append(F.col(MADE + "topic").alias("topic"))
+        if self.sink.partition or "partition" in changed:
+            columns.append(F.col(MADE + "partition").alias("partition"))
+        if self.sink.timestamp or "timestamp" in changed:
+            columns.append(F.unix_millis(F.col(MADE + "timestamp")).alias("timestamp"))
+        if self.sink.headers or "headers" in changed:
+            columns.append(F.col(MADE + "headers").alias("headers"))
+        return made.select(*columns)
+
+    def task(
+        self, records: DataFrame, publisher: Publisher | None, left: tuple[int, ...], tolerance: Tolerance | None
+    ) -> PublishTask:
+        """Return the task that publishes the records, or only counts them.
+
+        :raises KafkaSparkError: the columns cannot be written.
+        """
+        from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting, TopicRules
+        from airflow_kafka_spark.road.tasks.sort import RowOrigin
+        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
+
+        encoder = KeyValueEncoder(struct_encoders(records, self.sink.value_writer, self.sink.key_writer))
+        origin, topics = RowOrigin(self.source, self.window), TopicRules(self.reserved)
+        sorting = Sorting(encoder, tolerance, topics=topics, pipeline=self.pipeline, origin=origin)
+        return PublishTask(publisher, left, sorting)
+
+    # --- a record, as the options make it of a row ---
+
+    def _record_frame(self, rows: DataFrame, more: Mapping[str, Column]) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        sink = self.sink
+        parts: dict[str, Any] = {
+            "key": self._key(),
+            "value": as_struct(self._value_columns(rows)),
+            "topic": sink.topic_of_row(),
+            "partition": sink.partition_of_row(),
+            # It gets one when it is written.
+            "offset": F.lit(None).cast("bigint"),
+            "timestamp": F.timestamp_millis(sink.milliseconds_of_row(rows)),
+            "headers": self._headers(),
+            LEFT_OUT: F.lit(False),
+            **more,
+        }
+        return rows.select(*(column.alias(name) for name, column in parts.items()))
+
+    def _key(self) -> Column:
+        from pyspark.sql import functions as F
+
+        if not self.sink.key_columns:
+            return F.lit(None)
+        return spark_column(self.sink.key_columns[0]) if self._is_bare else as_struct(self.sink.key_columns)
+
+    @property
+    def _is_bare(self) -> bool:
+        """Return True if a key is the value of its column, not a struct of one, as its format writes it."""
+        return len(self.sink.key_columns) == 1 and isinstance(self.sink.key_writer, (String, Raw))
+
+    def _headers(self) -> Column:
+        from pyspark.sql import functions as F
+
+        from airflow_kafka_spark.transforms.record import FIXED
+
+        return (self.sink.headers_of_row() if self.sink.headers else F.array()).cast(FIXED["headers"])
+
+    def _value_columns(self, rows: DataFrame) -> Sequence[str]:
+        return tuple(self.sink.value_columns or rows.columns)
+
+    def _key_writer(self, changed: frozenset[str]) -> Format | None:
+        """Return the format of keys; None if a transform makes them and no format is given: then their type decides."""
+        if self.sink.key_format is not None or (self.sink.key_columns and "key" not in changed):
+            return self.sink.key_writer
+        return None
+
+    def _encodes_in_tasks(self, changed: frozenset[str]) -> bool:
+        key = self._key_writer(changed)
+        return self.sink.value_writer.encodes_in_tasks or (key is not None and key.encodes_in_tasks)
+
+    def _given(self, rows: DataFrame) -> dict[str, Column]:
+        """Return the columns that a dead letter shows: the row before all transforms."""
+        from pyspark.sql import functions as F
+
+        sink = self.sink
+        key: Column = F.lit(None).cast("binary")
+        if sink.key_columns:
+            key = as_struct(sink.key_columns) if sink.key_writer.encodes_in_tasks else sink.key_writer.encode(sink.key_columns)
+        return {
+            "key": key,
+            "value": as_struct(self._value_columns(rows)),
+            "timestamp": sink.milliseconds_of_row(rows),
+            "headers": self._headers(),
+        }
+
+
+# --- keys and values as bytes --------------------------------------------------------------
+
+
+def transformed(frame: DataFrame, transforms: Sequence[TransformLike]) -> tuple[DataFrame, frozenset[str]]:
+    """Return the frame that a chain makes of a record frame, and the parts that it may have changed.
+
+    :return: the parts under names that begin with :data:`MADE`, since fields of a value may be called like them, and what is
+        carried.
+    :raises ValidationError: a transform does not fit, named by its place.
+    """
+    from pyspark.sql import functions as F
+
+    from airflow_kafka_spark.transforms import apply_chain
+
+    changed: set[str] = set()
+    frame = apply_chain(frame, transforms, changed=changed)
+    kept = [name for name in frame.columns if name.startswith("__kafka_")]
+    named = ("key", "value", "topic", "partition", "timestamp", "headers")
+    return frame.select(*(F.col(name).alias(MADE + name) for name in named), *map(spark_column, kept)), frozenset(changed)
+
+
+def with_bytes(frame: DataFrame, part: Part, where: str, fine: Column, format: Format | None, read: Format | None) -> DataFrame:
+    """Return the frame of :func:`transformed` with the bytes of a key or a value.
+
+    :param where: the operator's argument that says how it is written.
+    :param fine: which rows are written at all.
+    :param format: how; None: as Connect would by its type: a struct as JSON, a number or a text as text, bytes as they are.
+    :param read: how it was read: what still is one column of bytes or text is written so.
+    :raises ValidationError: it cannot be written so.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    whole, found = F.col(MADE + part), frame.schema[MADE + part].dataType
+    names = found.names if isinstance(found, StructType) else [part]
+    if isinstance(found, (ArrayType, MapType)):
+        what = f"behind the transforms the {part} is {found.simpleString()}; expected fields, or one number, text or binary"
+        raise ValidationError([Problem("transforms", what, "Give it a name with HoistField")])
+    writer = format or _fitting(found, read)
+    if problems := writer.encoding_problems(where, names):
+        raise ValidationError(problems)
+    before = [spark_column(name) for name in frame.columns]
+    fields: list[Column] = [whole.getField(n).alias(n) for n in names] if isinstance(found, StructType) else [whole.alias(part)]
+    # In two steps, so that a field is named as the format names it, whatever else is called so.
+    written = F.when(fine & whole.isNotNull(), writer.encode(names))
+    return frame.select(*before, *fields).select(*before, written.alias(BYTES + part))
+
+
+def _fitting(found: DataType, read: Format | None) -> Format:
+    """Return the format in which Connect would write a type."""
+    from pyspark.sql.types import BinaryType, StructType
+
+    if isinstance(found, StructType):
+        return read if isinstance(read, (Raw, String)) and found.names == [read.column] else Json()
+    return Raw() if isinstance(found, BinaryType) else String()

@@ -1,0 +1,170 @@
+"""Reading the splits of a window from Kafka, as rows for the next step of the road.
+
+Runs on executors: imports neither Airflow nor pyspark. Behind a split's rows comes one row more, which every filter and transform
+lets pass: it carries the account of what was read, or the error that ended the reading, to the task that writes the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.road.columns import OFFSET
+from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
+from airflow_kafka_spark.sinks.tasks.dead_letters import dead_letters
+from airflow_kafka_spark.windows.codec import encode_error, encode_result
+from airflow_kafka_spark.windows.model import BadRecord, Gap, PackedSplits, Split, TopicPartition
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.road.tasks.layout import Layout
+    from airflow_kafka_spark.sources.kafka.tasks.read import Records
+
+SENT = "it was sent to the dead letter topic by an earlier attempt at this window"
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """The function that Spark maps over the numbers of splits (``mapInArrow``). It reads and decodes them.
+
+    :param splits: the splits of the window that are left.
+    :param layout: how records become rows.
+    :param config: the consumer's configuration. Travels to the executors inside the pickled task only.
+    :param skip_lost: pass over records that were deleted meanwhile.
+    :param patience: seconds without progress after which the broker is given up.
+    :param tolerance: what becomes of bad records; None: with one of them nothing of the split is written.
+    :param routed: the records that earlier attempts at the window have sent to other topics. They stay there, whatever they look
+        like now.
+    """
+
+    splits: PackedSplits
+    layout: Layout
+    config: Mapping[str, Any] = field(repr=False)
+    skip_lost: bool = False
+    patience: float = 300.0
+    tolerance: Tolerance | None = None
+    routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the schema of the batches: the layout's columns and :data:`END`."""
+        return self.layout.row_schema.append(pa.field(END, pa.string()))
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for split in self.splits_of(batches):
+            yield from self.read(split)
+
+    def splits_of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Split]:
+        """Yield the splits whose numbers Spark hands over."""
+        for batch in batches:
+            for at in batch.column(0).to_pylist():
+                yield self.splits[at]
+
+    def read(self, split: Split) -> SplitRows:
+        """Return the rows of a split, which are read while they are iterated over."""
+        from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
+
+        reader = KafkaSplitReader(
+            self.config,
+            split.range,
+            self.skip_lost,
+            self.layout.wants_headers,
+            self.patience,
+            self.layout.wants_keys,
+            with_messages=self.tolerance is not None and self.tolerance.keep,
+            epoch=split.epoch,
+        )
+        return SplitRows(self, split, reader, reader.gaps)
+
+    def read_from_spark(self, batches: Iterator[pa.RecordBatch]) -> SplitRows | None:
+        """Return the rows of the split that Spark's Kafka source hands over; None if it has no records."""
+        from airflow_kafka_spark.sources.kafka.tasks.read import from_spark
+
+        records = from_spark(batches)
+        first = next(records, None)
+        if first is None:
+            return None
+        split = next(s for s in self.splits if (s.range.topic, s.range.partition) == (first.topic, first.partition))
+        return SplitRows(self, split, chain((first,), records))
+
+
+@dataclass
+class SplitRows:
+    """The rows of one split, and the row that ends them.
+
+    The last row also carries an error of this package, because the traceback of a worker is no message for a user.
+
+    :param task: how the split is read.
+    :param split: the split.
+    :param records: its records.
+    :param gaps: offsets found deleted while reading.
+    """
+
+    task: ReadTask
+    split: Split
+    records: Iterable[Records]
+    gaps: list[Gap] = field(default_factory=list)
+    _batch: Records | None = field(default=None, init=False, repr=False)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        schema, account = self.task.schema, SplitAccount(self.split.index, self.split.range.topic_partition, self.task.tolerance)
+        try:
+            for records in self.records:
+                self._batch = records
+                rows = self._decode(records, account)
+                # With a bad record that is not tolerated nothing is written: the rest is only read to count what is bad.
+                if rows.num_rows and not account.is_lost:
+                    yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, pa.string())], schema=schema)
+            end = encode_result(account.result(gaps=tuple(self.gaps)))
+        except KafkaSparkError as error:
+            end = encode_error(error)
+        yield pa.RecordBatch.from_pylist([{END: end}], schema=schema)
+
+    def _decode(self, records: Records, account: SplitAccount) -> pa.RecordBatch:
+        """Return the rows of records that are neither bad nor ignored, and count those that are."""
+        decoded, tp = self.task.layout.decode(records), account.place
+        routed = _positions(records, self.task.routed.get(tp))
+        sent = _positions(records, self.task.tolerance.sent.get(tp) if self.task.tolerance is not None else None)
+        ignored = decoded.ignored - routed - sent
+        bad = {at: why for at, why in sorted(decoded.bad.items()) if at not in routed and at not in sent}
+        account.add_records(records.timestamps, records.bytes)
+        account.add_routed(len(routed))
+        account.add_ignored(len(ignored))
+        if bad:
+            found = [BadRecord(*tp, records.offsets[at].as_py(), reason, stage) for at, (stage, reason) in bad.items()]
+            account.add_bad(found, lambda: dead_letters(found, records.originals(list(bad))))
+        if sent:
+            account.add_bad([BadRecord(*tp, records.offsets[at].as_py(), SENT) for at in sorted(sent)])
+        left_out = [*bad, *ignored, *routed, *sent]
+        if not left_out:
+            return decoded.rows
+        kept = np.ones(len(records), bool)
+        kept[left_out] = False
+        return decoded.rows.filter(pa.array(kept))
+
+    def originals_of(self, rows: pa.RecordBatch) -> Mapping[str, pa.Array]:
+        """Return the parts of records as they were read, of rows of the batch that was yielded last."""
+        assert self._batch is not None
+        offsets = rows.column(rows.schema.get_field_index(OFFSET))
+        return self._batch.originals(pc.index_in(offsets, self._batch.offsets).to_pylist())
+
+
+def _positions(records: Records, offsets: Set[int] | None) -> frozenset[int]:
+    """Return the positions of the records with some offsets."""
+    return frozenset(i for i, offset in enumerate(records.offsets.to_pylist()) if offset in offsets) if offsets else frozenset()
+
+
+def partition_id() -> int:
+    """Return the number of the partition that this Spark task works on."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()

@@ -1,0 +1,194 @@
+"""Sorting the rows of a split at the end of their chain: good ones, bad ones, ignored ones, and those that go to another topic.
+
+Runs in Spark's tasks. Imports neither Airflow nor pyspark.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_kafka_spark.formats.internal_columns import ERROR, LEFT_OUT, ROUTE
+from airflow_kafka_spark.formats.tasks.text import rows_as_json
+from airflow_kafka_spark.road.columns import GIVEN, OFFSET, ORIGINAL, TOMBSTONE, NullValues
+from airflow_kafka_spark.road.tasks.account import SplitAccount
+from airflow_kafka_spark.road.tasks.layout import NO_VALUE, Reasons
+from airflow_kafka_spark.sinks.kafka.tasks.headers import HEADERS
+from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, dead_letters, place_of, row_place
+from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, BadRecord
+
+Columns = Mapping[str, pa.Array]
+
+
+class Origin(ABC):
+    """Knows how rows looked before the chain, and where they were read."""
+
+    @abstractmethod
+    def columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
+        """Return key, value, headers and timestamp of rows as they were read, as :func:`dead_letters` takes them.
+
+        :param rows: rows at the end of their chain.
+        :param encoded: what could be encoded of them; None if that was not tried.
+        """
+
+    def place_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the facts that say where rows were read, for the headers of routed records.
+
+        :param row: the columns of a batch of dead letters.
+        """
+        return place_of(row)
+
+
+@dataclass(frozen=True)
+class RecordOrigin(Origin):
+    """The origin of Kafka records.
+
+    :param find: returns the parts of records as they were read, of some rows; None: the rows carry them in the columns
+        :data:`~airflow_kafka_spark.road.columns.ORIGINAL`.
+    """
+
+    find: Callable[[pa.RecordBatch], Columns] | None = None
+
+    def columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
+        if self.find is not None:
+            return self.find(rows)
+        return {part: rows.column(ORIGINAL[part]) for part in ("key", "value", "headers", "timestamp")}
+
+
+@dataclass(frozen=True)
+class RowOrigin(Origin):
+    """The origin of a source's rows. A row is no record yet, so a dead letter shows it as JSON.
+
+    :param source: the source's URI.
+    :param window: the window.
+    """
+
+    source: str = ""
+    window: str = ""
+
+    def columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
+        names, count = rows.schema.names, rows.num_rows
+        if GIVEN["value"] in names:
+            given = {part: rows.column(column) for part, column in GIVEN.items()}
+            key = given["key"] if _is_binary(given["key"]) else pa.nulls(count, pa.binary())
+        else:
+            nothing = {"timestamp": pa.nulls(count, pa.int64()), "headers": pa.nulls(count, HEADERS)}
+            given = nothing | {part: rows.column(part) for part in GIVEN if part in names}
+            key = encoded.column("key") if encoded is not None else pa.nulls(count, pa.binary())
+        return {**given, "key": key, "value": _row_texts(given["key"], given["value"])}
+
+    def place_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return row_place(self.source, self.window, row)
+
+
+@dataclass(frozen=True)
+class Sorter:
+    """Sorts the rows of one split, and counts in its account all that are not good.
+
+    :param account: the split's account.
+    :param origin: the origin of its rows.
+    :param null_values: what a record without a value means; None if that was decided before, or for rows of a source.
+    :param names: the names of columns that arrive under others.
+    """
+
+    account: SplitAccount
+    origin: Origin = field(default_factory=RecordOrigin)
+    null_values: NullValues | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def sort(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Return the good rows of a batch, and the records that a filter sends elsewhere, in the schema :data:`ROUTED`.
+
+        The routed ones are not counted yet.
+        """
+        if self.names:
+            batch = pa.RecordBatch.from_arrays(batch.columns, [self.names.get(name, name) for name in batch.schema.names])
+        rows, routed = self._part(batch)
+        return self._kept(self._without_errors(rows)), routed
+
+    def refuse(self, rows: pa.RecordBatch, refused: Reasons, encoded: pa.RecordBatch | None = None) -> pa.RecordBatch:
+        """Return the rows without those that cannot be written, which are counted as bad.
+
+        :param refused: the positions of the rows, with stage and reason.
+        :param encoded: what could be encoded of all rows, where they were encoded.
+        """
+        if not refused:
+            return rows
+        at = pa.array(refused, pa.int64())
+        self._add_bad(rows.take(at), list(refused.values()), encoded.take(at) if encoded is not None else None)
+        return without_rows(rows, refused)
+
+    def _part(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        routes = batch.column(ROUTE) if ROUTE in batch.schema.names else None
+        if routes is None or routes.null_count == len(routes):
+            return batch, _NONE_ROUTED
+        found = batch.filter(routes.is_valid())
+        targets = [json.loads(text) for text in found.column(ROUTE).to_pylist()]
+        letters = self._letters(found, [(TRANSFORMATION, reason) for _, reason in targets], None)
+        topics = pa.array([topic for topic, _ in targets], pa.string())
+        return batch.filter(routes.is_null()), pa.RecordBatch.from_arrays([*letters.columns, topics], schema=ROUTED)
+
+    def _without_errors(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        names = rows.schema.names
+        errors = rows.column(ERROR) if ERROR in names else None
+        if self.null_values == "fail" and TOMBSTONE in names:
+            missing = rows.column(TOMBSTONE)
+            if errors is None:
+                errors = pa.nulls(rows.num_rows, pa.string())
+            errors = pc.if_else(pc.and_(missing, errors.is_null()), NO_VALUE, errors)
+        if errors is None or errors.null_count == len(errors):
+            return rows
+        why = [(VALUE_CONVERTER if reason == NO_VALUE else TRANSFORMATION, reason) for reason in errors.drop_null().to_pylist()]
+        self._add_bad(rows.filter(errors.is_valid()), why, None)
+        return rows.filter(errors.is_null())
+
+    def _kept(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if LEFT_OUT in rows.schema.names:
+            rows = rows.filter(pc.invert(rows.column(LEFT_OUT)))
+        if self.null_values == "ignore" and TOMBSTONE in rows.schema.names:
+            missing = rows.column(TOMBSTONE)
+            if count := missing.true_count:
+                self.account.add_ignored(count)
+                rows = rows.filter(pc.invert(missing))
+        return rows
+
+    def _add_bad(self, rows: pa.RecordBatch, why: list[tuple[str, str]], encoded: pa.RecordBatch | None) -> None:
+        self.account.add_bad(self._bad_records(rows, why), lambda: self._letters(rows, why, encoded))
+
+    def _bad_records(self, rows: pa.RecordBatch, why: list[tuple[str, str]]) -> list[BadRecord]:
+        offsets = rows.column(OFFSET).to_pylist()
+        return [BadRecord(*self.account.place, at, reason, stage) for at, (stage, reason) in zip(offsets, why, strict=True)]
+
+    def _letters(self, rows: pa.RecordBatch, why: list[tuple[str, str]], encoded: pa.RecordBatch | None) -> pa.RecordBatch:
+        return dead_letters(self._bad_records(rows, why), self.origin.columns_of(rows, encoded))
+
+
+_NONE_ROUTED = pa.RecordBatch.from_pylist([], schema=ROUTED)
+
+
+def without_rows(rows: pa.RecordBatch, positions: Mapping[int, object]) -> pa.RecordBatch:
+    """Return the rows of a batch without those at some positions."""
+    if not positions:
+        return rows
+    return rows.filter(pa.array([at not in positions for at in range(rows.num_rows)], pa.bool_()))
+
+
+def _is_binary(column: pa.Array) -> bool:
+    return pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+
+
+def _row_texts(keys: pa.Array, values: pa.Array) -> pa.Array:
+    """Return rows as JSON: the columns of the value, and those of the key that the value lacks. A binary value stays as it is."""
+    if not pa.types.is_struct(values.type):
+        return values
+    columns = [(f.name, values.field(at)) for at, f in enumerate(values.type)]
+    if pa.types.is_struct(keys.type):
+        known = {name for name, _ in columns}
+        columns += [(f.name, keys.field(at)) for at, f in enumerate(keys.type) if f.name not in known]
+    return pa.array(rows_as_json(columns), pa.binary())
