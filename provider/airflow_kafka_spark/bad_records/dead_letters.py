@@ -17,6 +17,7 @@ from airflow_kafka_spark.errors import (
     KafkaRefused,
     KafkaSparkError,
     KafkaUnavailable,
+    RightMissing,
     RowRejected,
     TooManyDeadLetters,
     TooManyRouted,
@@ -238,6 +239,8 @@ class _SideOutput:
         """Return the exception for an error that refuses one of the records, or None if the error is not about records."""
         from airflow_kafka_spark.sinks.kafka.tasks.send import REMEDIES, RETRY_HINT
 
+        if isinstance(error, RightMissing):
+            return error.at(conn_id)
         if isinstance(error, RowRejected):
             code, detail = "MSG_SIZE_TOO_LARGE", error.detail
         elif isinstance(error, KafkaRefused):

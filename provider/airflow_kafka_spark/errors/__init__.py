@@ -24,6 +24,7 @@ from airflow_kafka_spark.errors.kafka import (
     ConsumerUnhealthy,
     GroupHasMembers,
     KafkaRefused,
+    RightMissing,
     TopicMissing,
 )
 from airflow_kafka_spark.errors.ledger import (
@@ -63,6 +64,7 @@ from airflow_kafka_spark.errors.setup import (
     JavaMissing,
     KafkaUnavailable,
     Problem,
+    SparkUnavailable,
     ValidationError,
 )
 from airflow_kafka_spark.errors.sinks import (
@@ -139,6 +141,7 @@ __all__ = [
     "RegistryUnavailable",
     "ReplayRefused",
     "ResetRefused",
+    "RightMissing",
     "RowRejected",
     "RowsCutOff",
     "RowsRejected",
@@ -152,6 +155,7 @@ __all__ = [
     "SourceRejected",
     "SourceUnavailable",
     "SparkJobFailed",
+    "SparkUnavailable",
     "TestingUnavailable",
     "TimestampsInFuture",
     "TooManyBadRecords",

@@ -31,6 +31,8 @@ from airflow_kafka_spark.errors import (
     TransactionTimedOut,
 )
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.config import identity
+from airflow_kafka_spark.hooks.kafka.rights import Right, named_rights, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
 from airflow_kafka_spark.ledger.topic import PROMPT, LedgerPlace, read_to
@@ -162,8 +164,10 @@ class Publisher:
         tp = TopicPartition(self.ledger.topic, self.ledger.partition)
         config = {**self.reading, **PROMPT}
         consumer = Consumer({**config, "isolation.level": "read_uncommitted"}, logger=ClientEvents())
+        right = Right("topic", "Read", tp.topic)
         try:
-            _, high = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), timeout=FENCE_SECONDS)
+            with named_rights(config, "reading the ledger", right, conn_id=self.conn_id):
+                _, high = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), timeout=FENCE_SECONDS)
         except KafkaException as error:
             raise self._unavailable(error, f"looking into {tp}") from None
         finally:
@@ -301,6 +305,10 @@ class Publisher:
         """Return the error to raise: :class:`KafkaRefused` if the brokers refused a record, which only the transaction reports if
         no callback watched its batch."""
         said = error.args[0] if isinstance(error, KafkaException) else None
+        # Records that are sent are watched; the marker is not.
+        marker = [Right("topic", "Write", self.ledger.topic)]
+        if missing := right_missing(said, self.conn_id, identity(self.config), doing, marker):
+            return missing
         return (said and refused_by_brokers(said, self.conn_id, "rows")) or self._unavailable(error, doing)
 
     def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:
