@@ -176,11 +176,12 @@ class SparkHook(BaseHook):
             raise
 
     def _stop(self, session: SparkSession) -> None:
-        from pyspark import SparkContext
+        if not self.is_connect:
+            from pyspark import SparkContext
 
-        # A context that was discarded is stopped.
-        if self.is_connect or SparkContext._active_spark_context is not None:
-            session.stop()
+            if SparkContext._active_spark_context is None:
+                return  # It was discarded.
+        session.stop()
 
     def _class_archive(self) -> SparkClassArchive | None:
         """The archive of the classes of a local session; None where it is switched off or impossible."""
