@@ -288,7 +288,7 @@ def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, tmp_pa
     interval = SimpleNamespace(data_interval_start=hour(1)[0], data_interval_end=hour(1)[1])
     seen = {**context("run1"), "dag_run": interval}
     sensors = [
-        KafkaWindowSensor(task_id="a", pipeline="seen", **common),
+        KafkaWindowSensor(task_id="a", pipeline="seen", after=0, **common),
         KafkaLagSensor(task_id="b", pipeline="seen", at_least_records=1, **common),
         KafkaLagSensor(task_id="c", group_id="seen", topics=READ, at_least_records=1, **common),
         KafkaIntervalSensor(task_id="d", topics=READ, grace=0, **common),

@@ -190,7 +190,9 @@ class SideOutputs:
                     sender.send(output.records(output.letters))
                     landed = sender.flush()
                 except Exception as error:
-                    raise output.refused(error, self.hook.conn_id) or error from None
+                    known_as = ledger.translated(error, "sending", output.topic)
+                    refused = output.refused(known_as if isinstance(known_as, RightMissing) else error, self.hook.conn_id)
+                    raise refused or error from None
                 routed = output.topic if output.routed else ""
                 batches.append(Batch(replay, entry.attempt.token, offsets_of(output.letters), landed, routed))
             name = self.dead.name if self.dead is not None else ""

@@ -584,7 +584,12 @@ class Ledger:
 
     # --- errors ---
 
-    def translated(self, error: Exception, doing: str) -> KafkaSparkError:
+    def translated(self, error: Exception, doing: str, topic: str = "") -> KafkaSparkError:
+        """Return this package's error for one of the attempt's producers.
+
+        :param doing: what was being done.
+        :param topic: the topic that was written; default the ledger topic.
+        """
         from confluent_kafka import KafkaException
 
         if isinstance(error, RightMissing):
@@ -595,17 +600,18 @@ class Ledger:
             return Fenced(self.pipeline, doing)
         if not isinstance(error, KafkaException):
             return KafkaUnavailable(self.hook.conn_id, doing, str(error))
-        return self._translate_kafka(error, doing)
+        return self._translate_kafka(error, doing, topic or self.topic.name)
 
-    def _translate_kafka(self, error: KafkaException, doing: str) -> KafkaSparkError:
+    def _translate_kafka(self, error: KafkaException, doing: str, topic: str) -> KafkaSparkError:
         from confluent_kafka import KafkaError
 
         cause = error.args[0]
         if cause.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.FENCED_INSTANCE_ID):
             members = self.hook.group_state(self.group_id or "").members
             return GroupHasMembers(self.group_id or "", [str(m) for m in members])
-        rights = [Right("topic", "Write", self.topic.name), Right("group", "Read", self.group_id or "")]
-        if missing := right_missing(cause, self.hook.conn_id, identity(self.hook.config), doing, rights):
+        rights = [Right("topic", "Write", topic), Right("group", "Read", self.group_id or "")]
+        user = identity(self.hook.config)
+        if missing := right_missing(cause, self.hook.conn_id, user, doing, rights, events=self._events):
             return missing
         return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
 

@@ -7,6 +7,7 @@ itself just times out. ``ClientEvents`` listens there, ``KafkaCalls`` turns both
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import time
@@ -47,6 +48,7 @@ _BACKOFF_SECONDS = (0.1, 0.2, 0.4, 0.8)
 _REFUSED = frozenset(
     {"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE"}
 )
+_REFUSED_RIGHT = re.compile(r"\b[A-Z_]+_AUTHORIZATION_FAILED\b")
 _UNANSWERED = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT_QUEUE", "_DESTROY", "_NOENT"})
 _MISSING = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
 # Passing states of a healthy cluster: elections, restarts, a topic not yet known everywhere, a transaction about to end.
@@ -100,6 +102,9 @@ class ClientEvents:
         log.debug("librdkafka: " + message, *args)
         if args and args[0] == "FAIL":
             self._note(_LOGGED, str(args[-1]).partition("]: ")[2])
+        # Why a transaction has failed is nowhere else: records in it fail as "purged in queue", or by the state of the client.
+        elif args and args[0] == "TXNERR" and (refused := _REFUSED_RIGHT.search(str(args[-1]))):
+            self._note(refused[0], str(args[-1]))
 
     def on_error(self, error: KafkaError) -> None:
         """Take an error that belongs to no request."""

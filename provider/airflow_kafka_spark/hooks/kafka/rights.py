@@ -49,23 +49,33 @@ class Right:
 
 
 def right_missing(
-    error: KafkaError | None, conn_id: str, user: str, doing: str, rights: Sequence[Right], name: str = ""
+    error: KafkaError | None,
+    conn_id: str,
+    user: str,
+    doing: str,
+    rights: Sequence[Right],
+    name: str = "",
+    events: ClientEvents | None = None,
 ) -> RightMissing | None:
     """Return the exception for a client's error; None if that is not about rights.
 
-    :param error: the error.
+    :param error: the error; None if only ``events`` are asked.
     :param conn_id: the connection; "" where it is not known, as in a Spark task.
     :param user: how the client introduces itself (:func:`~airflow_kafka_spark.hooks.kafka.config.identity`).
     :param doing: what was requested.
     :param rights: what the request needs.
     :param name: the resource that failed, where the right does not name one.
+    :param events: what a producer reports besides: in a transaction that was refused, records fail with other errors.
     """
-    if error is None or error.name() not in _CODES:
+    code = error.name() if error is not None else ""
+    if code not in _CODES and events is not None:
+        code = next((known for known in _CODES if events.first({known}, 0.0) is not None), "")
+    if code not in _CODES:
         return None
-    resource = _CODES[error.name()]
+    resource = _CODES[code]
     needed = next((right for right in rights if right.resource == resource), Right(resource, ""))
     named = "kafka-cluster" if resource == "cluster" else needed.name or name
-    return RightMissing(conn_id, doing, error.name(), user, resource, named, needed.operation)
+    return RightMissing(conn_id, doing, code, user, resource, named, needed.operation)
 
 
 def right_missing_in_java(text: str, doing: str) -> RightMissing | None:
@@ -96,13 +106,7 @@ def named_rights(
         yield
     except (KafkaException, SystemError) as error:
         said = error.args[0] if isinstance(error, KafkaException) and error.args else None
-        found = right_missing(said, conn_id, identity(config), doing, rights)
-        code = next((name for name in _CODES if events and events.first({name}, 0.0) is not None), "")
-        if found is None and code:
-            resource = _CODES[code]
-            needed = next((right for right in rights if right.resource == resource), None)
-            if needed is not None:
-                found = RightMissing(conn_id, doing, code, identity(config), resource, needed.name, needed.operation)
+        found = right_missing(said, conn_id, identity(config), doing, rights, events=events)
         if found is None:
             raise
         raise found from None

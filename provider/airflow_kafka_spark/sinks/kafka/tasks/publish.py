@@ -136,7 +136,7 @@ class Publisher:
             if (marker := self.look(split)) is None:
                 faults.reached("publish.begin")
                 began = time.monotonic()
-                return self._write(producer, split, incoming)
+                return self._write(producer, split, incoming, events)
         except (KafkaException, SystemError) as error:
             # A fatal error that is raised while callbacks run comes out of the client as a SystemError.
             marker = self._resolve(error, events, split, time.monotonic() - began)
@@ -186,21 +186,24 @@ class Publisher:
     def _end(self, holder: OpenTransaction) -> str:
         return abort_transaction({**PRODUCER, **self.config}, self.ledger.topic, holder)
 
-    def _write(self, producer: Producer, split: int, incoming: Incoming) -> Marker:
+    def _write(self, producer: Producer, split: int, incoming: Incoming, events: ClientEvents) -> Marker:
         producer.begin_transaction()
         sender = self._sender(producer, self.topic, self.partitions, split)
+        rights = Right("topic", "Write", "`, `".join(sorted(self._targets))), Right("topic", "Write", self.ledger.topic)
         try:
-            for batch in incoming:
-                sender.send(batch)
-                faults.reached("publish.mid")
-            dead = self._send_dead_letters(producer, incoming.result) if incoming.result is not None else ()
-            landed = sender.flush()
+            with named_rights(self.config, self._doing(split), rights[0], conn_id=self.conn_id, events=events):
+                for batch in incoming:
+                    sender.send(batch)
+                    faults.reached("publish.mid")
+                dead = self._send_dead_letters(producer, incoming.result) if incoming.result is not None else ()
+                landed = sender.flush()
             faults.reached("publish.flushed")
             self._consume(producer, split)
             published = tuple(part for part in landed if part.topic not in self.routes)
             routed = tuple(part for part in landed if part.topic in self.routes)
             marker = Marker(self.ledger.number, split, published, sender.total_bytes, incoming.result, dead, routed)
-            self._mark(producer, marker)
+            with named_rights(self.config, self._doing(split), rights[1], conn_id=self.conn_id, events=events):
+                self._mark(producer, marker)
             faults.reached("publish.marked")
             producer.commit_transaction(self.transaction_timeout)
         except (KafkaSparkError, Rejected):
@@ -208,6 +211,12 @@ class Publisher:
             raise
         faults.reached("publish.committed")
         return marker
+
+    @property
+    def _targets(self) -> set[str]:
+        """The topics that are known to be written, without the ledger."""
+        dead = self.bad_record_policy.topic if self.bad_record_policy is not None else None
+        return {*self.partitions, *filter(None, (self.topic, dead))}
 
     def _send_dead_letters(self, producer: Producer, result: SplitResult) -> tuple[Landed, ...]:
         """Send the dead letters of a split in its transaction, so that they are visible exactly when its records are.

@@ -153,6 +153,8 @@ class Sender:
             except (BufferError, KafkaException) as error:
                 at = len(columns[0]) - length_hint(left[0]) - 1
                 if isinstance(error, KafkaException):
+                    # Why the transaction was refused is in the client's log, which is read by a poll.
+                    self.producer.poll(_ROOM_SECONDS)
                     raise self._rejected(error.args[0], row_of(first + at)) from None
                 self._make_room(deadline)
                 # Continue with the record that found no room.
