@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,20 +190,21 @@ class Publisher:
     def _write(self, producer: Producer, split: int, incoming: Incoming, events: ClientEvents) -> Marker:
         producer.begin_transaction()
         sender = self._sender(producer, self.topic, self.partitions, split)
-        rights = Right("topic", "Write", "`, `".join(sorted(self._targets))), Right("topic", "Write", self.ledger.topic)
+        policy = self.bad_record_policy
         try:
-            with named_rights(self.config, self._doing(split), rights[0], conn_id=self.conn_id, events=events):
+            with self._writing(split, sorted({*self.partitions, *filter(None, [self.topic])}), events):
                 for batch in incoming:
                     sender.send(batch)
                     faults.reached("publish.mid")
-                dead = self._send_dead_letters(producer, incoming.result) if incoming.result is not None else ()
                 landed = sender.flush()
+            with self._writing(split, [policy.topic or ""] if policy else [], events):
+                dead = self._send_dead_letters(producer, incoming.result) if incoming.result is not None else ()
             faults.reached("publish.flushed")
             self._consume(producer, split)
             published = tuple(part for part in landed if part.topic not in self.routes)
             routed = tuple(part for part in landed if part.topic in self.routes)
             marker = Marker(self.ledger.number, split, published, sender.total_bytes, incoming.result, dead, routed)
-            with named_rights(self.config, self._doing(split), rights[1], conn_id=self.conn_id, events=events):
+            with self._writing(split, [self.ledger.topic], events):
                 self._mark(producer, marker)
             faults.reached("publish.marked")
             producer.commit_transaction(self.transaction_timeout)
@@ -212,11 +214,10 @@ class Publisher:
         faults.reached("publish.committed")
         return marker
 
-    @property
-    def _targets(self) -> set[str]:
-        """The topics that are known to be written, without the ledger."""
-        dead = self.bad_record_policy.topic if self.bad_record_policy is not None else None
-        return {*self.partitions, *filter(None, (self.topic, dead))}
+    def _writing(self, split: int, topics: Sequence[str], events: ClientEvents) -> AbstractContextManager[None]:
+        """Name the topics that are written in here if the brokers refuse to take records."""
+        right = Right("topic", "Write", "`, `".join(topics))
+        return named_rights(self.config, self._doing(split), right, conn_id=self.conn_id, events=events)
 
     def _send_dead_letters(self, producer: Producer, result: SplitResult) -> tuple[Landed, ...]:
         """Send the dead letters of a split in its transaction, so that they are visible exactly when its records are.
