@@ -38,6 +38,10 @@ def test_killed_then_retried_and_cleared_every_record_is_there_exactly_once(flow
     code = victim.wait()
     assert victim.fired, victim.tail()
     assert code == (1 if point in IN_A_TASK else -9), victim.tail()
+    if point in IN_A_TASK:
+        assert "a Python worker of Spark was killed or crashed" in victim.tail()
+        said = "Splits that are committed stay" if kind == "postgres-split" else "Nothing was committed"
+        assert said in victim.tail()
 
     seen = len(flow.rows())
     if kind != "postgres-split":

@@ -31,6 +31,7 @@ def test_a_zombie_that_wakes_up_after_the_retry_changes_nothing(flow, kind, poin
 
     zombie.wake()
     zombie.wait()
+    assert "a newer attempt took over" in zombie.tail(), "its last error says why it ended, whatever was ended of it"
     assert sorted(flow.rows()) == rows
     assert flow.committed() == committed
     flow.produce(100)

@@ -55,6 +55,13 @@ def test_topics_or_a_pattern_are_given_and_match_what_is_there(files):
     assert "not a regular expression" in problems(files, topics=None, topics_pattern="(")["topics_pattern"]
 
 
+def test_a_master_at_which_nothing_answers_is_found_before_anything_is_planned(files, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_DOWN", json.dumps({"conn_type": "spark", "host": "spark://127.0.0.1", "port": 1}))
+    found = problems(files, spark_conn_id="down")
+    assert found.keys() == {"spark_conn_id"}
+    assert "Nothing answers at 127.0.0.1:1" in found["spark_conn_id"] and "`down`" in found["spark_conn_id"]
+
+
 def test_unknown_connections_and_a_broker_or_a_java_that_is_not_there(files, monkeypatch, tmp_path):
     found = problems(files, kafka_conn_id="no_kafka", spark_conn_id="no_spark")
     assert "no_kafka" in found["kafka_conn_id"]

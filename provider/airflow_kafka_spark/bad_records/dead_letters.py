@@ -17,6 +17,7 @@ from airflow_kafka_spark.errors import (
     KafkaRefused,
     KafkaSparkError,
     KafkaUnavailable,
+    RightMissing,
     RowRejected,
     TooManyDeadLetters,
     TooManyRouted,
@@ -189,7 +190,9 @@ class SideOutputs:
                     sender.send(output.records(output.letters))
                     landed = sender.flush()
                 except Exception as error:
-                    raise output.refused(error, self.hook.conn_id) or error from None
+                    known_as = ledger.translated(error, "sending", output.topic)
+                    refused = output.refused(known_as if isinstance(known_as, RightMissing) else error, self.hook.conn_id)
+                    raise refused or error from None
                 routed = output.topic if output.routed else ""
                 batches.append(Batch(replay, entry.attempt.token, offsets_of(output.letters), landed, routed))
             name = self.dead.name if self.dead is not None else ""
@@ -238,20 +241,23 @@ class _SideOutput:
         """Return the exception for an error that refuses one of the records, or None if the error is not about records."""
         from airflow_kafka_spark.sinks.kafka.tasks.send import REMEDIES, RETRY_HINT
 
+        what = "records that a Filter takes out" if self.routed else "dead letters"
+        doing = f"sending {what} to topic `{self.topic}`"
         if isinstance(error, RowRejected):
             code, detail = "MSG_SIZE_TOO_LARGE", error.detail
         elif isinstance(error, KafkaRefused):
             code, detail = error.code, error.detail
         else:
             return None
-        what = "records that a Filter takes out" if self.routed else "dead letters"
+        if isinstance(error, RightMissing):
+            return RightMissing(conn_id, doing, error.code, error.user, error.resource, error.name, error.right)
         action = REMEDIES[code].format(topic=f"`{self.topic}`")
         if code == "MSG_SIZE_TOO_LARGE":
             detail = f"{detail}; the largest is {self._largest()}"
             action += ". What is sent has some headers more than the record"
             if not self.routed:
                 action += ", which `errors_deadletterqueue_context_headers_enable=False` leaves out"
-        return KafkaRefused(conn_id, f"sending {what} to topic `{self.topic}`", code, detail, f"{action}. {RETRY_HINT}")
+        return KafkaRefused(conn_id, doing, code, detail, f"{action}. {RETRY_HINT}")
 
     def _largest(self) -> str:
         sizes = [len(key or b"") + len(value or b"") for key, value in zip(*map(self._column, ("key", "value")), strict=True)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
 
-from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, TooManyBadRecords, ValidationError
+from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, RightMissing, TooManyBadRecords, ValidationError
 from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad
 
 if TYPE_CHECKING:
@@ -159,11 +159,11 @@ def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str]
     try:
         found = hook.describe_topics([topic], missing="omit")
         policy = hook.topic_config([topic])[topic].get("cleanup.policy", "") if found else ""
+    except RightMissing as error:
+        rights = f"Grant {error.user} Describe, Write and DescribeConfigs on topic `{topic}`, and Create where it is missing"
+        return [Problem(where, error.found, rights)]
     except KafkaRefused as error:
-        rights = (
-            f"Give the connection's user WRITE, DESCRIBE and DESCRIBE_CONFIGS on topic `{topic}`, and CREATE where it is missing"
-        )
-        return [Problem(where, error.found, rights if "AUTHORIZATION" in error.code else error.action)]
+        return [Problem(where, error.found, error.action)]
     except KafkaSparkError as error:
         return [Problem("kafka_conn_id", error.found, error.action)]
     if "compact" in policy:

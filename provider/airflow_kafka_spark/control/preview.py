@@ -12,6 +12,7 @@ from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailab
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
+from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.beginning import Beginning, LastApplied, decide_beginning
 from airflow_kafka_spark.ledger.group import owner_of
 from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC
@@ -258,7 +259,7 @@ def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAM
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, r.start) for tp, r in open_ranges.items()])
         while open_ranges and time.monotonic() < deadline:
-            for message in consumer.consume(500, timeout=0.05):
+            for message in consume(consumer, 500, 0.05, hook.config, "reading a sample of records", conn_id=hook.conn_id):
                 tp = TopicPartition(message.topic() or "", message.partition() or 0)
                 if (r := open_ranges.get(tp)) is None:
                     continue

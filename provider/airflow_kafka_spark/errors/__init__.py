@@ -24,6 +24,7 @@ from airflow_kafka_spark.errors.kafka import (
     ConsumerUnhealthy,
     GroupHasMembers,
     KafkaRefused,
+    RightMissing,
     TopicMissing,
 )
 from airflow_kafka_spark.errors.ledger import (
@@ -63,6 +64,7 @@ from airflow_kafka_spark.errors.setup import (
     JavaMissing,
     KafkaUnavailable,
     Problem,
+    SparkUnavailable,
     ValidationError,
 )
 from airflow_kafka_spark.errors.sinks import (
@@ -138,7 +140,7 @@ __all__ = [
     "RegistryRefused",
     "RegistryUnavailable",
     "ReplayRefused",
-    "ChangeRefused",
+    "RightMissing",
     "RowRejected",
     "RowsCutOff",
     "RowsRejected",
@@ -152,6 +154,7 @@ __all__ = [
     "SourceRejected",
     "SourceUnavailable",
     "SparkJobFailed",
+    "SparkUnavailable",
     "TestingUnavailable",
     "TimestampsInFuture",
     "TooManyBadRecords",

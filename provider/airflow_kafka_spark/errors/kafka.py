@@ -27,6 +27,37 @@ class KafkaRefused(KafkaSparkError):
         )
 
 
+class RightMissing(KafkaRefused):
+    """Raised when the brokers refuse a request because the connection's user lacks a right (an ACL). A retry does not help.
+
+    :param conn_id: the Airflow connection; "" where it is not known, as in a Spark task. The operator adds it.
+    :param doing: what was requested.
+    :param code: Kafka's name of the error, as ``GROUP_AUTHORIZATION_FAILED``.
+    :param user: the user, in words.
+    :param resource: the kind of resource: ``topic``, ``group``, ``transactional id`` or ``cluster``.
+    :param name: the resource's name; "" if the brokers do not say it.
+    :param right: Kafka's name of the missing right, as ``Describe``; "" if it is not known.
+    """
+
+    def __init__(self, conn_id: str, doing: str, code: str, user: str, resource: str, name: str, right: str) -> None:
+        self.user, self.resource, self.name, self.right = user, resource, name, right
+        named = f"{resource} `{name}`" if name else f"the {resource}"
+        missing = f"the right {right} on {named}" if right else f"a right on {named}"
+        super().__init__(
+            conn_id,
+            doing,
+            code,
+            f"{user or 'its user'} lacks {missing}",
+            f"Grant {missing} to {user or 'the user'} of connection `{conn_id}`; docs/connections.md lists all rights",
+        )
+
+    def at(self, conn_id: str) -> RightMissing:
+        """Return the same error with the connection, if it has none."""
+        if self.conn_id:
+            return self
+        return RightMissing(conn_id, self.doing, self.code, self.user, self.resource, self.name, self.right)
+
+
 class TopicMissing(KafkaSparkError):
     """Raised when topics or partitions do not exist on the cluster.
 

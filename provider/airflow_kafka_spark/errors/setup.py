@@ -86,6 +86,25 @@ class ConnectionInvalid(KafkaSparkError):
         super().__init__(f"Connection `{conn_id}`: {detail}", action=action or f"Correct the connection `{conn_id}` in Airflow")
 
 
+class SparkUnavailable(KafkaSparkError):
+    """Raised when a Spark session cannot be started, or ended while it was used: its JVM was killed, or its master went away.
+
+    :param conn_id: the Airflow connection.
+    :param master: the master, or the address of the Connect server.
+    :param detail: what happened, as the end of a sentence.
+    """
+
+    retryable = True
+
+    def __init__(self, conn_id: str, master: str, detail: str) -> None:
+        self.conn_id, self.master, self.detail = conn_id, master, detail
+        super().__init__(
+            f"Spark at `{master}` (connection `{conn_id}`) cannot be used: {detail}",
+            action="See to the master and to the memory of its machines; a retry starts a new session, and goes on with the same "
+            "window if one is open",
+        )
+
+
 class KafkaUnavailable(KafkaSparkError):
     """Raised when the brokers did not answer in time, or refused the client.
 

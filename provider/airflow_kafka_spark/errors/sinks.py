@@ -204,16 +204,19 @@ class SinkRejected(KafkaSparkError):
 
 
 class SparkJobFailed(KafkaSparkError):
-    """Raised when the Spark job of a window failed. Nothing was committed.
+    """Raised when the Spark job of a window failed.
 
     :param window: name of the window.
     :param detail: Spark's message.
+    :param by_split: True if splits are committed one by one, so that some of them may be committed; else nothing is.
     """
 
     retryable = True
 
-    def __init__(self, window: str, detail: str) -> None:
-        self.window, self.detail = window, detail
+    def __init__(self, window: str, detail: str, by_split: bool = False) -> None:
+        self.window, self.detail, self.by_split = window, detail, by_split
+        committed = "Splits that are committed stay, and the task may be retried: it moves the others"
         super().__init__(
-            f"The Spark job of window {window} failed: {detail}", action="Nothing was committed; the task may be retried"
+            f"The Spark job of window {window} failed: {detail}",
+            action=committed if by_split else "Nothing was committed; the task may be retried",
         )

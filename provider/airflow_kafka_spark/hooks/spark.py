@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.errors import KafkaSparkError, SparkUnavailable
 from airflow_kafka_spark.hooks.class_archive import SparkClassArchive
 from airflow_kafka_spark.hooks.connections import look_up
+from airflow_kafka_spark.hooks.spark_context import discard, discard_ended
+from airflow_kafka_spark.hooks.spark_probe import first_line
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -139,22 +141,47 @@ class SparkHook(BaseHook):
         On leaving, a session that was made here is stopped, so that executors are given back, unless it is a local one: that ends
         with the task's process, and another window may come in the same process.
 
+        A session of this process that has ended (its JVM was killed, or its master went away) is replaced by a new one.
+
         :param jars: local jar files the session needs, when it is a new one.
+        :raises SparkUnavailable: it cannot be started, or it ends while it is used.
         """
         from pyspark.sql import SparkSession
 
+        if not self.is_connect and (reason := discard_ended()):
+            log.warning("The Spark session of an earlier window cannot be used: %s. A new one is started", reason)
         active = SparkSession.getActiveSession()
         if active is not None:
-            yield active
+            with self._explained():
+                yield active
             return
         session = self._start(jars)
         try:
-            yield session
+            with self._explained():
+                yield session
         finally:
             if not self.is_local:
-                session.stop()
+                self._stop(session)
             elif (archive := self._class_archive()) is not None:
                 archive.make_in_background()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise one error in place of those of a session whose JVM or context has ended; they name objects of the JVM."""
+        try:
+            yield
+        except Exception as error:
+            if not self.is_connect and (reason := discard_ended()):
+                raise SparkUnavailable(self.spark_conn_id, self.master, reason) from error
+            raise
+
+    def _stop(self, session: SparkSession) -> None:
+        if not self.is_connect:
+            from pyspark import SparkContext
+
+            if SparkContext._active_spark_context is None:
+                return  # It was discarded.
+        session.stop()
 
     def _class_archive(self) -> SparkClassArchive | None:
         """The archive of the classes of a local session; None where it is switched off or impossible."""
@@ -186,7 +213,14 @@ class SparkHook(BaseHook):
         # One line per connection that py4j closes is nothing a person wants to read in a task's log.
         logging.getLogger("py4j").setLevel(logging.WARNING)
         log.info("Starting Spark on %s", self.master)
-        session: SparkSession = builder.getOrCreate()
+        try:
+            session: SparkSession = builder.getOrCreate()
+        except Exception as error:
+            reason = first_line(error)
+            if not self.is_connect:
+                reason = discard_ended() or reason
+                discard()
+            raise SparkUnavailable(self.spark_conn_id, self.master, self._without_secret(reason)) from error
         if not (self.is_connect or self.is_local):
             _send_package(session)
         return session
@@ -212,8 +246,11 @@ class SparkHook(BaseHook):
             return False, str(error)
         if done:
             return True, f"Connected to Spark {told} at {self.master}."
+        return False, f"Spark at {self.master}: {self._without_secret(told)}"
+
+    def _without_secret(self, text: str) -> str:
         secret = self.connection.password
-        return False, f"Spark at {self.master}: {told.replace(secret, '***') if secret else told}"
+        return text.replace(secret, "***") if secret else text
 
 
 class SparkConnectHook(SparkHook):

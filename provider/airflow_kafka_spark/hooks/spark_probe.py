@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,15 +14,17 @@ REACH_SECONDS = 5.0
 PROBE_SECONDS = 90.0
 
 _PORTS = {"spark": 7077, "sc": 15002}
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""Environment variables by which gRPC connects through a proxy."""
 _RESULT = "airflow-kafka-spark: "
 
 
 def unreachable(master: str) -> str:
     """Return why nothing can be reached at the address of a master or a Connect server. Return an empty text if something
-    answers, or if the address names no host (``yarn``, ``k8s://``, ``local``).
+    answers, or if the address names no host (``yarn``, ``k8s://``, ``local``, a Connect server behind a proxy).
     """
     scheme, _, rest = master.partition("://")
-    if scheme not in _PORTS or not rest:
+    if scheme not in _PORTS or not rest or (scheme == "sc" and any(map(os.environ.get, _PROXIES))):
         return ""
     reasons = []
     for place in rest.partition("/")[0].split(","):
@@ -65,6 +68,13 @@ def probe(address: str, settings: Mapping[str, str], *, is_connect: bool, second
     return False, lines[-1][:500] if lines else f"the test ended with {done.returncode}"
 
 
+def first_line(error: Exception) -> str:
+    """Return the line of a Spark error that says what happened: the Java exception if there is one. At most 500 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    java = [line.lstrip(": ") for line in lines if re.match(r":? ?[\w.$]+(Exception|Error)\b", line)]
+    return (java or lines or [type(error).__name__])[0][:500]
+
+
 def main() -> None:
     """Run a job on the Spark that standard input names, and print the result as one line."""
     given = json.load(sys.stdin)
@@ -80,8 +90,7 @@ def main() -> None:
         answer = {"done": True, "told": session.version}
         session.stop()
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        answer = {"done": False, "told": (lines or [type(error).__name__])[0][:500]}
+        answer = {"done": False, "told": first_line(error)}
     print(f"{_RESULT}{json.dumps(answer)}", flush=True)
 
 

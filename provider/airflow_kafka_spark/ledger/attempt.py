@@ -31,9 +31,12 @@ from airflow_kafka_spark.errors import (
     KafkaSparkError,
     KafkaUnavailable,
     PlannedMeanwhile,
+    RightMissing,
     WindowTooWide,
 )
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.config import identity
+from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
@@ -202,7 +205,7 @@ class Ledger:
         )
         try:
             return fencing_producer(config, transactional_id, self.topic.name, TRANSACTION_SECONDS, self._events)
-        except KafkaException as error:
+        except (KafkaException, RightMissing) as error:
             raise self.translated(error, "fencing earlier attempts") from None
 
     def fence_splits(self, count: int) -> None:
@@ -491,7 +494,7 @@ class Ledger:
                 return
             except Exception as error:
                 failure = self.translated(error, "closing the window")
-                if isinstance(failure, (Fenced, GroupHasMembers)) or tries == CLOSE_TRIES:
+                if isinstance(failure, (Fenced, GroupHasMembers, RightMissing)) or tries == CLOSE_TRIES:
                     raise failure from error
                 log.warning("Closing window %s failed (try %d of %d): %s", entry.window, tries, CLOSE_TRIES, failure)
             # The outcome is unknown. Fence before looking: only then can that transaction no longer be committed.
@@ -585,24 +588,35 @@ class Ledger:
 
     # --- errors ---
 
-    def translated(self, error: Exception, doing: str) -> KafkaSparkError:
+    def translated(self, error: Exception, doing: str, topic: str = "") -> KafkaSparkError:
+        """Return this package's error for one of the attempt's producers.
+
+        :param doing: what was being done.
+        :param topic: the topic that was written; default the ledger topic.
+        """
         from confluent_kafka import KafkaException
 
+        if isinstance(error, RightMissing):
+            return error.at(self.hook.conn_id)
         if isinstance(error, KafkaSparkError):
             return error
         if is_fenced(error, self._events):
             return Fenced(self.pipeline, doing)
         if not isinstance(error, KafkaException):
             return KafkaUnavailable(self.hook.conn_id, doing, str(error))
-        return self._translate_kafka(error, doing)
+        return self._translate_kafka(error, doing, topic or self.topic.name)
 
-    def _translate_kafka(self, error: KafkaException, doing: str) -> KafkaSparkError:
+    def _translate_kafka(self, error: KafkaException, doing: str, topic: str) -> KafkaSparkError:
         from confluent_kafka import KafkaError
 
         cause = error.args[0]
         if cause.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.FENCED_INSTANCE_ID):
             members = self.hook.group_state(self.group_id or "").members
             return GroupHasMembers(self.group_id or "", [str(m) for m in members])
+        rights = [Right("topic", "Write", topic), Right("group", "Read", self.group_id or "")]
+        user = identity(self.hook.config)
+        if missing := right_missing(cause, self.hook.conn_id, user, doing, rights, events=self._events):
+            return missing
         return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
 
 

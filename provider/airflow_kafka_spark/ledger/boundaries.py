@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.config import identity
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import first_offsets
+from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import describe, produce_all
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.windows.instants import iso, now_ms
@@ -291,4 +293,6 @@ class Boundaries:
         try:
             produce_all(producer, self.ledger.name, partition, records, WRITE_SECONDS)
         except KafkaException as error:
-            raise KafkaUnavailable(self.hook.conn_id, doing, describe(error)) from None
+            rights = [Right("topic", "Write", self.ledger.name)]
+            missing = right_missing(error.args[0], self.hook.conn_id, identity(self.hook.config), doing, rights)
+            raise missing or KafkaUnavailable(self.hook.conn_id, doing, describe(error)) from None

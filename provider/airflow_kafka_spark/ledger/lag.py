@@ -23,6 +23,7 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC, LedgerReader
 from airflow_kafka_spark.windows.lag import Head, History, Lag, Observation, PartitionLag, Verdict, usual_period
 from airflow_kafka_spark.windows.memory import Memory
@@ -66,7 +67,7 @@ def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> di
 
     :param spans: half-open ``[start, end)``, not empty, below the last stable offset.
     :raises KafkaUnavailable: the brokers do not hand out the records in time.
-    :raises KafkaRefused: they do not hand them out to this user.
+    :raises RightMissing: they do not hand them out to this user.
     :raises TopicMissing: a topic was deleted meanwhile.
     :raises LogMoved: a start was deleted meanwhile.
     """
@@ -83,7 +84,7 @@ def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> di
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, start) for tp, (start, _) in spans.items()])
         while len(found) < len(spans):
-            messages: list[Any] = consumer.consume(len(spans), timeout=0.05)
+            messages: list[Any] = consume(consumer, len(spans), 0.05, hook.config, "reading next records", conn_id=hook.conn_id)
             for message in messages:
                 tp = TopicPartition(message.topic(), message.partition())
                 if tp not in found and (peeked := _peeked(hook, tp, message, spans[tp][1])):
@@ -120,8 +121,7 @@ def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> Peek
         raise TopicMissing(hook.conn_id, [str(tp)])
     if error.retriable() or error.name() in ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"):
         return None
-    action = "Grant the permission to read the topic" if error.name().endswith("AUTHORIZATION_FAILED") else ""
-    raise KafkaRefused(hook.conn_id, f"reading the next record of {tp}", error.name(), error.str(), action)
+    raise KafkaRefused(hook.conn_id, f"reading the next record of {tp}", error.name(), error.str())
 
 
 @dataclass(frozen=True)

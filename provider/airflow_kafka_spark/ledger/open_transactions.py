@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_kafka_spark.errors import RightMissing
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer
 from airflow_kafka_spark.windows.interval import parse_ledger_name
@@ -122,6 +123,6 @@ def abort_transaction(config: Mapping[str, Any], topic: str, transaction: OpenTr
         timeouts = {"transaction.timeout.ms": round(END_SECONDS * 1000), "message.timeout.ms": round(END_SECONDS * 1000)}
         try:
             fencing_producer({**config, **timeouts}, name, topic, END_SECONDS, ClientEvents())
-        except KafkaException as error:
-            return f"`{name}` could not be fenced: {describe(error)}"
+        except (KafkaException, RightMissing) as error:
+            return f"`{name}` could not be fenced: {error.found if isinstance(error, RightMissing) else describe(error)}"
     return "" if transaction.purposes else "it is not known which transactional id it has"

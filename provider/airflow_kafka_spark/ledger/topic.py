@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
+from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, transaction_of_record
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, key_prefix, remember
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -309,10 +310,13 @@ class LedgerTopic:
         begin = max(read.past, bounds.low)
         if begin < bounds.high:
             config = self.hook.consumer_config(**PROMPT)
-            for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.abort):
-                read.past = record.offset + 1
-                if record.key.startswith(prefixes):
-                    read.add(record, prefixes)
+            try:
+                for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.abort):
+                    read.past = record.offset + 1
+                    if record.key.startswith(prefixes):
+                        read.add(record, prefixes)
+            except RightMissing as error:
+                raise error.at(self.hook.conn_id) from None
         return [*read.removed.values(), *read.records.values()]
 
     def abort(self, transaction: OpenTransaction) -> str:
@@ -348,7 +352,9 @@ class LedgerReader:
         if self._memory is None or seen != self._seen:
             if self._topic is None or self._topic.hook is not hook:
                 self._topic = LedgerTopic(hook, self.ledger_topic)
-            self._topic.ensure()
+            # Nothing is checked or created: a reader needs no more rights than to read.
+            if not self._topic.find_existing():
+                return Memory(self.pipeline)
             self._memory, self._seen = self._topic.look(self.pipeline).memory, seen
         return self._memory
 
@@ -391,6 +397,7 @@ def read_to(
     :param on_hidden: called once with the keys of ours that are waited for, so that their transaction can be aborted.
     :param on_open_transaction: ends the transaction that is open first, after :data:`ABORT_AFTER_SECONDS`.
     :raises LedgerUnreadable: what is ours is still hidden after :data:`READ_SECONDS`; it says by whom.
+    :raises RightMissing: the user may not read the ledger.
     """
     import confluent_kafka
 
@@ -400,7 +407,7 @@ def read_to(
         consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
         while True:
             # A short timeout: consume() waits for all it was asked for, even at the end of the partition.
-            messages: list[Any] = consumer.consume(1000, timeout=0.02)
+            messages: list[Any] = consume(consumer, 1000, 0.02, config, f"reading {tp}")
             for message in messages:
                 at_end = message.error() is not None
                 if at_end and message.error().code() != confluent_kafka.KafkaError._PARTITION_EOF:

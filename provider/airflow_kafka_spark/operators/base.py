@@ -28,7 +28,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions
-from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, PlannedMeanwhile, Problem, ValidationError
+from airflow_kafka_spark.errors import (
+    BadRecords,
+    ConnectionInvalid,
+    CountMismatch,
+    Fenced,
+    KafkaSparkError,
+    PlannedMeanwhile,
+    Problem,
+    RightMissing,
+    SinkRejected,
+    SinkUnavailable,
+    SparkJobFailed,
+    SparkUnavailable,
+    ValidationError,
+)
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
@@ -345,7 +359,7 @@ class WindowOperator(VisibleOperator):
         else:
             self.check(window)
             self.progress.step("move")
-            with watch.step("move"):
+            with watch.step("move"), self._explained(ledger):
                 report = self.move(window, ledger)
         report = replace(report, sink=self.sink.uri, guarantee=self.sink.guarantee.value, attempts=entry.attempt.number)
         faults.reached("close.begin")
@@ -356,6 +370,28 @@ class WindowOperator(VisibleOperator):
         self.log.info("%s", report.line)
         emit(report.to_dict())
         return report
+
+    @contextmanager
+    def _explained(self, ledger: Ledger) -> Iterator[None]:
+        """Raise errors of a move with what only the operator knows: the connection, whether splits are committed one by one, and
+        whether a newer attempt has taken over.
+
+        A newer attempt ends the database sessions and the transactions of this one, whose errors would be misleading.
+        """
+        try:
+            yield
+        except RightMissing as error:
+            raise error.at(self.kafka_conn_id) from error
+        except (ConnectionInvalid, SinkRejected, SinkUnavailable, SparkJobFailed, SparkUnavailable) as error:
+            try:
+                ledger.verify()
+            except Fenced as fenced:
+                raise fenced from error
+            except KafkaSparkError as unknown:
+                self.log.warning("Whether a newer attempt has taken over is not known: %s", unknown)
+            if isinstance(error, SparkJobFailed) and self.sink.guarantee.by_split:
+                raise SparkJobFailed(error.window, error.detail, by_split=True) from error
+            raise
 
     def check_results(self, window: Window, results: Sequence[SplitResult]) -> None:
         """Fail the window if there are bad records.
@@ -403,7 +439,12 @@ class WindowOperator(VisibleOperator):
     def kafka(self) -> KafkaHook:
         from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
-        return KafkaHook(self.kafka_conn_id)
+        return KafkaHook(self.kafka_conn_id, reading_group=self.own_group)
+
+    @property
+    @abstractmethod
+    def own_group(self) -> str:
+        """The consumer group whose offsets mirror the pipeline's position."""
 
     @cached_property
     def spark(self) -> SparkHook:
@@ -417,8 +458,9 @@ class WindowOperator(VisibleOperator):
         return str(self.kafka.config["bootstrap.servers"])
 
     def spark_problems(self) -> list[Problem]:
-        """Return what keeps Spark from starting."""
+        """Return what keeps Spark from starting: no Java, or a master or Connect server at whose address nothing answers."""
         from airflow_kafka_spark.hooks.jars import find_java
+        from airflow_kafka_spark.hooks.spark_probe import unreachable
 
         try:
             if not self.spark.is_connect:
@@ -426,6 +468,9 @@ class WindowOperator(VisibleOperator):
             elif find_spec("grpc_status") is None:
                 action = "Install `airflow-provider-kafka-spark[spark-connect]`"
                 return [Problem("spark_conn_id", "Spark Connect needs grpcio-status, which is not installed", action)]
+            if reason := unreachable(self.spark.master):
+                found = f"{reason} (connection `{self.spark.spark_conn_id}`, master `{self.spark.master}`)"
+                return [Problem("spark_conn_id", found, "Start it, or correct the connection")]
             return []
         except KafkaSparkError as error:
             return [problem_from("spark_conn_id", error)]

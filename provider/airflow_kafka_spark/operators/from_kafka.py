@@ -496,6 +496,10 @@ class FromKafkaOperator(WindowOperator):
         return [f"kafka://{self.kafka_conn_id}/{topic}" for topic in self.subscription.topics]
 
     @property
+    def own_group(self) -> str:
+        return str(self.group_id)
+
+    @property
     def subscription(self) -> Subscription:
         return self.read_options.subscription
 

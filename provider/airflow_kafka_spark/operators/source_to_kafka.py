@@ -181,18 +181,21 @@ class SourceToKafkaOperator(WindowOperator):
         wrong = self.errors.problems() or self.errors.server_problems(self.kafka, taken)
         return [*mixed, *wrong, *route_problems(self.kafka, routes, self.errors, lambda topic: taken)]
 
+    @property
+    def own_group(self) -> str:
+        return f"{self.ledger_topic}.{self.pipeline or f'{self.dag_id}.{self.task_id}'}"
+
     # --- 2. fence and look ---
 
     def open_ledger(self, run: Run) -> Ledger:
         from airflow_kafka_spark.ledger.attempt import Ledger
 
-        pipeline = self.pipeline_name(run)
-        # A group of the pipeline's own, without consumers: the metadata of its offset is the short cut into the ledger.
+        # A group without consumers: the metadata of its offset is the short cut into the ledger.
         return Ledger(
             self.kafka,
-            pipeline,
+            self.pipeline_name(run),
             run.id,
-            group_id=f"{self.ledger_topic}.{pipeline}",
+            group_id=self.own_group,
             topic=self.ledger_topic,
             keep_windows=self.ledger_options.keep_windows,
             hint_topics=(self.ledger_topic,),

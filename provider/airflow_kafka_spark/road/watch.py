@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_kafka_spark.errors import KafkaSparkError, SparkJobFailed
+from airflow_kafka_spark.hooks.kafka.rights import right_missing_in_java
 from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+WORKER_EXITED = "Python worker exited unexpectedly"
+"""What Spark says somewhere in its trace; the message of the error itself may be that of a socket."""
 PROGRESS_SECONDS = 10.0
 """Between two lines in the log."""
 
@@ -126,6 +129,13 @@ class Watch:
         return f"airflow-kafka-spark {self.window}"
 
     def _tell_progress(self, session: SparkSession, done: threading.Event, look: _Look) -> None:
+        try:
+            self._look_until(done, session, look)
+        except Exception as error:
+            # The thread of the job reports what happened.
+            log.debug("The job is no longer watched: %s", error)
+
+    def _look_until(self, done: threading.Event, session: SparkSession, look: _Look) -> None:
         tracker = session.sparkContext.statusTracker()
         while not done.wait(min(LOOK_SECONDS, PROGRESS_SECONDS)):
             jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._group)))
@@ -164,18 +174,23 @@ def collect(results: DataFrame, window: Window) -> list[str]:
     """Run the job: the column ``result`` of all its rows.
 
     :raises SparkJobFailed: when Spark gave up, or was told to.
+    :raises RightMissing: when Spark's Kafka source may not read a topic.
     """
     try:
         return [row["result"] for row in results.collect()]
     except KafkaSparkError:
         raise
     except Exception as error:
+        if missing := right_missing_in_java(str(error), f"reading window {window}"):
+            raise missing from error
         raise SparkJobFailed(str(window), _reason(error)) from error
 
 
 def _reason(error: Exception) -> str:
     """Return the line of a Spark error that says what happened. The whole error stays in the log."""
     # Behind it Spark shows where in a user's SQL that was, with a ruler of carets.
+    if WORKER_EXITED in str(error):
+        return "a Python worker of Spark was killed or crashed while it worked on a split, perhaps because memory ran out"
     told = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     causes = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "...", "^"))]

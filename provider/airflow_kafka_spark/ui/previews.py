@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.topic import PROMPT
 from airflow_kafka_spark.ui.responses import RequestRefused, redacted, status_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
@@ -158,7 +159,7 @@ class DeadLetterReader:
         try:
             consumer.assign([confluent_kafka.TopicPartition(*tp, max(starts[tp], bounds[tp].low)) for tp in left])
             while left and len(found) < self.limit and scanned < MAX_SCANNED and time.monotonic() < deadline:
-                messages: list[Message] = consumer.consume(self.limit, timeout=0.1)
+                messages = consume(consumer, self.limit, 0.1, hook.config, "reading dead letters", conn_id=hook.conn_id)
                 for message in messages:
                     error = message.error()
                     topic, partition, offset = message.topic(), message.partition(), message.offset()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.topic import PROMPT
 from airflow_kafka_spark.ui.airflow_metadata import (
     DEFAULT_CONNECTION,
@@ -32,8 +33,6 @@ from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
-
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 log = logging.getLogger(__name__)
@@ -384,7 +383,8 @@ class _LedgerConsumer:
         """Return the next records with their partitions, after at most half a second. None marks the end of a partition."""
         import confluent_kafka
 
-        messages: list[Message] = self._consumer.consume(READ_BATCH, timeout=0.5)
+        hook = self._hook
+        messages = consume(self._consumer, READ_BATCH, 0.5, hook.config, f"reading ledger {self._topic}", conn_id=hook.conn_id)
         found: list[tuple[int, LedgerRecord | None]] = []
         for message in messages:
             error, partition, offset = message.error(), message.partition(), message.offset()

@@ -11,7 +11,7 @@ import time
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused
+from airflow_kafka_spark.errors import ConnectionInvalid, RightMissing
 from airflow_kafka_spark.hooks.jars import resolve, spark_kafka_connector
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
@@ -251,6 +251,8 @@ def test_a_missing_permission_is_an_error_that_names_the_user_and_never_an_empty
         }
         for code, failing in calls.items():
             for call in failing:
-                with pytest.raises(KafkaRefused, match="Grant the permission to user `ann`") as caught:
+                with pytest.raises(RightMissing, match="Grant the right .* to user `ann`") as caught:
                     call()
-                assert caught.value.code == code
+                assert (caught.value.code, caught.value.conn_id) == (code, "secured") and caught.value.right
+                assert f"{caught.value.resource} `{caught.value.name}`" in str(caught.value)
+                assert caught.value.name in ("t", "g", "other")

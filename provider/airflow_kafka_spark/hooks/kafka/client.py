@@ -7,11 +7,12 @@ itself just times out. ``ClientEvents`` listens there, ``KafkaCalls`` turns both
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
+from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -46,6 +48,7 @@ _BACKOFF_SECONDS = (0.1, 0.2, 0.4, 0.8)
 _REFUSED = frozenset(
     {"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE"}
 )
+_REFUSED_RIGHT = re.compile(r"\b[A-Z_]+_AUTHORIZATION_FAILED\b")
 _UNANSWERED = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT_QUEUE", "_DESTROY", "_NOENT"})
 _MISSING = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
 # Passing states of a healthy cluster: elections, restarts, a topic not yet known everywhere, a transaction about to end.
@@ -99,6 +102,9 @@ class ClientEvents:
         log.debug("librdkafka: " + message, *args)
         if args and args[0] == "FAIL":
             self._note(_LOGGED, str(args[-1]).partition("]: ")[2])
+        # Why a transaction has failed is nowhere else: records in it fail as "purged in queue", or by the state of the client.
+        elif args and args[0] == "TXNERR" and (refused := _REFUSED_RIGHT.search(str(args[-1]))):
+            self._note(refused[0], str(args[-1]))
 
     def on_error(self, error: KafkaError) -> None:
         """Take an error that belongs to no request."""
@@ -145,6 +151,7 @@ class _Batch(Generic[K, V]):
     wait_for: Collection[str]
     check: Callable[[V], str]
     coordinator: bool
+    rights: Sequence[Right]
     started: float
     timeout: float
     answers: dict[K, V] = field(default_factory=dict)
@@ -241,10 +248,16 @@ class KafkaCalls:
         *,
         check: Callable[[V], str] = lambda answer: "",
         coordinator: bool = False,
+        rights: Sequence[Right] = (),
     ) -> V:
         """Return one answer to one request. Parameters and errors are those of :meth:`each`."""
         answers, _ = self.each(
-            doing, [""], lambda client, keys, timeout: {"": submit(client, timeout)}, check=check, coordinator=coordinator
+            doing,
+            [""],
+            lambda client, keys, timeout: {"": submit(client, timeout)},
+            check=check,
+            coordinator=coordinator,
+            rights=rights,
         )
         return answers[""]
 
@@ -258,6 +271,7 @@ class KafkaCalls:
         wait_for: Collection[str] = (),
         check: Callable[[V], str] = lambda answer: "",
         coordinator: bool = False,
+        rights: Sequence[Right] = (),
     ) -> tuple[dict[K, V], dict[K, KafkaError]]:
         """Return an answer for every key. Passing errors are asked again until the timeout.
 
@@ -270,14 +284,16 @@ class KafkaCalls:
         :param coordinator: whether the request goes to a group's coordinator. Should librdkafka give up such a request, it aborts
             the process once the coordinator is back (librdkafka issue 4605, pull request 5397); so it is not allowed to: when the
             time of an attempt is over, the client is thrown away instead.
+        :param rights: what the request needs on each key, for :class:`RightMissing`.
         :return: the answers, and the tolerated errors.
         :raises KafkaUnavailable: when no answer came in time.
         :raises ConnectionInvalid: when the brokers refuse the login, or TLS fails.
         :raises TopicMissing: when the error is an unknown topic or partition; it names all of them.
+        :raises RightMissing: when the user lacks a right.
         :raises KafkaRefused: for every other error.
         """
         batch: _Batch[K, V] = _Batch(
-            doing, wait_for, check, coordinator, time.monotonic(), self._timeout, again=dict.fromkeys(keys, "")
+            doing, wait_for, check, coordinator, rights, time.monotonic(), self._timeout, again=dict.fromkeys(keys, "")
         )
         seconds = FIRST_ATTEMPT_SECONDS
         for attempt in count():
@@ -326,13 +342,13 @@ class KafkaCalls:
         if missing:
             raise TopicMissing(self.conn_id, missing)
         for key, error in errors.items():
-            raise self.translate(batch.doing, error, key, batch.started)
+            raise self.translate(batch.doing, error, key, batch.started, batch.rights)
 
     def _exhausted(self, batch: _Batch[K, V]) -> KafkaSparkError:
         key, reason = next(iter(batch.again.items()))
         if isinstance(reason, str):
             return self.unavailable(batch.doing, f"{key}: {reason}" if key else reason)
-        return self.translate(batch.doing, reason, key, batch.started)
+        return self.translate(batch.doing, reason, key, batch.started, batch.rights)
 
     def _wait(self, futures: Collection[Future[Any]], batch: _Batch[K, V], seconds: float) -> bool:
         """Return False if not all are done when the time is over."""
@@ -371,7 +387,9 @@ class KafkaCalls:
         if down_at is not None and now - down_at > DOWN_PATIENCE_SECONDS:
             raise self.unavailable(doing, self.reason(started))
 
-    def translate(self, doing: str, error: KafkaError, what: Any = "", since: float = 0.0) -> KafkaSparkError:
+    def translate(
+        self, doing: str, error: KafkaError, what: Any = "", since: float = 0.0, rights: Sequence[Right] = ()
+    ) -> KafkaSparkError:
         """Return this package's error for one of Kafka's, with what the client has reported besides."""
         name, text = error.name(), error.str()
         if name in _UNANSWERED:
@@ -384,8 +402,10 @@ class KafkaCalls:
             return TopicMissing(self.conn_id, [str(what)])
         if passing(error):
             return self.unavailable(doing, passing(error))
-        action = f"Grant the permission to {self._identity}" if name.endswith("AUTHORIZATION_FAILED") else ""
-        return KafkaRefused(self.conn_id, doing, name, f"{what}: {text}" if what else text, action)
+        resource = str(getattr(what, "topic", what))
+        if missing := right_missing(error, self.conn_id, self._identity, doing, rights, resource):
+            return missing
+        return KafkaRefused(self.conn_id, doing, name, f"{what}: {text}" if what else text)
 
     def reason(self, since: float) -> str:
         """Return in words why nothing was answered."""

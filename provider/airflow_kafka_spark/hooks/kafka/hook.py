@@ -54,22 +54,31 @@ class KafkaHook(KafkaBaseHook):
 
     Every call asks the brokers: nothing is cached. Nothing is created or changed but by ``create_topic``, ``alter_committed``,
     ``delete_group`` and ``delete_records``. All calls raise :class:`KafkaUnavailable` when no answer comes in time,
-    :class:`ConnectionInvalid` when the connection does not exist or the brokers do not accept it, and :class:`KafkaRefused` for
-    what the brokers do not allow; a call never returns less than it was asked for. On a first contact a wrong password is
-    reported after about a second, unreachable brokers after about five.
+    :class:`ConnectionInvalid` when the connection does not exist or the brokers do not accept it, :class:`RightMissing` where the
+    user lacks a right, and :class:`KafkaRefused` for all else that the brokers do not allow; a call never returns less than it
+    was asked for. On a first contact a wrong password is reported after about a second, unreachable brokers after about five.
 
     Use it as a context manager, or call :meth:`close`.
 
     :param kafka_conn_id: the Airflow connection of type ``kafka``, whose extra is a librdkafka configuration.
     :param timeout: seconds that any request may take, retries of passing errors included.
+    :param reading_group: the group whose coordinator librdkafka looks up for consumers of :meth:`consumer_config`. They neither
+        join it nor commit to it, and need no right on it; with the right Describe the brokers log no refused look-ups.
     """
 
     # As the argument is called: Airflow makes hooks of connections by it.
     conn_name_attr = "kafka_conn_id"
 
-    def __init__(self, kafka_conn_id: str = KafkaBaseHook.default_conn_name, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        kafka_conn_id: str = KafkaBaseHook.default_conn_name,
+        timeout: float = 30.0,
+        *,
+        reading_group: str = kafka_config.DEFAULT_GROUP_ID,
+    ) -> None:
         super().__init__(kafka_config_id=kafka_conn_id)
         self.timeout = timeout
+        self.reading_group = reading_group
 
     # --- the connection ---
 
@@ -102,7 +111,7 @@ class KafkaHook(KafkaBaseHook):
 
     def consumer_config(self, **overrides: Any) -> dict[str, Any]:
         """Return the settings for a reader of frozen ranges; see :func:`kafka_config.consumer_config`."""
-        return kafka_config.consumer_config(self.config, **overrides)
+        return kafka_config.consumer_config(self.config, **{"group.id": self.reading_group, **overrides})
 
     def producer_config(self, **overrides: Any) -> dict[str, Any]:
         """Return the settings for a producer; see :func:`kafka_config.producer_config`."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
 
@@ -105,7 +106,7 @@ def cut_below(
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, offset, leader_epoch=epoch) for tp, offset, epoch in wanted])
         while left:
-            for message in consumer.consume(1000, 0.05):
+            for message in consume(consumer, 1000, 0.05, config, "comparing leader epochs", conn_id=where):
                 tp, error = TopicPartition(message.topic() or "", message.partition() or 0), message.error()
                 if error is not None and error.code() not in answers:
                     last = error.str()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, passing
 from airflow_kafka_spark.hooks.kafka.config import consumer_config
+from airflow_kafka_spark.hooks.kafka.rights import Right
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ def describe_topics(calls: KafkaCalls, names: Collection[str]) -> dict[str, Topi
             lambda client, keys, timeout: client.describe_topics(_collection(keys), request_timeout=timeout),
             tolerate=_UNKNOWN,
             check=lambda topic: "" if topic.partitions else "the brokers describe this topic without partitions",
+            rights=[Right("topic", "Describe")],
         )
         found |= some
         absent = list(unknown)
@@ -207,7 +209,8 @@ def _configs(calls: KafkaCalls, kind: str, names: Collection[str]) -> dict[str, 
         return {resource.name: future for resource, future in futures.items()}
 
     refused = ("CLUSTER_AUTHORIZATION_FAILED",) if kind == "broker" else ()
-    found, _ = calls.each(f"reading {kind} settings", names, submit, tolerate=refused, wait_for=_NOT_YET)
+    rights = [Right("topic", "DescribeConfigs"), Right("cluster", "DescribeConfigs")]
+    found, _ = calls.each(f"reading {kind} settings", names, submit, tolerate=refused, wait_for=_NOT_YET, rights=rights)
     return {name: {key: e.value for key, e in entries.items() if e.value is not None} for name, entries in found.items()}
 
 
@@ -225,7 +228,8 @@ def create_topic(
         asked += 1
         return client.create_topics([topic], request_timeout=timeout, operation_timeout=timeout)
 
-    _, exists = calls.each("creating a topic", [name], submit, tolerate=("TOPIC_ALREADY_EXISTS",))
+    rights = [Right("topic", "Create")]
+    _, exists = calls.each("creating a topic", [name], submit, tolerate=("TOPIC_ALREADY_EXISTS",), rights=rights)
     # After an attempt whose answer was lost, the topic that is there is most likely ours.
     created = not exists or asked > 1
     if not (created or exist_ok):
@@ -236,6 +240,7 @@ def create_topic(
         lambda client, keys, timeout: client.describe_topics(_collection(keys), request_timeout=timeout),
         wait_for=_NOT_YET,
         check=lambda topic: "" if topic.partitions else "the brokers describe this topic without partitions",
+        rights=[Right("topic", "Describe")],
     )[0][name]
     list_offsets(calls, TopicDescription.of(described).topic_partitions, OffsetSpec.latest(), "read_uncommitted")
     return created
@@ -267,7 +272,7 @@ def list_records(
         futures = client.list_offsets(request, isolation_level=level, request_timeout=timeout)
         return {TopicPartition(p.topic, p.partition): future for p, future in futures.items()}
 
-    found, _ = calls.each("reading offsets", partitions, submit, wait_for=_NOT_YET)
+    found, _ = calls.each("reading offsets", partitions, submit, wait_for=_NOT_YET, rights=[Right("topic", "Describe")])
     return {p: RecordAt(found[p].offset, found[p].timestamp, _epoch(found[p].leader_epoch)) for p in partitions}
 
 
@@ -284,7 +289,7 @@ def delete_records(calls: KafkaCalls, before: Mapping[TopicPartition, int]) -> d
         futures = client.delete_records(request, request_timeout=timeout)
         return {TopicPartition(p.topic, p.partition): future for p, future in futures.items()}
 
-    found, _ = calls.each("deleting records", list(before), submit, wait_for=_NOT_YET)
+    found, _ = calls.each("deleting records", list(before), submit, wait_for=_NOT_YET, rights=[Right("topic", "Delete")])
     return {partition: deleted.low_watermark for partition, deleted in found.items()}
 
 
@@ -302,6 +307,7 @@ def committed(
     import confluent_kafka
 
     doing = f"reading the committed offsets of group {group_id}"
+    rights = [Right("group", "Describe", group_id), Right("topic", "Describe")]
     # A wrong password shows here at once, in the consumer only as silence.
     calls.connect()
     settings = consumer_config(config, **{"group.id": group_id, "error_cb": calls.events.on_error})
@@ -328,7 +334,7 @@ def committed(
         return _first_passing(answer) if len(answer) == len(partitions) else shortfall
 
     try:
-        answer = calls.one(doing, submit, check=check)
+        answer = calls.one(doing, submit, check=check, rights=rights)
     except KafkaUnavailable:
         if _held_by_a_transaction(settings, partitions, calls):
             detail = "a transaction with offsets of this group is open; it ends after its `transaction.timeout.ms` at the latest"
@@ -336,7 +342,7 @@ def committed(
         raise
     finally:
         consumer.close()
-    _raise_first(calls, doing, answer)
+    _raise_first(calls, doing, answer, rights)
     found: dict[TopicPartition, CommittedOffset | None] = dict.fromkeys(partitions)
     for p in answer:
         if p.offset >= 0:
@@ -369,6 +375,7 @@ def alter_committed(calls: KafkaCalls, group_id: str, commits: Mapping[TopicPart
     import confluent_kafka
 
     doing = f"setting the committed offsets of group {group_id}"
+    rights = [Right("group", "Read", group_id), Right("topic", "Read")]
     request = confluent_kafka.ConsumerGroupTopicPartitions(
         group_id, [confluent_kafka.TopicPartition(*p, c.offset, metadata=c.metadata) for p, c in commits.items()]
     )
@@ -377,8 +384,9 @@ def alter_committed(calls: KafkaCalls, group_id: str, commits: Mapping[TopicPart
         lambda client, timeout: client.alter_consumer_group_offsets([request], request_timeout=timeout)[group_id],
         check=lambda answer: _first_passing(answer.topic_partitions or [], _NOT_YET),
         coordinator=True,
+        rights=rights,
     )
-    _raise_first(calls, doing, answer.topic_partitions or [])
+    _raise_first(calls, doing, answer.topic_partitions or [], rights)
 
 
 def delete_group(calls: KafkaCalls, group_id: str) -> bool:
@@ -389,6 +397,7 @@ def delete_group(calls: KafkaCalls, group_id: str) -> bool:
         lambda client, keys, timeout: client.delete_consumer_groups(keys, request_timeout=timeout),
         tolerate=("GROUP_ID_NOT_FOUND",),
         coordinator=True,
+        rights=[Right("group", "Delete")],
     )
     return not absent
 
@@ -401,6 +410,7 @@ def group_state(calls: KafkaCalls, group_id: str) -> GroupState:
         lambda client, keys, timeout: client.describe_consumer_groups(keys, request_timeout=timeout),
         tolerate=("GROUP_ID_NOT_FOUND",),
         coordinator=True,
+        rights=[Right("group", "Describe")],
     )
     if absent:
         return GroupState(group_id, "Dead")
@@ -416,7 +426,7 @@ def _first_passing(answer: list[KafkaTopicPartition], wait_for: Collection[str] 
     return next((f"{TopicPartition(p.topic, p.partition)}: {text}" for p, text in texts if text), "")
 
 
-def _raise_first(calls: KafkaCalls, doing: str, answer: list[KafkaTopicPartition]) -> None:
+def _raise_first(calls: KafkaCalls, doing: str, answer: list[KafkaTopicPartition], rights: Sequence[Right]) -> None:
     for p in answer:
         if p.error:
-            raise calls.translate(doing, p.error, TopicPartition(p.topic, p.partition))
+            raise calls.translate(doing, p.error, TopicPartition(p.topic, p.partition), rights=rights)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import BoundRefused, KafkaUnavailable, PlanError, TimestampsInFuture
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.requests import RecordAt
+from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.windows.instants import iso, now_ms
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import (
@@ -231,7 +232,7 @@ def _scan(
                 tp = min(left)
                 raise TimestampsInFuture(*tp, future[tp].offset, future[tp].timestamp, reached[tp], SCAN_SECONDS)
             pause(0)
-            for message in consumer.consume(10_000, timeout=0.1):
+            for message in consume(consumer, 10_000, 0.1, hook.config, "looking for timestamps", conn_id=hook.conn_id):
                 tp = TopicPartition(message.topic() or "", message.partition() or 0)
                 if tp in found:
                     continue

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.rights import Right, named_rights
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer
@@ -37,6 +38,7 @@ def fencing_producer(
     :param known_topic: any topic that exists.
     :param seconds: how long the coordinator may take.
     :param events: takes what the client reports on the side.
+    :raises RightMissing: the user may not use this id.
     :raises confluent_kafka.KafkaException: the coordinator cannot be reached, or refuses.
     """
     from confluent_kafka import Producer
@@ -47,14 +49,16 @@ def fencing_producer(
     # soon as it knows the brokers, and wait half a second before it asks again.
     producer.list_topics(known_topic, timeout=seconds)
     producer.poll(_SETTLE_SECONDS)
-    producer.init_transactions(seconds)
+    right = Right("transactional id", "Write", transactional_id)
+    with named_rights(config, "fencing earlier attempts", right, events=events):
+        producer.init_transactions(seconds)
     return producer
 
 
 def produce_all(producer: Producer, topic: str, partition: int, records: Sequence[LedgerRecord], seconds: float) -> list[int]:
     """Produce and flush; the offset of each record.
 
-    :raises confluent_kafka.KafkaException: one was not acknowledged in time.
+    :raises confluent_kafka.KafkaException: one was not acknowledged in time, or refused.
     """
     offsets: dict[int, int] = {}
     failures: list[KafkaError] = []
@@ -91,10 +95,14 @@ def send_offsets(
     :param offsets: per partition the offset, and its metadata.
     :param epochs: the leader epochs of these offsets, as far as they are known: with one, a consumer of the group notices a log
         that was cut off (KIP-320).
+    :raises RightMissing: the user may not commit offsets of this group, or of a topic.
     :raises confluent_kafka.KafkaException: the brokers refuse, or do not answer in time.
     """
     import confluent_kafka
 
+    offsets = list(offsets)
+    topics = "`, `".join(sorted({tp.topic for tp, _, _ in offsets}))
+    rights = Right("group", "Read", group_id), Right("topic", "Read", topics)
     # Never joins the group: it only lends its id.
     consumer = confluent_kafka.Consumer({**consumer_config, "group.id": group_id}, logger=ClientEvents())
     try:
@@ -103,7 +111,8 @@ def send_offsets(
             partitions = [
                 confluent_kafka.TopicPartition(*tp, offset, metadata, (epochs or {}).get(tp, -1)) for tp, offset, metadata in part
             ]
-            producer.send_offsets_to_transaction(partitions, group, seconds)
+            with named_rights(consumer_config, f"committing offsets of group {group_id}", *rights):
+                producer.send_offsets_to_transaction(partitions, group, seconds)
     finally:
         consumer.close()
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ from airflow_kafka_spark.errors import (
     TransactionTimedOut,
 )
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.config import identity
+from airflow_kafka_spark.hooks.kafka.rights import Right, named_rights, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
 from airflow_kafka_spark.ledger.topic import PROMPT, LedgerPlace, read_to
@@ -133,7 +136,7 @@ class Publisher:
             if (marker := self.look(split)) is None:
                 faults.reached("publish.begin")
                 began = time.monotonic()
-                return self._write(producer, split, incoming)
+                return self._write(producer, split, incoming, events)
         except (KafkaException, SystemError) as error:
             # A fatal error that is raised while callbacks run comes out of the client as a SystemError.
             marker = self._resolve(error, events, split, time.monotonic() - began)
@@ -161,8 +164,10 @@ class Publisher:
         tp = TopicPartition(self.ledger.topic, self.ledger.partition)
         config = {**self.reading, **PROMPT}
         consumer = Consumer({**config, "isolation.level": "read_uncommitted"}, logger=ClientEvents())
+        right = Right("topic", "Read", tp.topic)
         try:
-            _, high = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), timeout=FENCE_SECONDS)
+            with named_rights(config, "reading the ledger", right, conn_id=self.conn_id):
+                _, high = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), timeout=FENCE_SECONDS)
         except KafkaException as error:
             raise self._unavailable(error, f"looking into {tp}") from None
         finally:
@@ -181,21 +186,25 @@ class Publisher:
     def _end(self, holder: OpenTransaction) -> str:
         return abort_transaction({**PRODUCER, **self.config}, self.ledger.topic, holder)
 
-    def _write(self, producer: Producer, split: int, incoming: Incoming) -> Marker:
+    def _write(self, producer: Producer, split: int, incoming: Incoming, events: ClientEvents) -> Marker:
         producer.begin_transaction()
         sender = self._sender(producer, self.topic, self.partitions, split)
+        policy = self.bad_record_policy
         try:
-            for batch in incoming:
-                sender.send(batch)
-                faults.reached("publish.mid")
-            dead = self._send_dead_letters(producer, incoming.result) if incoming.result is not None else ()
-            landed = sender.flush()
+            with self._writing(split, sorted({*self.partitions, *filter(None, [self.topic])}), events):
+                for batch in incoming:
+                    sender.send(batch)
+                    faults.reached("publish.mid")
+                landed = sender.flush()
+            with self._writing(split, [policy.topic or ""] if policy else [], events):
+                dead = self._send_dead_letters(producer, incoming.result) if incoming.result is not None else ()
             faults.reached("publish.flushed")
             self._consume(producer, split)
             published = tuple(part for part in landed if part.topic not in self.routes)
             routed = tuple(part for part in landed if part.topic in self.routes)
             marker = Marker(self.ledger.number, split, published, sender.total_bytes, incoming.result, dead, routed)
-            self._mark(producer, marker)
+            with self._writing(split, [self.ledger.topic], events):
+                self._mark(producer, marker)
             faults.reached("publish.marked")
             producer.commit_transaction(self.transaction_timeout)
         except (KafkaSparkError, Rejected):
@@ -203,6 +212,11 @@ class Publisher:
             raise
         faults.reached("publish.committed")
         return marker
+
+    def _writing(self, split: int, topics: Sequence[str], events: ClientEvents) -> AbstractContextManager[None]:
+        """Name the topics that are written in here if the brokers refuse to take records."""
+        right = Right("topic", "Write", "`, `".join(topics))
+        return named_rights(self.config, self._doing(split), right, conn_id=self.conn_id, events=events)
 
     def _send_dead_letters(self, producer: Producer, result: SplitResult) -> tuple[Landed, ...]:
         """Send the dead letters of a split in its transaction, so that they are visible exactly when its records are.
@@ -300,6 +314,10 @@ class Publisher:
         """Return the error to raise: :class:`KafkaRefused` if the brokers refused a record, which only the transaction reports if
         no callback watched its batch."""
         said = error.args[0] if isinstance(error, KafkaException) else None
+        # Records that are sent are watched; the marker is not.
+        marker = [Right("topic", "Write", self.ledger.topic)]
+        if missing := right_missing(said, self.conn_id, identity(self.config), doing, marker):
+            return missing
         return (said and refused_by_brokers(said, self.conn_id, "rows")) or self._unavailable(error, doing)
 
     def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:

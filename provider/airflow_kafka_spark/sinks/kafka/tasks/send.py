@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
+from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.partitioner import partitions_of
 from airflow_kafka_spark.sinks.kafka.tasks.headers import pairs_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
@@ -71,7 +72,7 @@ class Sender:
         """Queue a batch. Waits while the producer's queue is full.
 
         :raises RowRejected: a row cannot become a record: it is too large, or its partition or topic does not exist.
-        :raises KafkaRefused: the brokers refused a record that was sent.
+        :raises KafkaRefused: the brokers refused a record that was sent; RightMissing where the user may not write the topic.
         :raises KafkaUnavailable: the brokers do not accept records.
         """
         for start in range(0, batch.num_rows, BATCH):
@@ -152,6 +153,8 @@ class Sender:
             except (BufferError, KafkaException) as error:
                 at = len(columns[0]) - length_hint(left[0]) - 1
                 if isinstance(error, KafkaException):
+                    # Why the transaction was refused is in the client's log, which is read by a poll.
+                    self.producer.poll(_ROOM_SECONDS)
                     raise self._rejected(error.args[0], row_of(first + at)) from None
                 self._make_room(deadline)
                 # Continue with the record that found no room.
@@ -183,6 +186,9 @@ class Sender:
     def _count(self, topic: str) -> int:
         if topic not in self.partitions:
             found = self.producer.list_topics(topic, timeout=30).topics.get(topic)
+            rights = [Right("topic", "Describe", topic)]
+            if found and (missing := right_missing(found.error, self.conn_id, "", f"sending {self.called}s", rights)):
+                raise missing
             if found is None or found.error is not None or not found.partitions:
                 raise TopicMissing("", [topic])
             self.partitions[topic] = len(found.partitions)
@@ -244,7 +250,6 @@ REMEDIES = {
     # The others of a batch with such a record.
     "_INVALID_DIFFERENT_RECORD": _VALIDATES,
     "POLICY_VIOLATION": _VALIDATES,
-    "TOPIC_AUTHORIZATION_FAILED": "Grant the connection's user WRITE and DESCRIBE on {topic}",
 }
 """Kafka's name of an error -> what to do."""
 
@@ -258,6 +263,9 @@ def refused_by_brokers(error: KafkaError, conn_id: str, called: str, topic: str 
     :param called: the word for the rows in messages, in the plural.
     :param topic: their topic; None if it is not known.
     """
+    rights = [Right("topic", "Write", topic or "")]
+    if missing := right_missing(error, conn_id, "", f"sending {called}", rights):
+        return missing
     if error.name() not in REMEDIES:
         return None
     where = f"topic `{topic}`" if topic else "the topic"

@@ -1,0 +1,351 @@
+"""The rights that docs/connections.md documents are enough, and each missing one is an error that names it.
+
+One broker with an authorizer. Its ACLs are those of the commands in docs/connections.md, read from there: page and test cannot
+differ.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from airflow_kafka_spark.cli.definition import COMMANDS, main
+from airflow_kafka_spark.control.preview import preview
+from airflow_kafka_spark.errors import RightMissing, ValidationError
+from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.operators import (
+    KafkaToKafkaOperator,
+    KafkaToSinkOperator,
+    PipelineOffsetsOperator,
+    SourceToKafkaOperator,
+)
+from airflow_kafka_spark.operators.control import ACTIONS
+from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink
+from airflow_kafka_spark.sources import FilesSource
+from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
+from airflow_kafka_spark.ui.actions import ACTIONS as UI_ACTIONS
+from airflow_kafka_spark.ui.actions import ActionContext, ActionRequest, perform
+from airflow_kafka_spark.ui.airflow_metadata import LedgerName
+from airflow_kafka_spark.ui.previews import DeadLetterReader
+from airflow_kafka_spark.ui.watcher import LedgerWatch
+from airflow_kafka_spark.windows.model import Landed
+from tests.support.intervals import hour
+from tests.support.oracle import wait_stable
+from tests.support.pipelines import SCHEMA, SPARK, order
+from tests.support.runs import context, run
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.servers
+
+LEDGER, READ, GROUP, TARGET, DEAD = "airflow-windows", "orders", "orders-warehouse", "orders-eu", "orders-dead"
+USERS = {"admin": "a", "airflow": "b", "viewer": "c"}
+RESOURCES = {
+    "--topic": ResourceType.TOPIC,
+    "--group": ResourceType.GROUP,
+    "--transactional-id": ResourceType.TRANSACTIONAL_ID,
+    "--cluster": ResourceType.BROKER,
+}
+PAGE = Path(__file__).parents[2] / "docs" / "connections.md"
+
+
+def documented() -> list[list[AclBinding]]:
+    """Return the ACLs of each block of commands in the section about rights."""
+    section = PAGE.read_text().partition("\n### Rights\n")[2].partition("\n## ")[0]
+    return [list(bindings(block)) for block in re.findall(r"```bash\n(.*?)```", section, re.DOTALL)]
+
+
+def bindings(commands: str) -> Iterator[AclBinding]:
+    user = (re.findall(r"KAFKA_USER=(\w+)", commands) or ["airflow"])[0]
+    for line in commands.splitlines():
+        if not line.startswith("acls --"):
+            continue
+        words = shlex.split(line)[1:]
+        kind = RESOURCES[words[0]]
+        name = "kafka-cluster" if words[0] == "--cluster" else words[1]
+        pattern = ResourcePatternType.PREFIXED if "prefixed" in words else ResourcePatternType.LITERAL
+        operations = [words[at + 1] for at, word in enumerate(words) if word == "--operation"]
+        assert operations, line
+        for operation in operations:
+            name_of = re.sub(r"(?<!^)([A-Z])", r"_\1", operation).upper()
+            yield AclBinding(kind, name, pattern, f"User:{user}", "*", AclOperation[name_of], AclPermissionType.ALLOW)
+
+
+class Cluster:
+    """The broker, and whoever may change its ACLs."""
+
+    def __init__(self, kafka: EmbeddedKafka) -> None:
+        self.kafka = kafka
+        self.admin = AdminClient(kafka.connection_extra("admin"))
+
+    def there(self) -> set[str]:
+        every = AclBindingFilter(
+            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+        )
+        return set(map(repr, self.admin.describe_acls(every).result(30)))
+
+    def grant(self, acls: list[AclBinding]) -> None:
+        for future in self.admin.create_acls(acls).values():
+            future.result(30)
+        eventually(lambda: self.there() >= set(map(repr, acls)), 30)
+
+    def revoke(self, acls: list[AclBinding]) -> None:
+        filters = [
+            AclBindingFilter(a.restype, a.name, a.resource_pattern_type, a.principal, a.host, a.operation, a.permission_type)
+            for a in acls
+        ]
+        for future in self.admin.delete_acls(filters).values():
+            future.result(30)
+        eventually(lambda: not self.there() & set(map(repr, acls)), 30)
+
+    @contextmanager
+    def without(self, kind: str, name: str, group: str, *operations: str) -> Iterator[None]:
+        """Take these rights of the user ``airflow`` away for a while.
+
+        :param group: the group that has the rights of the page's example.
+        """
+        lacking = [
+            renamed(acl, group) if name == GROUP else acl
+            for acl in documented()[0]
+            if (acl.restype, acl.name) == (RESOURCES[kind], name) and acl.operation.name.title() in operations
+        ]
+        assert len(lacking) == len(operations)
+        self.revoke(lacking)
+        try:
+            yield
+        finally:
+            self.grant(lacking)
+
+    def produce(self, *values: bytes) -> None:
+        producer = Producer(self.kafka.connection_extra("admin"))
+        for number, value in enumerate(values):
+            producer.produce(READ, value, str(number).encode())
+        assert producer.flush(60) == 0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A broker that refuses what the page does not grant, and has the topics of its examples."""
+    security = KafkaSecurity("SASL_PLAINTEXT", USERS, ("PLAIN",))
+    authorizer = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:admin",
+    }
+    with pytest.MonkeyPatch.context() as patch, EmbeddedKafka(security=security, properties=authorizer) as kafka:
+        made = Cluster(kafka)
+        for user in USERS:
+            patch.setenv(f"AIRFLOW_CONN_{user.upper()}", kafka.connection_json(user))
+        patch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK)
+        for topic in (READ, TARGET):
+            kafka.create_topic(topic, 2)
+        needed, _optional, looking = documented()
+        made.grant([*needed, *looking])
+        made.produce(*map(order, range(40)), b"{")
+        yield made
+
+
+def to_files(directory: Path, **options: Any) -> KafkaToSinkOperator:
+    given = {"topics": READ, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": DEAD, "value": Json(schema=SCHEMA)}
+    given |= {"sink": FilesSink(path=str(directory)), "kafka_conn_id": "airflow"}
+    return KafkaToSinkOperator(task_id="task", **{**given, **options})
+
+
+def to_topic(**options: Any) -> KafkaToKafkaOperator:
+    given = {"topics": READ, "sink": KafkaSink(topic=TARGET), "value": Json(schema=SCHEMA), "filter": "id >= 0"}
+    given |= {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": DEAD, "kafka_conn_id": "airflow"}
+    return KafkaToKafkaOperator(task_id="task", **{**given, **options})
+
+
+def from_files(directory: Path, **options: Any) -> SourceToKafkaOperator:
+    given = {"source": FilesSource(str(directory), glob="*.parquet", recursive=True), "sink": KafkaSink(topic=TARGET, key="id")}
+    return SourceToKafkaOperator(task_id="task", kafka_conn_id="airflow", **{**given, **options})
+
+
+def moved(cluster: Cluster, directory: Path, name: str, runs: int = 2, **options: Any) -> dict[str, Any]:
+    """Move windows of a new pipeline into files; the last report. The group has the rights of the page's example."""
+    cluster.grant([renamed(acl, name) for acl in documented()[0] if acl.name == GROUP])
+    cluster.grant([renamed(acl, name) for acl in documented()[2] if acl.name == GROUP])
+    report = {}
+    for number in range(runs):
+        report = run(to_files, {"directory": directory / name, "pipeline": name, "group_id": name, **options}, f"run{number}")
+        cluster.produce(order(1000 + number))
+    stable(cluster)
+    return report
+
+
+def renamed(acl: AclBinding, name: str) -> AclBinding:
+    return AclBinding(acl.restype, name, acl.resource_pattern_type, acl.principal, acl.host, acl.operation, acl.permission_type)
+
+
+def stable(cluster: Cluster) -> None:
+    wait_stable(cluster.kafka.connection_extra("admin"), LEDGER)
+
+
+# --- what works with these rights -------------------------------------------------------------------------------------------
+
+
+def test_each_operator_moves_windows_with_exactly_the_documented_rights(cluster, tmp_path):
+    report = moved(cluster, tmp_path, "files")
+    assert report["records_written"] == 1, "the second window is planned from the ledger"
+    by_spark = moved(cluster, tmp_path, "by-spark", runs=1, read_with="spark")
+    assert by_spark["records_rejected"] == 1
+    moved(cluster, tmp_path, "hourly", runs=0)
+    hourly = {"directory": tmp_path / "hourly", "pipeline": "hourly", "group_id": "hourly", "window": "interval", "grace": 0}
+    for number in (1, 2):
+        assert run(to_files, hourly, f"hour{number}", interval=hour(number))["records_read"] == 0
+
+    moved(cluster, tmp_path, "relay", runs=0)
+    assert run(to_topic, {"pipeline": "relay", "group_id": "relay"}, "run1")["records_rejected"] == 1
+    cluster.produce(order(60))
+    assert run(to_topic, {"pipeline": "relay", "group_id": "relay"}, "run2")["records_written"] == 1
+
+    rows = {"directory": tmp_path / "files", "pipeline": "source"}
+    assert run(from_files, rows, "run1")["records_written"] > 40
+    assert run(from_files, rows, "run2")["records_written"] == 0
+
+
+COMMANDS_IN_ORDER = {
+    "show": {},
+    "plan": {},
+    "windows": {},
+    "pause": {},
+    "resume": {},
+    "rebind": {},
+    "replay": {"window": "2"},
+    "skip": {},
+    "reset": {"to": "earliest"},
+    "unblock": {},
+    "rename": {"to": "renamed"},
+    "forget": {},
+}
+"""Command -> its arguments; each finds something to do."""
+LOOKING = ("show", "plan", "windows", "unblock")
+
+
+def test_each_command_works_with_exactly_the_documented_rights(cluster, tmp_path):
+    assert {command.name for command in COMMANDS} == COMMANDS_IN_ORDER.keys()
+    moved(cluster, tmp_path, "by-cli")
+    name = "by-cli"
+    for command, given in COMMANDS_IN_ORDER.items():
+        why = [] if command in LOOKING else ["--why", "a test"]
+        words = [word for option, value in given.items() for word in (f"--{option}", value)]
+        assert main([command, name, *words, *why, "--kafka-conn-id", "airflow"]) == 0, command
+        stable(cluster)
+        name = given["to"] if command == "rename" else name
+
+    moved(cluster, tmp_path, "deleted", runs=1)
+    cluster.grant([renamed(acl, "deleted") for acl in documented()[1] if acl.name == GROUP])
+    assert main(["forget", "deleted", "--delete-group", "--why", "a test", "--kafka-conn-id", "airflow"]) == 0
+
+
+def test_each_action_of_the_operator_of_offsets_works_with_exactly_the_documented_rights(cluster, tmp_path):
+    moved(cluster, tmp_path, "by-operator")
+    name = "by-operator"
+    for action in [command for command in COMMANDS_IN_ORDER if command in ACTIONS]:
+        given = {"new_name": "renamed-by-operator"} if action == "rename" else COMMANDS_IN_ORDER[action]
+        operator = PipelineOffsetsOperator(
+            task_id="task", action=action, pipeline=name, why="a test", kafka_conn_id="airflow", **given
+        )
+        assert operator.execute(context("run1")), action
+        stable(cluster)
+        name = given.get("new_name", name)
+
+
+def test_each_action_of_a_page_works_with_exactly_the_documented_rights(cluster, tmp_path):
+    moved(cluster, tmp_path, "by-page")
+    with KafkaHook("airflow") as hook:
+        for action in ("pause", "resume", "replay", "skip", "reset"):
+            assert action in UI_ACTIONS
+            to = "earliest" if action == "reset" else None
+            asked = ActionRequest(action, f"airflow/{LEDGER}", "by-page", "a test", False, to=to, window=2)
+            assert perform(hook, asked, ActionContext(LEDGER, "ann", running=False)).done
+            stable(cluster)
+
+
+def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, tmp_path):
+    report = moved(cluster, tmp_path, "seen")
+    for command in ("show", "plan", "windows"):
+        assert main([command, "seen", "--kafka-conn-id", "viewer"]) == 0, command
+    common = {"kafka_conn_id": "viewer", "deferrable": False, "retry_timeout": 0, "timeout": 0, "poke_interval": 0.1}
+    interval = SimpleNamespace(data_interval_start=hour(1)[0], data_interval_end=hour(1)[1])
+    seen = {**context("run1"), "dag_run": interval}
+    sensors = [
+        KafkaWindowSensor(task_id="a", pipeline="seen", after=0, **common),
+        KafkaLagSensor(task_id="b", pipeline="seen", at_least_records=1, **common),
+        KafkaLagSensor(task_id="c", group_id="seen", topics=READ, at_least_records=1, **common),
+        KafkaIntervalSensor(task_id="d", topics=READ, grace=0, **common),
+    ]
+    for sensor in sensors:
+        sensor.execute(seen)
+
+    watch = LedgerWatch(LedgerName("viewer", LEDGER), KafkaHook)
+    watch.start()
+    try:
+        watch.mark_interest("seen")
+        eventually(lambda: watch.state[0] == "ok" and "seen" in watch.lag_trackers, 60)
+        measured = watch.lag_trackers["seen"].measured
+        assert measured is not None and measured.lag is not None and not measured.problem
+    finally:
+        watch.stop()
+    with KafkaHook("viewer") as hook:
+        assert preview(hook, "seen").offsets > 0
+        landed = Landed(DEAD, 0, 0, 0, 1)
+        names = frozenset(record["topic"] for record in DeadLetterReader(frozenset({"files", "seen"}), [landed], 5).read(hook))
+        assert names <= {DEAD}
+    assert report["group_id"] == "seen"
+
+
+# --- what is said without one of them ---------------------------------------------------------------------------------------
+
+WITHOUT = [
+    ("files", "--topic", LEDGER, ("Read",), "topic", "Read"),
+    ("files", "--topic", LEDGER, ("Write",), "topic", "Write"),
+    ("files", "--topic", LEDGER, ("Describe", "Read", "Write"), "topic", "Describe"),
+    ("files", "--transactional-id", f"{LEDGER}.", ("Describe", "Write"), "transactional id", "Write"),
+    ("files", "--transactional-id", f"{LEDGER}.", ("Write",), "transactional id", "Write"),
+    ("files", "--topic", READ, ("Read",), "topic", "Read"),
+    ("files", "--topic", READ, ("Describe", "Read"), "topic", "Describe"),
+    ("spark", "--topic", READ, ("Read",), "topic", "Read"),
+    ("files", "--group", GROUP, ("Read",), "group", "Read"),
+    ("files", "--group", GROUP, ("Describe", "Read"), "group", "Describe"),
+    ("files", "--topic", DEAD, ("Write",), "topic", "Write"),
+    ("topic", "--topic", TARGET, ("Write",), "topic", "Write"),
+    ("topic", "--group", GROUP, ("Read",), "group", "Read"),
+    ("topic", "--topic", LEDGER, ("Read",), "topic", "Read"),
+]
+
+
+@pytest.mark.parametrize("kind, option, name, operations, resource, right", WITHOUT)
+def test_a_missing_right_is_named_with_connection_and_resource_and_no_retry_is_advised(
+    cluster, tmp_path, kind, option, name, operations, resource, right
+):
+    group = tmp_path.name
+    moved(cluster, tmp_path, group, runs=0)
+    options: dict[str, Any] = {"pipeline": group, "group_id": group}
+    make = to_topic if kind == "topic" else to_files
+    if kind != "topic":
+        options |= {"directory": tmp_path / "rows", "read_with": "spark" if kind == "spark" else "auto"}
+    with cluster.without(option, name, group, *operations), pytest.raises((RightMissing, ValidationError)) as raised:
+        run(make, options, "run1")
+    said = str(raised.value)
+    named = f"{resource} `{group if name == GROUP else name}"
+    assert "`airflow`" in said and f"right {right} on {named}" in said and "_AUTHORIZATION_FAILED" in said
+    assert "retr" not in said.lower() and not raised.value.retryable

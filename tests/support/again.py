@@ -1,0 +1,45 @@
+"""A task that goes on in its process after its Spark has ended, as a process does that moves window after window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_kafka_spark.errors import SparkUnavailable
+from airflow_kafka_spark.operators import KafkaToSinkOperator
+from tests.support.pipelines import make
+
+
+class Again:
+    """Runs a window until Spark ends in the middle of it; the same window once more; and the next one on a stopped context.
+
+    :param options: those of :func:`tests.support.pipelines.make`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._operator: KafkaToSinkOperator | None = None
+
+    def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what was said of the JVM that ended, and the reports of both windows."""
+        from pyspark import SparkContext
+
+        said = ""
+        try:
+            self._run(context)
+        except SparkUnavailable as error:
+            said = str(error)
+        again = self._run(context)
+        running: Any = SparkContext._active_spark_context
+        running._jsc.sc().stop()
+        context["ti"].run_id = "run2"
+        return {"said": said, "reports": [again, self._run(context)]}
+
+    def _run(self, context: Mapping[str, Any]) -> dict[str, Any]:
+        self._operator = make(**self._options)
+        return self._operator.execute(context)
+
+    def on_kill(self) -> None:
+        """As Airflow calls it."""
+        if self._operator is not None:
+            self._operator.on_kill()
