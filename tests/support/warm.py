@@ -1,7 +1,7 @@
 """Task attempts in warm Spark processes (``keep_alive`` in the extra of the ``spark`` connection).
 
-``TEST_KEEP_ALIVE=60s`` lets all attempts of the pipelines under test use them, where they would use an engine or a JVM of their own:
-``TEST_KEEP_ALIVE=60s make test ARGS="tests/faults"``.
+``TEST_KEEP_ALIVE=60s`` lets all attempts of the pipelines under test use them, where they would use an engine or a JVM of their
+own: ``TEST_KEEP_ALIVE=60s make test ARGS="tests/faults"``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EVERYWHERE = os.environ.get("TEST_KEEP_ALIVE", "")
 
 
 def extra(keep_alive: str) -> dict[str, Any]:
-    """What the extra of a ``spark`` connection has for a warm process whose tasks get their faults; nothing without a duration."""
+    """What the extra of a ``spark`` connection has for a warm process whose tasks get faults; nothing without a duration."""
     return {"keep_alive": keep_alive, "spark.python.daemon.module": "tests.support.spark_daemon"} if keep_alive else {}
 
 

@@ -11,21 +11,21 @@ TAGS = "spark.job.tags"
 _LOOK_SECONDS = 0.05
 
 
-def end_jobs(spark: Any, name: str, value: str, *, seconds: float, server: Any = None) -> int:
+def end_jobs(spark: Any, name: str, value: str, *, seconds: float, gateway: Any = None) -> int:
     """Cancel all jobs with a property, and wait until none of their tasks runs any more.
 
     :param spark: the JVM's ``SparkContext``.
     :param name: :data:`GROUP` or :data:`TAGS`.
     :param value: the group, or one of the tags.
     :param seconds: how long to wait.
-    :param server: a gateway (``Py4JServer``). Its connections have to be closed, too: what still runs in one may start a job.
+    :param gateway: of :func:`open_gateway`. Its connections have to be closed, too: what still runs in one may start a job.
     :return: the number of jobs that were found.
     :raises TimeoutError: some of them still run.
     """
     deadline = time.monotonic() + seconds
     found: set[int] = set()
     while True:
-        connected = server is not None and connections(server) > 0
+        connected = gateway is not None and _connections(gateway) > 0
         jobs = {job.jobId() for job in _active_jobs(spark, name, value)}
         found |= jobs
         if jobs and name == TAGS:
@@ -39,20 +39,28 @@ def end_jobs(spark: Any, name: str, value: str, *, seconds: float, server: Any =
         time.sleep(_LOOK_SECONDS)
 
 
-def connections(server: Any) -> int:
-    """Return the number of a gateway's open connections."""
-    return int(_connections(server).size())
+def open_gateway(spark: Any, jvm: Any) -> Any:
+    """Return a new gateway to a JVM (``Py4JServer``), with a port and a secret of its own, whose connections can be counted."""
+    gateway = jvm.org.apache.spark.api.python.Py4JServer(spark.conf())
+    # Its own list of connections forgets those that are closed only if it listens to itself.
+    server = _java_server(gateway)
+    server.addListener(server)
+    gateway.start()
+    return gateway
 
 
-def _connections(server: Any) -> Any:
-    inner = server.server()
-    java = inner.getJavaServer() if inner.getClass().getSimpleName() == "ClientServer" else inner
-    declared = java.getClass()
+def _connections(gateway: Any) -> int:
+    server = _java_server(gateway)
+    declared = server.getClass()
     while declared.getSimpleName() != "GatewayServer":
         declared = declared.getSuperclass()
     field = declared.getDeclaredField("connections")
     field.setAccessible(True)
-    return field.get(java)
+    return int(field.get(server).size())
+
+
+def _java_server(gateway: Any) -> Any:
+    return gateway.server().getJavaServer()
 
 
 def _active_jobs(spark: Any, name: str, value: str) -> Iterator[Any]:

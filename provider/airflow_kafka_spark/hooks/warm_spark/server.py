@@ -28,7 +28,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from airflow_kafka_spark.hooks.warm_spark.jobs import GROUP, TAGS, end_jobs
+from airflow_kafka_spark.hooks.warm_spark.jobs import GROUP, TAGS, end_jobs, open_gateway
 from airflow_kafka_spark.hooks.warm_spark.place import Place, peer, receive, send
 
 LEFTOVER_SECONDS = 60.0
@@ -187,9 +187,7 @@ class Server:
         # All threads of the gateway inherit these from this one: jobs of the task have the tag, whatever group it gives them.
         self._context.addJobTag(client.tag)
         self._context.setJobGroup(client.tag, str(hello["name"]), interruptOnCancel=True)
-        jvm = self._context._jvm
-        gateway = jvm.org.apache.spark.api.python.Py4JServer(self._spark.conf())
-        gateway.start()
+        gateway = open_gateway(self._spark, self._context._jvm)
         with self._changed:
             self.keep_alive = float(hello["keep_alive"])
             tasks = client.number - 1
@@ -227,7 +225,7 @@ class Server:
         """End what a task has left in the JVM, and forget the task."""
         try:
             if gateway is not None:
-                ended = end_jobs(self._spark, TAGS, client.tag, seconds=LEFTOVER_SECONDS, server=gateway)
+                ended = end_jobs(self._spark, TAGS, client.tag, seconds=LEFTOVER_SECONDS, gateway=gateway)
                 gateway.shutdown()
                 say(f"task {client.number} has ended" + (f", {ended} of its jobs were cancelled" if ended else ""))
         except Exception as error:
