@@ -1,4 +1,4 @@
-"""A small window, each time in a new process as a task is: plain Spark, our operator with a Spark of its own, and in a warm one."""
+"""A small window, in a new process each time as a task is: plain Spark, the operator with its own Spark, and in a warm one."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from airflow_kafka_spark.hooks.warm_spark.place import (
     Place,
     WarmUnavailable,
     connect,
+    is_readable,
     open_sockets,
     private_directory,
     receive,
@@ -49,19 +49,17 @@ class Attached:
     :param key: of the settings.
     :param connection: to the warm process.
     :param session: the session in it.
-    :param pid: of this process; a process forked from it is not attached.
     """
 
     key: str
     connection: socket.socket
     session: SparkSession
-    pid: int
 
     @property
     def is_alive(self) -> bool:
         """Return True while the warm process keeps the connection open."""
         # It sends nothing unless it was asked.
-        return not select.select([self.connection], [], [], 0)[0]
+        return not is_readable(self.connection)
 
 
 _attached: Attached | None = None
@@ -94,7 +92,7 @@ def open_session(settings: WarmSettings, name: str) -> SparkSession:
         connection.close()
         _detach()
         raise WarmUnavailable(f"no session could be opened in it: {type(error).__name__}: {error}") from error
-    _attached = Attached(settings.key, connection, session, os.getpid())
+    _attached = Attached(settings.key, connection, session)
     log.info(
         "%s warm Spark process %d on %s after %.1f s (%.0f s old, %d tasks and %d jobs before this one); its log is %s",
         "Started the" if started else "Reusing the",
@@ -119,7 +117,7 @@ def end_leftovers(session: SparkSession, group: str) -> None:
     :param group: a job group of which this process runs no job.
     :raises WarmUnavailable: they did not end.
     """
-    if _attached is None or _attached.session is not session or _attached.pid != os.getpid():
+    if _attached is None or _attached.session is not session:
         return
     with _asking:
         send(_attached.connection, {"end": group})
@@ -210,7 +208,7 @@ def _start(place: Place, settings: WarmSettings) -> None:
     with open(told, "rb", buffering=0) as answer:
         with contextlib.suppress(BrokenPipeError):
             starter.communicate(json.dumps(given).encode())
-        ready = select.select([answer], [], [], START_SECONDS)[0]
+        ready = is_readable(answer, START_SECONDS)
         said = answer.read(10_000).decode() if ready else ""
     if said != "ready":
         reason = said or (f"it did not start within {START_SECONDS:g} s" if not ready else "it ended while it started")
@@ -284,9 +282,10 @@ def _detach() -> None:
 
 def _after_fork() -> None:
     """Leave the connection to the process that was forked from: its end is what the warm process waits for."""
+    global _attached
     if _attached is not None:
-        with contextlib.suppress(OSError):
-            _attached.connection.close()
+        _attached.connection.close()
+        _attached = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import socket
 import stat
 import struct
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 class WarmUnavailable(Exception):
@@ -114,6 +115,13 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     """Return the ids of the process and of the user at the other end."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid
+
+
+def is_readable(file: socket.socket | BinaryIO, seconds: float = 0.0) -> bool:
+    """Return True once something can be read, the end included; False after so many seconds."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(int(seconds * 1000)))
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark.hooks.warm_spark.jobs import GROUP, TAGS, end_jobs, open_gateway
-from airflow_kafka_spark.hooks.warm_spark.place import Place, peer, receive, send
+from airflow_kafka_spark.hooks.warm_spark.place import Place, is_readable, peer, receive, send
 
 LEFTOVER_SECONDS = 60.0
 """For the jobs of a task that is gone. If they run longer, the process lets nobody in any more and ends after its last task."""
@@ -57,9 +56,7 @@ class Client:
     def has_left(self) -> bool:
         """Return True if the task's end of the connection is closed."""
         try:
-            if not select.select([self.connection], [], [], 0)[0]:
-                return False
-            return self.connection.recv(1, socket.MSG_PEEK) == b""
+            return is_readable(self.connection) and self.connection.recv(1, socket.MSG_PEEK) == b""
         except (OSError, ValueError):
             return True
 
@@ -94,7 +91,7 @@ class Server:
     def run(self) -> str:
         """Let tasks in until there is a reason to end; return it."""
         while not (reason := self._reason_to_end()):
-            if select.select([self._listening], [], [], _LOOK_SECONDS)[0]:
+            if is_readable(self._listening, _LOOK_SECONDS):
                 self._accept()
         return reason
 
@@ -122,7 +119,7 @@ class Server:
     def _leave(self) -> str:
         """Remove the socket, unless a task comes just now; return the reason to end."""
         with self.place.locked(wait=False) as locked:
-            if not locked or select.select([self._listening], [], [], 0)[0]:
+            if not locked or is_readable(self._listening):
                 return ""
             self._remove_socket()
         return f"no task came for {self.keep_alive:g} s"
