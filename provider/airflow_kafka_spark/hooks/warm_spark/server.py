@@ -80,7 +80,7 @@ class Server:
         self._begun = self._idle_since = time.monotonic()
         self._changed = threading.Condition()
         self._clients: list[Client] = []
-        self._served = 0
+        self._connected = self._tasks = 0
         self._closed = ""
 
     @property
@@ -156,8 +156,8 @@ class Server:
             connection.close()
             return
         with self._changed:
-            self._served += 1
-            client = Client(self._served, connection)
+            self._connected += 1
+            client = Client(self._connected, connection)
             self._clients.append(client)
         threading.Thread(target=self._serve, args=(client,), name=client.tag, daemon=True).start()
 
@@ -187,7 +187,7 @@ class Server:
         gateway = open_gateway(self._spark, self._context._jvm)
         with self._changed:
             self.keep_alive = float(hello["keep_alive"])
-            tasks = client.number - 1
+            before, self._tasks = self._tasks, self._tasks + 1
         jobs = self._spark.dagScheduler().numTotalJobs()
         say(f"task {client.number} ({hello['name']}, process {peer(client.connection)[0]}) begins, after {jobs} jobs")
         answer = {
@@ -195,7 +195,7 @@ class Server:
             "secret": gateway.secret(),
             "jvm": self.jvm,
             "age": time.monotonic() - self._begun,
-            "tasks": tasks,
+            "tasks": before,
             "jobs": jobs,
         }
         try:
@@ -234,7 +234,8 @@ class Server:
             with self._changed:
                 client.is_gone = True
                 self._clients.remove(client)
-                self._idle_since = time.monotonic()
+                # Who only looks whether somebody listens is no task.
+                self._idle_since = self._idle_since if gateway is None else time.monotonic()
                 self._changed.notify_all()
 
     def end(self) -> None:

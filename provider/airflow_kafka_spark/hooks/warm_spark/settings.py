@@ -69,9 +69,9 @@ class WarmSettings:
     @property
     def started(self) -> dict[str, str]:
         """The settings that the process is started with."""
-        # Before the others: a later option of the same name wins.
-        options = [*self.java_options, self.spark.get(_JAVA, "")]
-        return {**self.spark, _JAVA: " ".join(filter(None, options))}
+        # Before the others: a later option of the same name wins. A JVM without memory left would fail one task after the other.
+        options = [*self.java_options, "-XX:+ExitOnOutOfMemoryError", self.spark.get(_JAVA, "")]
+        return {**self.spark, _JAVA: " ".join(options).strip()}
 
     @functools.cached_property
     def key(self) -> str:
