@@ -226,8 +226,10 @@ class SparkHook(BaseHook):
 
         assert self.keep_alive is not None
         archive = self._class_archive()
+        # The retry of a task that was killed waits until the Python workers of its cancelled jobs have ended.
+        ours = {_DAEMON: python_daemon.__name__, "spark.python.task.killTimeout": "100ms"}
         wanted = WarmSettings(
-            self.master, {_DAEMON: python_daemon.__name__, **settings}, self.keep_alive,
+            self.master, {**ours, **settings}, self.keep_alive,
             java_options=archive.java_options(settings[_JAVA]) if archive else (),
         )  # fmt: skip
         try:
