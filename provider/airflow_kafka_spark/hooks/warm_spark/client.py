@@ -234,10 +234,9 @@ def _open(answer: dict[str, Any]) -> SparkSession:
             conf=SparkConf(_jconf=running.conf()), gateway=SparkContext._gateway,
             jsc=jvm.JavaSparkContext.fromSparkContext(running),
         )  # fmt: skip
-    # Sums of accumulators would be sent to this process by the one thread that schedules all jobs, and each of them would wait
-    # where this process is stopped.
-    context._javaAccumulator = jvm.PythonAccumulatorV2(None, 0, None)
-    running.register(context._javaAccumulator)
+    # Values of accumulators would be sent to this process by the one thread that schedules all jobs, and each of them would wait
+    # where this process is stopped. The warm process takes them instead.
+    context._javaAccumulator = jvm.org.apache.spark.util.AccumulatorContext.get(answer["accumulator"]).get()
     classes = SparkSession._get_j_spark_session_class(jvm)
     root = classes.getDefaultSession().get()
     session = SparkSession(context, root.newSession())
@@ -269,15 +268,16 @@ def _detach() -> None:
     gateway = SparkContext._gateway
     context = SparkContext._active_spark_context
     if context is not None:
-        context._jsc = None  # type: ignore[assignment]
+        context._jsc = None
         if getattr(context, "_accumulatorServer", None):
             context._accumulatorServer.shutdown()
             context._accumulatorServer = None  # type: ignore[assignment]
     SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None
     if gateway is not None:
+        # It is this process's alone.
         with contextlib.suppress(Exception):
-            gateway.close()
+            gateway.shutdown()
 
 
 def _after_fork() -> None:

@@ -193,6 +193,7 @@ class Server:
         answer = {
             "port": gateway.getListeningPort(),
             "secret": gateway.secret(),
+            "accumulator": self._context._javaAccumulator.id(),
             "jvm": self.jvm,
             "age": time.monotonic() - self._begun,
             "tasks": before,
