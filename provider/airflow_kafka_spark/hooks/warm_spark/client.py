@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 MOST_PROCESSES = 4
 """Warm processes of one user on a host."""
 
-START_SECONDS = 180.0
+START_SECONDS = 300.0
 _MEMORY_NEEDED = 1 << 30
 
 

@@ -247,6 +247,9 @@ class Server:
         for client in list(self._clients):
             with contextlib.suppress(OSError):
                 client.connection.shutdown(socket.SHUT_RDWR)
+        # It would print a stack for the connection that the JVM closes.
+        with contextlib.suppress(Exception):
+            self._context._accumulatorServer.server_close()
         end_jvm(self._process)
 
 
