@@ -22,14 +22,14 @@ def serve() -> None:
     """Fork a daemon for each process that connects."""
     import gc
 
-    from tests.support import spark_daemon
+    from airflow_kafka_spark.hooks.warm_spark import python_daemon
 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{os.environ[SOCKET]}.new")
         listening.listen(100)
         os.rename(f"{os.environ[SOCKET]}.new", os.environ[SOCKET])
         # Who connects before the imports are done waits.
-        spark_daemon._import_what_tasks_need()
+        python_daemon.import_what_windows_need()
         gc.freeze()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         while True:

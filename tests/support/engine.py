@@ -84,11 +84,12 @@ def _variables(address: Path) -> Path:
 
 
 def lend() -> Engine | None:
-    """An engine for one attempt over the default connection, a new one where all are lent; None for one over Spark Connect."""
+    """An engine for one attempt over the default connection, a new one where all are lent; None for one over Spark Connect,
+    or in a warm process."""
     from airflow_kafka_spark.hooks.spark import SparkHook
 
     hook = SparkHook()
-    if hook.is_connect:
+    if hook.is_connect or hook.keep_alive is not None:
         return None
     settings = ["--master", hook.master]
     settings += [part for name, value in hook.settings().items() for part in ("--conf", f"{name}={value}")]

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from airflow_kafka_spark import faults
-from tests.support import engine, workers
+from tests.support import engine, spark_daemon, warm, workers
 from tests.support.zygote import Forked
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +110,7 @@ class Victim:
     ) -> None:
         self.once = once
         self._engine = None if jvm else engine.lend()
+        self._is_warm = warm.is_on()
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "AIRFLOW__CORE__UNIT_TEST_MODE": "True"}
         if fault:
             env |= {faults.FAULT: fault, faults.ONCE: str(once)}
@@ -138,7 +139,7 @@ class Victim:
         import time
 
         deadline = time.monotonic() + seconds
-        while not (self.fired and any(workers.state(pid) in "Tt" for pid in self._session())):
+        while not (self.fired and any(workers.state(pid) in "Tt" for pid in self._session() | self._warm_session())):
             if self.process.poll() is not None:
                 return False
             assert time.monotonic() < deadline, f"it did not stop:\n{self.tail()}"
@@ -171,6 +172,8 @@ class Victim:
         if self._engine is not None:
             self._engine.give_back()
             self._engine = None
+        if self._is_warm:
+            spark_daemon.set_variables(os.environ[spark_daemon.FILE], {})
 
     def _signal(self, number: int) -> None:
         spared = self._engine.kept if self._engine is not None and number == signal.SIGKILL else set()
@@ -182,6 +185,14 @@ class Victim:
         """All of its processes: Python workers have a process group of their own, but the session of their JVM."""
         lent = set() if self._engine is None else workers.session(self._engine.pid)
         return workers.session(self.process.pid) | lent
+
+    def _warm_session(self) -> set[int]:
+        """The processes of the warm Spark that it uses, which outlive it."""
+        jvm = warm.jvm_of(self.log) if self._is_warm else None
+        try:
+            return set() if jvm is None else workers.session(os.getsid(jvm))
+        except ProcessLookupError:
+            return set()
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,8 @@ import pickle
 import signal
 import sys
 
-from tests.support import engine
+from airflow_kafka_spark import faults
+from tests.support import engine, spark_daemon, warm
 
 
 def main(payload: str) -> None:
@@ -22,6 +23,10 @@ def main(payload: str) -> None:
 
     if engine.FOUND_BY in os.environ:
         engine.take()
+    elif warm.is_on() and faults.FAULT in os.environ:
+        # The workers of a warm process are none of this one's: they get its faults as those of an engine do.
+        wanted = {name: os.environ[name] for name in (faults.FAULT, faults.ONCE) if name in os.environ}
+        spark_daemon.set_variables(os.environ[spark_daemon.FILE], wanted)
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
     operator = make(**options)
     # As Airflow's task runner does: nothing is raised, the operator is told.

@@ -103,6 +103,7 @@ __all__ = [
     "BeginningDeleted",
     "BindingChanged",
     "BoundRefused",
+    "ChangeRefused",
     "ClusterChanged",
     "ConnectionInvalid",
     "ConsumerUnhealthy",

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_kafka_spark.errors import KafkaSparkError, SparkUnavailable
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, SparkJobFailed, SparkUnavailable
 from airflow_kafka_spark.hooks.class_archive import SparkClassArchive
 from airflow_kafka_spark.hooks.connections import look_up
 from airflow_kafka_spark.hooks.spark_context import discard, discard_ended
 from airflow_kafka_spark.hooks.spark_probe import first_line
+from airflow_kafka_spark.hooks.warm_spark import client as warm
+from airflow_kafka_spark.hooks.warm_spark import python_daemon
+from airflow_kafka_spark.hooks.warm_spark.place import WarmUnavailable
+from airflow_kafka_spark.hooks.warm_spark.settings import WarmSettings, parse_duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -27,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _JAVA = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"
+_DAEMON = "spark.python.daemon.module"
 
 SECRETS = "(?i)secret|password|passphrase|token|jaas|credential|access[.]?key|keystore[.]key|dsn"
 
@@ -41,6 +46,9 @@ class SparkHook(BaseHook):
 
     The JVM of a local master starts from an archive of its classes. The first session of a host leaves a process behind that
     makes the archive (`airflow_kafka_spark.hooks.class_archive`). ``"class_archive": false`` in the extra switches both off.
+
+    ``"keep_alive": "10m"`` in the extra keeps the Spark of a local master between tasks, for those of the same user with the same
+    settings (`airflow_kafka_spark.hooks.warm_spark`).
 
     :param spark_conn_id: the Airflow connection.
     :param conf: Spark settings that win over the connection's.
@@ -134,6 +142,24 @@ class SparkHook(BaseHook):
             theirs[_JAVA] = f"{ours.get(_JAVA, '')} {theirs[_JAVA]}".strip()
         return ours | theirs
 
+    @cached_property
+    def keep_alive(self) -> float | None:
+        """Seconds for which a local Spark waits for the next task; None where each task has a Spark of its own.
+
+        :raises ConnectionInvalid: it is no duration of 1 second to 24 hours, or the master is not local.
+        """
+        value = self.connection.extra_dejson.get("keep_alive")
+        if value is None or value is False or value == "":
+            return None
+        if not self.is_local:
+            action = "Remove `keep_alive` from the extra, or use a local master; for other masters run a Spark Connect server"
+            raise ConnectionInvalid(self.spark_conn_id, f"`keep_alive` is set, and the master is `{self.master}`", action)
+        seconds = parse_duration(value)
+        if seconds is None:
+            action = "Use a number with s, m or h, from `1s` to `24h`: `10m`"
+            raise ConnectionInvalid(self.spark_conn_id, f"`keep_alive` is {value!r}, which is no such duration", action)
+        return seconds
+
     @contextmanager
     def session(self, *, jars: tuple[str, ...] = ()) -> Iterator[SparkSession]:
         """A session, ready to use.
@@ -148,6 +174,7 @@ class SparkHook(BaseHook):
         """
         from pyspark.sql import SparkSession
 
+        warm.drop_dead()
         if not self.is_connect and (reason := discard_ended()):
             log.warning("The Spark session of an earlier window cannot be used: %s. A new one is started", reason)
         active = SparkSession.getActiveSession()
@@ -204,6 +231,8 @@ class SparkHook(BaseHook):
         else:
             if self.is_local:
                 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            if self.keep_alive is not None and (kept := self._open_warm(settings)) is not None:
+                return kept
             if (archive := self._class_archive()) is not None:
                 # Before the others: a later option of the same name wins.
                 settings[_JAVA] = " ".join([*archive.java_options(settings[_JAVA]), settings[_JAVA]])
@@ -225,6 +254,41 @@ class SparkHook(BaseHook):
             _send_package(session)
         return session
 
+    def _open_warm(self, settings: Mapping[str, str]) -> SparkSession | None:
+        """Return a session in the warm process; None where it cannot be used, after one line in the log that says why."""
+        from pyspark import SparkContext
+
+        assert self.keep_alive is not None
+        archive = self._class_archive()
+        # The retry of a task that was killed waits until the Python workers of its cancelled jobs have ended.
+        ours = {_DAEMON: python_daemon.__name__, "spark.python.task.killTimeout": "100ms"}
+        wanted = WarmSettings(
+            self.master, {**ours, **settings}, self.keep_alive,
+            java_options=archive.java_options(settings[_JAVA]) if archive else (),
+        )  # fmt: skip
+        try:
+            if SparkContext._active_spark_context is not None and not warm.is_attached():
+                raise WarmUnavailable("this process has a Spark of its own already")
+            return warm.open_session(wanted, self.app_name)
+        except WarmUnavailable as error:
+            log.warning("The warm Spark process cannot be used, so that this task starts its own: %s", error)
+            return None
+
+    def begin_jobs(self, session: SparkSession, group: str, description: str) -> None:
+        """Put the jobs that this thread starts from now on into a group. Jobs of the group that an earlier attempt has left in a
+        warm process are ended before.
+
+        :param session: no client of a Spark Connect server.
+        :param group: by which :meth:`pyspark.SparkContext.cancelJobGroup` finds the jobs.
+        :param description: for Spark's pages.
+        :raises KafkaSparkError: the jobs that were left did not end.
+        """
+        try:
+            warm.end_leftovers(session, group)
+        except (OSError, WarmUnavailable) as error:
+            raise SparkJobFailed(description, str(error)) from error
+        session.sparkContext.setJobGroup(group, description, interruptOnCancel=True)
+
     def test_connection(self) -> tuple[bool, str]:
         """Start a session and run a job, for Airflow's UI: in a process of its own, so that no JVM stays behind in Airflow's.
 
@@ -234,6 +298,7 @@ class SparkHook(BaseHook):
         from airflow_kafka_spark.hooks.spark_probe import probe, unreachable
 
         try:
+            _ = self.keep_alive
             if not self.is_connect:
                 find_java()
             if reason := unreachable(self.master):

@@ -463,6 +463,7 @@ class WindowOperator(VisibleOperator):
         from airflow_kafka_spark.hooks.spark_probe import unreachable
 
         try:
+            _ = self.spark.keep_alive
             if not self.spark.is_connect:
                 find_java()
             elif find_spec("grpc_status") is None:

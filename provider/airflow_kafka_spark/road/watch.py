@@ -89,7 +89,7 @@ class Watch:
 
     @contextmanager
     def _by_thread(self, session: SparkSession, look: _Look) -> Iterator[None]:
-        session.sparkContext.setJobGroup(self._group, f"window {self.window}", interruptOnCancel=True)
+        self.spark.begin_jobs(session, self._group, f"window {self.window}")
         done = threading.Event()
         watcher = threading.Thread(target=self._tell_progress, args=(session, done, look), daemon=True)
         watcher.start()

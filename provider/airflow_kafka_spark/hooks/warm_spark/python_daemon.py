@@ -1,0 +1,146 @@
+"""The Python daemon of a warm Spark process, from which all its Python workers are forked.
+
+Spark starts this module instead of ``pyspark.daemon`` (setting ``spark.python.daemon.module``). It imports what windows need
+once, so that a worker has them when it is forked. Its workers differ from Spark's in three points:
+
+1. A worker whose task was cancelled ends at once. A worker of Spark's notices that only when it next reads or writes.
+2. Modules of users (from a DAG folder, for instance) are imported anew for each task: a change of them counts at once, as it does
+   where each task has a Spark of its own.
+3. A task does not pay for what PySpark does around it at a cost that grows with what is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import os
+import select
+import signal
+import sys
+import sysconfig
+import threading
+import time
+import zipimport
+from collections.abc import Callable, Iterator
+from io import BufferedReader, BufferedWriter
+
+_NEEDED = (
+    "confluent_kafka",
+    "pandas",
+    "pyarrow.compute",
+    "pyspark.sql.pandas.serializers",
+    "airflow_kafka_spark.road.tasks.publish",
+    "airflow_kafka_spark.road.tasks.write",
+    "airflow_kafka_spark.sinks.kafka.tasks.publish",
+    "airflow_kafka_spark.sources.kafka.tasks.read",
+)
+_GRACE_SECONDS = 0.05
+_OWN = __name__.partition(".")[0]
+
+
+def _nothing() -> None:
+    pass
+
+
+def run(*, begin: Callable[[], None] = _nothing, end: Callable[[], None] = _nothing) -> None:
+    """Fork a worker for each connection of the JVM, until the JVM closes the standard input.
+
+    :param begin: called in a worker when a task begins.
+    :param end: called in a worker when a task has ended, also by an error.
+    """
+    # What an import prints must not reach the JVM, which reads this process's standard output.
+    with contextlib.redirect_stdout(sys.stderr):
+        import_what_windows_need()
+    from pyspark import daemon, worker
+
+    _make_tasks_cheap()
+    known = frozenset(sys.modules)
+    watch = _Watch()
+
+    def run_task(infile: BufferedReader, outfile: BufferedWriter) -> None:
+        # A worker that is used again comes here as soon as its last task has ended: wait until the next one has begun.
+        infile.peek(1)
+        _forget_modules_of_users(known)
+        begin()
+        try:
+            with watch.over(infile):
+                worker.main(infile, outfile)
+        finally:
+            end()
+
+    daemon.worker_main = run_task
+    daemon.manager()
+
+
+def import_what_windows_need() -> None:
+    """Import the modules that nearly every task of a window uses."""
+    for name in _NEEDED:
+        importlib.import_module(name)
+
+
+def _make_tasks_cheap() -> None:
+    """Spare each task of PySpark two costs that grow with what is imported: 0.5 CPU seconds of a window of three splits."""
+    # Before each task PySpark invalidates the caches of imports, which reads the directory of pyspark.zip once per package in it.
+    # The archive does not change while the process lives: another one leads to another process.
+    zipimport.zipimporter.invalidate_caches = lambda self: None  # type: ignore[method-assign]
+    # After each task it collects garbage, which would look at everything that was imported.
+    gc.collect()
+    gc.freeze()
+
+
+def _forget_modules_of_users(known: frozenset[str]) -> None:
+    """Forget modules that earlier tasks of this worker have imported from other places than Python's and this package's.
+
+    Packages with compiled modules stay: many of those cannot be imported twice.
+    """
+    files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items() if name not in known}
+    compiled = {name.partition(".")[0] for name, file in files.items() if file and not file.endswith((".py", ".pyc"))}
+    kept = compiled | {_OWN}
+    installed = _installed()
+    for name, file in files.items():
+        if file and name.partition(".")[0] not in kept and not file.startswith(installed):
+            del sys.modules[name]
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """Return the directories of installed modules, and of Spark's own."""
+    paths = sysconfig.get_paths()
+    names = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], sys.prefix, sys.base_prefix}
+    return tuple(f"{name}{os.sep}" for name in (*names, os.environ.get("SPARK_HOME", "")) if name)
+
+
+class _Watch:
+    """Ends this worker when the JVM closes the connection while a task runs: the task was cancelled, or the JVM is dead."""
+
+    def __init__(self) -> None:
+        self._is_busy = False
+        self._pid = 0
+
+    @contextlib.contextmanager
+    def over(self, infile: BufferedReader) -> Iterator[None]:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            # The thread keeps a descriptor of its own: pyspark opens the connection anew for each task.
+            connection = os.dup(infile.fileno())
+            threading.Thread(target=self._wait, args=(connection,), name="cancelled", daemon=True).start()
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+
+    def _wait(self, connection: int) -> None:
+        poll = select.poll()
+        poll.register(connection, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
+        poll.poll()
+        # The JVM may also close it because the task has just ended.
+        time.sleep(_GRACE_SECONDS)
+        if self._is_busy:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,325 @@
+"""The warm process: it starts a JVM with a Spark in it, lets tasks in, ends what they leave, and ends itself.
+
+The first task starts ``python -m airflow_kafka_spark.hooks.warm_spark.server``, which leaves the task's session at once. It reads
+what to start from its standard input, and tells the task through a pipe when it is ready. Other tasks may connect before: they
+wait for their answers.
+
+Each task has a gateway of its own in the JVM, with a port and a secret that go through the Unix socket and lie in no file, and a
+tag on all jobs that it starts. The task's connection to the socket is its life: when it closes, for whatever reason, its jobs are
+cancelled, its gateway is closed, and no task is let in until both is done.
+
+Python workers and the JVM end with this process, however it ends: the JVM reads its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from airflow_kafka_spark.hooks.warm_spark.jobs import GROUP, TAGS, end_jobs, open_gateway
+from airflow_kafka_spark.hooks.warm_spark.place import Place, is_readable, peer, receive, send
+
+LEFTOVER_SECONDS = 60.0
+"""For the jobs of a task that is gone. If they run longer, the process lets nobody in any more and ends after its last task."""
+
+OLDEST_SECONDS = 24 * 3600.0
+"""An older process lets nobody in any more, and ends after its last task: what a JVM keeps grows, if slowly."""
+
+_LOOK_SECONDS = 1.0
+_END_SECONDS = 10.0
+
+
+@dataclass
+class Client:
+    """A task that is connected."""
+
+    number: int
+    connection: socket.socket
+    is_gone: bool = field(default=False)
+
+    @property
+    def tag(self) -> str:
+        return f"airflow-kafka-spark-task-{self.number}"
+
+    @property
+    def has_left(self) -> bool:
+        """Return True if the task's end of the connection is closed."""
+        try:
+            return is_readable(self.connection) and self.connection.recv(1, socket.MSG_PEEK) == b""
+        except (OSError, ValueError):
+            return True
+
+
+class Server:
+    """Lets tasks into one Spark.
+
+    :param place: where it listens.
+    :param listening: the socket, bound.
+    :param session: the session that no task uses.
+    :param keep_alive: seconds without a task after which it ends; each task may say otherwise.
+    """
+
+    def __init__(self, place: Place, listening: socket.socket, session: Any, keep_alive: float) -> None:
+        self.place, self.keep_alive = place, keep_alive
+        self._listening = listening
+        self._inode = place.socket.stat().st_ino
+        self._context = session.sparkContext
+        self._spark = self._context._jsc.sc()
+        self._process = self._context._gateway.proc
+        self._begun = self._idle_since = time.monotonic()
+        self._changed = threading.Condition()
+        self._clients: list[Client] = []
+        self._connected = self._tasks = 0
+        self._closed = ""
+
+    @property
+    def jvm(self) -> int:
+        """The process of the JVM."""
+        return int(self._process.pid)
+
+    def run(self) -> str:
+        """Let tasks in until there is a reason to end; return it."""
+        while not (reason := self._reason_to_end()):
+            if is_readable(self._listening, _LOOK_SECONDS):
+                self._accept()
+        return reason
+
+    def _reason_to_end(self) -> str:
+        if self._process.poll() is not None:
+            return f"the JVM has ended with {self._process.returncode}"
+        try:
+            if self._spark.isStopped():
+                return "Spark was stopped"
+        except Exception as error:
+            return f"the JVM does not answer: {error}"
+        if not self._is_there():
+            self._close("its socket is gone")
+        if time.monotonic() - self._begun > OLDEST_SECONDS:
+            self._close("it is a day old")
+        with self._changed:
+            if self._clients:
+                return ""
+            if self._closed:
+                return self._closed
+            if time.monotonic() - self._idle_since < self.keep_alive:
+                return ""
+        return self._leave()
+
+    def _leave(self) -> str:
+        """Remove the socket, unless a task comes just now; return the reason to end."""
+        with self.place.locked(wait=False) as locked:
+            if not locked or is_readable(self._listening):
+                return ""
+            self._remove_socket()
+        return f"no task came for {self.keep_alive:g} s"
+
+    def _is_there(self) -> bool:
+        """Return True if new tasks find this process."""
+        try:
+            return self.place.socket.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def _remove_socket(self) -> None:
+        # There may be one of a process that was started after this one.
+        if self._is_there():
+            self.place.socket.unlink(missing_ok=True)
+
+    def _close(self, reason: str) -> None:
+        """Let nobody in any more: the next task starts another process."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = reason
+        say(f"no more tasks are let in: {reason}")
+        # A task that waits for an answer may hold the lock.
+        threading.Thread(target=self._remove_socket_locked, daemon=True).start()
+
+    def _remove_socket_locked(self) -> None:
+        with self.place.locked():
+            self._remove_socket()
+
+    def _accept(self) -> None:
+        connection, _ = self._listening.accept()
+        if peer(connection)[1] != os.getuid():
+            connection.close()
+            return
+        with self._changed:
+            self._connected += 1
+            client = Client(self._connected, connection)
+            self._clients.append(client)
+        threading.Thread(target=self._serve, args=(client,), name=client.tag, daemon=True).start()
+
+    def _serve(self, client: Client) -> None:
+        gateway = None
+        try:
+            hello = receive(client.connection)
+            if hello is None:
+                return
+            if refused := self._wait_for_leftovers(client):
+                send(client.connection, {"refused": refused})
+            if refused or self._closed:
+                # A task that gets no answer starts another process.
+                return
+            gateway = self._open_gateway(client, hello)
+            while (request := receive(client.connection)) is not None:
+                send(client.connection, self._end_group(client, request["end"]))
+        except Exception:
+            say(f"task {client.number}:\n{traceback.format_exc()}")
+        finally:
+            self._part(client, gateway)
+
+    def _open_gateway(self, client: Client, hello: dict[str, Any]) -> Any:
+        # All threads of the gateway inherit these from this one: jobs of the task have the tag, whatever group it gives them.
+        self._context.addJobTag(client.tag)
+        self._context.setJobGroup(client.tag, str(hello["name"]), interruptOnCancel=True)
+        gateway = open_gateway(self._spark, self._context._jvm)
+        with self._changed:
+            self.keep_alive = float(hello["keep_alive"])
+            before, self._tasks = self._tasks, self._tasks + 1
+        jobs = self._spark.dagScheduler().numTotalJobs()
+        say(f"task {client.number} ({hello['name']}, process {peer(client.connection)[0]}) begins, after {jobs} jobs")
+        answer = {
+            "port": gateway.getListeningPort(),
+            "secret": gateway.secret(),
+            "accumulator": self._context._javaAccumulator.id(),
+            "jvm": self.jvm,
+            "age": time.monotonic() - self._begun,
+            "tasks": before,
+            "jobs": jobs,
+        }
+        try:
+            send(client.connection, answer)
+        except OSError:
+            say(f"task {client.number} has not waited")
+        return gateway
+
+    def _wait_for_leftovers(self, client: Client) -> str:
+        """Wait until the jobs of all tasks that are gone have ended; return why the task cannot be let in."""
+        with self._changed:
+            # A task that was killed just now may not have been noticed yet.
+            left = [other for other in self._clients if other is not client and other.has_left]
+            self._changed.wait_for(lambda: self._closed or all(other.is_gone for other in left), LEFTOVER_SECONDS + _END_SECONDS)
+            return "" if self._closed or all(other.is_gone for other in left) else "jobs of an earlier task have not ended"
+
+    def _end_group(self, client: Client, group: str) -> dict[str, Any]:
+        try:
+            return {"ended": end_jobs(self._spark, GROUP, group, seconds=LEFTOVER_SECONDS)}
+        except TimeoutError as error:
+            return {"refused": str(error)}
+
+    def _part(self, client: Client, gateway: Any) -> None:
+        """End what a task has left in the JVM, and forget the task."""
+        try:
+            if gateway is not None:
+                ended = end_jobs(self._spark, TAGS, client.tag, seconds=LEFTOVER_SECONDS, gateway=gateway)
+                gateway.shutdown()
+                say(f"task {client.number} has ended" + (f", {ended} of its jobs were cancelled" if ended else ""))
+        except Exception as error:
+            # If the JVM is dead, all is ended.
+            if self._process.poll() is None:
+                self._close(f"task {client.number} has ended, but not all of its jobs: {error}")
+        finally:
+            client.connection.close()
+            with self._changed:
+                client.is_gone = True
+                self._clients.remove(client)
+                # Who only looks whether somebody listens is no task.
+                self._idle_since = self._idle_since if gateway is None else time.monotonic()
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """End the JVM, and let tasks that are connected know."""
+        with contextlib.suppress(OSError):
+            self._remove_socket()
+            self._listening.close()
+        for client in list(self._clients):
+            with contextlib.suppress(OSError):
+                client.connection.shutdown(socket.SHUT_RDWR)
+        # It would print a stack for the connection that the JVM closes.
+        with contextlib.suppress(Exception):
+            self._context._accumulatorServer.server_close()
+        end_jvm(self._process)
+
+
+def end_jvm(process: Any) -> None:
+    """End a JVM that pyspark has started, gently at first."""
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    with contextlib.suppress(Exception):
+        process.wait(_END_SECONDS)
+    if process.poll() is None:
+        process.kill()
+
+
+def say(text: str) -> None:
+    """Write a line into the log of the process."""
+    print(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} warm Spark: {text}", flush=True)
+
+
+def start_spark(master: str, settings: dict[str, str]) -> Any:
+    """Return a session in a new JVM."""
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder.master(master).appName("airflow-kafka-spark (warm)")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def main() -> None:
+    """Start what the standard input describes; tell the pipe whose number is the argument."""
+    given = json.load(sys.stdin)
+    tell = int(sys.argv[1])
+    if os.fork():
+        # The task has waited for this process; the other one is nobody's child.
+        os._exit(0)
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.set_inheritable(tell, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    place = Place(Path(given["directory"]), given["key"])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    code, server = 1, None
+    try:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(place.socket))
+            listening.listen(100)
+            server = Server(place, listening, start_spark(given["master"], given["spark"]), given["keep_alive"])
+            say(f"process {os.getpid()} has started JVM {server.jvm} on {given['master']}")
+            _tell(tell, "ready")
+            os.close(tell)
+            say(f"ends: {server.run()}")
+        code = 0
+    except SystemExit:
+        code = 0
+    except BaseException as error:
+        traceback.print_exc()
+        _tell(tell, f"{type(error).__name__}: {error}")
+    finally:
+        if server is not None:
+            server.end()
+        # Threads that wait for tasks would keep Python from ending.
+        os._exit(code)
+
+
+def _tell(pipe: int, text: str) -> None:
+    with contextlib.suppress(OSError):  # the task is gone: others will come
+        os.write(pipe, text.encode()[:1000])
+
+
+if __name__ == "__main__":
+    main()

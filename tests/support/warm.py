@@ -1,0 +1,58 @@
+"""Task attempts in warm Spark processes (``keep_alive`` in the extra of the ``spark`` connection).
+
+``TEST_KEEP_ALIVE=60s`` lets all attempts of the pipelines under test use them, where they would use an engine or a JVM of their
+own: ``TEST_KEEP_ALIVE=60s make test ARGS="tests/faults"``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from airflow_kafka_spark.testing._processes import wait_until
+
+EVERYWHERE = os.environ.get("TEST_KEEP_ALIVE", "")
+"""The duration for all pipelines under test; empty where only tests of warm processes use them."""
+
+
+def extra(keep_alive: str) -> dict[str, Any]:
+    """What the extra of a ``spark`` connection has for a warm process whose tasks get faults; nothing without a duration."""
+    return {"keep_alive": keep_alive, "spark.python.daemon.module": "tests.support.spark_daemon"} if keep_alive else {}
+
+
+def is_on() -> bool:
+    """Return True if an attempt over the default connection uses a warm process."""
+    connection = json.loads(os.environ.get("AIRFLOW_CONN_SPARK_DEFAULT") or "{}")
+    return "keep_alive" in (connection.get("extra") or {})
+
+
+def jvm_of(log: Path) -> int | None:
+    """Return the JVM that an attempt has used, by its log; None where it has not come that far."""
+    found = re.findall(r"(?:Started|Reusing) the warm Spark process (\d+)", log.read_text() if log.exists() else "")
+    return int(found[-1]) if found else None
+
+
+def server_log(log: Path) -> str:
+    """Return the log of the warm process that an attempt has used."""
+    found = re.findall(r"its log is (\S+)", log.read_text())
+    return Path(found[-1]).read_text() if found else ""
+
+
+def is_running(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def end(jvm: int) -> None:
+    """End the warm process of a JVM, and wait until the JVM is gone."""
+    with suppress(OSError):
+        server = int(Path(f"/proc/{jvm}/stat").read_text().rpartition(")")[2].split()[1])
+        if server > 1:
+            os.kill(server, signal.SIGTERM)
+    assert wait_until(lambda: not is_running(jvm), 60)
