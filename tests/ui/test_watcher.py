@@ -75,7 +75,7 @@ def test_a_ledger_that_is_missing_appears_is_empty_and_fills(past, watch, kafka)
     tracker = behind(watch, "one", 300 - 120)
     assert tracker.measured.seconds > 0
     eventually(lambda: tracker.verdict.status.value == "OK")
-    assert complete(watch, "one", 4).period == pytest.approx(3600, abs=300)
+    assert complete(watch, "one", 4).cadence.period == pytest.approx(3600, abs=300)
     assert eventually(lambda: complete(watch, "two", 1).open).window.number == 2
     assert watch.age(time.time()) < 60
 
