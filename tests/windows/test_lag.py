@@ -196,7 +196,9 @@ def test_a_sign_of_life_that_does_not_tell_the_offset_is_neither_a_move_nor_a_wa
 def test_windows_that_do_not_take_a_record_which_is_waiting_are_a_stall():
     windows = [seen(-n, 7, None, active=True) for n in (4, 3, 2, 1)]
     assert judge([*windows, seen(0, 7, 3, 5 * HOUR)], Periodic(HOUR)).status is Status.STALL
-    assert judge([*windows, seen(0, 7, 3, 0.5 * HOUR)], Periodic(HOUR)).status is Status.OK, "the record came after the last window"
+    assert judge([*windows, seen(0, 7, 3, 0.5 * HOUR)], Periodic(HOUR)).status is Status.OK, (
+        "the record came after the last window"
+    )
 
 
 def test_a_lag_that_never_decreases_is_a_warning():

@@ -63,6 +63,7 @@ from airflow_kafka_spark.errors.setup import (
     JavaMissing,
     KafkaUnavailable,
     Problem,
+    Unchecked,
     ValidationError,
 )
 from airflow_kafka_spark.errors.sinks import (
@@ -74,6 +75,7 @@ from airflow_kafka_spark.errors.sinks import (
     SparkJobFailed,
     TooManyBadRecords,
     TooManyDeadLetters,
+    TooManyOutOfInterval,
     TooManyRouted,
     WindowConflict,
 )
@@ -156,10 +158,12 @@ __all__ = [
     "TimestampsInFuture",
     "TooManyBadRecords",
     "TooManyDeadLetters",
+    "TooManyOutOfInterval",
     "TooManyRouted",
     "TopicMissing",
     "TopicRecreated",
     "TransactionTimedOut",
+    "Unchecked",
     "ValidationError",
     "WindowConflict",
     "WindowOpen",

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
@@ -28,7 +28,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions
-from airflow_kafka_spark.errors import BadRecords, CountMismatch, KafkaSparkError, PlannedMeanwhile, Problem, ValidationError
+from airflow_kafka_spark.errors import (
+    BadRecords,
+    CountMismatch,
+    KafkaSparkError,
+    PlannedMeanwhile,
+    Problem,
+    Unchecked,
+    ValidationError,
+)
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
@@ -498,6 +506,42 @@ def describe_binding(binding: Binding) -> str:
     """Return where a window goes, in one line."""
     facts = binding.destination.facts
     return f"to {', '.join(f'{what} {value}' for what, value in facts.items())}, moved by {binding.writer}"
+
+
+def analysis_problems(
+    where: str,
+    check: Callable[[], Sequence[Problem]],
+    cause: str,
+    others: Sequence[Problem],
+    instead: Callable[[], Sequence[Problem]] = tuple,
+) -> list[Problem]:
+    """Return the problems of a check that Spark takes part in, so that other problems may keep it from being made.
+
+    :param where: what is checked, as a user names it.
+    :param check: makes the check; raises ValidationError if transforms do not fit.
+    :param cause: the argument whose problem keeps the check from being made; "" if none does.
+    :param others: all problems that were found so far.
+    :param instead: what can be checked all the same if that cannot be.
+    :raises KafkaSparkError: Spark does not answer, and there are no other problems.
+    """
+    found: list[Problem] = []
+    if not cause:
+        try:
+            return list(check())
+        except ValidationError as error:
+            found, cause = list(error.problems), error.problems[0].where
+        except Exception as error:
+            if not others:
+                raise
+            # It must not hide what else is wrong.
+            found = [problem_from("spark_conn_id", error)] if isinstance(error, KafkaSparkError) else []
+            cause = first_cause((*found, *others))
+    return [*found, *instead(), Unchecked(where, cause)]
+
+
+def first_cause(problems: Iterable[Problem]) -> str:
+    """Return the argument of the first problem, for an :class:`~airflow_kafka_spark.errors.Unchecked`; "" without one."""
+    return next((problem.where for problem in problems if not isinstance(problem, Unchecked)), "")
 
 
 def problem_from(where: str, error: KafkaSparkError) -> Problem:

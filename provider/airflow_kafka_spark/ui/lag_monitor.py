@@ -30,8 +30,8 @@ class ReadPosition:
     :param topics: all topics of the pipeline, including those that it has not read yet.
     :param group: its consumer group; None if it is unknown.
     :param by_group: True if only the group's committed offsets tell how far it has read, as with data intervals.
-    :param due_until: end of the last data interval that is due, in milliseconds since the epoch. Records behind it are no lag yet.
-        None if all records are due.
+    :param due_until: end of the last data interval that is due, in milliseconds since the epoch. Records behind it are no lag
+        yet. None if all records are due.
     """
 
     offsets: Mapping[TopicPartition, int]

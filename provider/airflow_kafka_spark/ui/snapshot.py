@@ -348,7 +348,8 @@ class PipelineSummary:
     :param running_tasks: task instances that work on open windows.
     :param owner: task instance that planned the newest window.
     :param pause: the change that paused it; None while it is not paused.
-    :param cadence: when its runs are due, as far as its windows tell; None if it is unknown. The timetable of its DAG knows it better.
+    :param cadence: when its runs are due, as far as its windows tell; None if that is unknown. The DAG's timetable takes
+        precedence.
     :param past: earlier positions with their times, for the verdict on lag.
     :param topics: all topics that it has read.
     :param moved: number of the change that set its position by hand; 0 if its windows led there.

@@ -520,7 +520,9 @@ class Watcher:
         for name in self.ledgers.keys() - wanted:
             self.ledgers[name].stop()
         kept = {name: ledger for name, ledger in self.ledgers.items() if name in wanted}
-        new = {name: LedgerWatch(name, self.hook_of, self._topics_of(name), self._schedule_of(name)) for name in wanted - kept.keys()}
+        new = {
+            name: LedgerWatch(name, self.hook_of, self._topics_of(name), self._schedule_of(name)) for name in wanted - kept.keys()
+        }
         # Replaced, never changed, because requests read it without a lock.
         self.ledgers = dict(sorted({**kept, **new}.items()))
         for ledger in self.ledgers.values():

@@ -113,7 +113,7 @@ class RecordTask:
         reader = Reader(
             self.config, split.range, self.skip_lost, headers, self.patience, keys, with_messages=keep, epoch=split.epoch
         )
-        result, letters = SplitResult(split.index), DeadLetterBuffer()
+        result, letters = SplitResult(split.index, interval=split.interval), DeadLetterBuffer()
         try:
             for records in reader:
                 away = self._away(records)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.road.tasks.out_of_interval import count_out_of_interval
 from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.latency import Times, fitting_width
@@ -92,7 +93,7 @@ class SplitTask:
             return encode_error(error)
 
     def _move(self, split: Split, source: Iterable[Records], gaps: list[Gap]) -> SplitResult:
-        result, letters = SplitResult(split.index), DeadLetterBuffer()
+        result, letters = SplitResult(split.index, interval=split.interval), DeadLetterBuffer()
         with Output(self.writer, split) as output:
             for records in source:
                 lines = self.layout.rows(records)
@@ -165,8 +166,11 @@ def add(result: SplitResult, records: Records, ignored: int, bad: Iterable[BadRe
     stamps = pc.min_max(records.timestamps).as_py()
     times = result.times.plus(count_times(records.timestamps, stamps["min"], stamps["max"], result.times.width))
     bad = tuple(bad)
+    outside, farthest = count_out_of_interval(records.timestamps, stamps["min"], stamps["max"], result.interval)
     return replace(
         result,
+        out_of_interval=result.out_of_interval + outside,
+        farthest=max(result.farthest, farthest),
         records=result.records + len(records),
         bytes=result.bytes + records.bytes,
         ignored=result.ignored + ignored,
