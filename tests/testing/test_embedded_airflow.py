@@ -7,6 +7,7 @@ import signal
 import time
 
 import psutil
+import psycopg
 import pytest
 
 from airflow_kafka_spark.errors import ServerFailed
@@ -50,10 +51,9 @@ def test_dags_are_there_at_once_files_that_come_later_are_read_and_the_metadata_
             assert time.monotonic() < deadline, airflow.log("dag-processor").read_text()[-3000:]
             time.sleep(0.5)
     assert airflow.wait("later", run_id) == "success"
-    name = postgres.dsn.rpartition("/")[0] + "/airflow"
-    import psycopg
-
-    with psycopg.connect(name) as connection:
+    url = airflow.env["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"].replace("+psycopg", "")
+    assert f":{postgres.port}/" in url
+    with psycopg.connect(url) as connection:
         found = connection.execute("SELECT dag_id, state FROM dag_run ORDER BY dag_id").fetchall()
     assert found == [("first", "success"), ("later", "success")]
 

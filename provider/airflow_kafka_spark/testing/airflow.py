@@ -112,11 +112,11 @@ class EmbeddedAirflow(Embedded):
         if SETTING in self._extra:
             return None
         if isinstance(self._metadata, EmbeddedPostgres):
-            return PostgresDatabase(self._metadata)
+            return PostgresDatabase(self.home, self._metadata)
         # A home that was kept from an earlier start has its database already.
         if self._metadata == "sqlite" or (self.home / "airflow.db").exists() or not is_postgres_installed():
             return SqliteDatabase(self.home)
-        return PostgresDatabase(directory=self.home / "postgres" if self._given_directory else None)
+        return PostgresDatabase(self.home, directory=self.home / "postgres" if self._given_directory else None)
 
     def _begin(self, *, last_attempt: bool) -> bool:
         # 1. The api-server, which every task asks. While it starts, another process reads the DAG files.

@@ -429,7 +429,7 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
         owner=task_of_run(newest.window.run) if newest else None,
         pause=memory.pause,
         cadence=cadence,
-        past={} if memory.position.moved else _past([e for _, _, e in complete], ids, in_order=not by_group),
+        past={} if memory.position.moved else _past([e for _, _, e in complete], unfinished, ids, in_order=not by_group),
         topics=topics,
         moved=memory.position.moved,
         has_source=has_source,
@@ -439,8 +439,13 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
 
 def completed_at(entry: Entry) -> float:
     """Return when a window was completed, in seconds since the epoch; 0 if it is unknown."""
+    return _instant(str((entry.report or {}).get("completed_at") or ""))
+
+
+def _instant(text: str) -> float:
+    """Return an instant in seconds since the epoch; 0 if the text is none."""
     try:
-        return instant(str((entry.report or {}).get("completed_at") or ""))
+        return instant(text)
     except ValueError:
         return 0.0
 
@@ -449,11 +454,13 @@ def _has_completion_time(entry: Entry) -> bool:
     return entry.state is State.COMPLETE and entry.report is not None and completed_at(entry) > 0
 
 
-def _past(complete: Sequence[Entry], ids: Mapping[str, str], *, in_order: bool) -> dict[TopicPartition, list[Observation]]:
+def _past(
+    complete: Sequence[Entry], unfinished: Sequence[Entry], ids: Mapping[str, str], *, in_order: bool
+) -> dict[TopicPartition, list[Observation]]:
     """Return earlier positions, for the verdict on lag.
 
     A change by hand must not look like a pipeline that went back. So windows from before a reset are left out, and replays count
-    without a position.
+    without a position. The newest attempt at an open window is a sign of life, too.
 
     :param ids: topic ids of the current position.
     :param in_order: True if windows follow each other, as data intervals need not.
@@ -468,4 +475,8 @@ def _past(complete: Sequence[Entry], ids: Mapping[str, str], *, in_order: bool) 
             if same and entry.window.number >= moved:
                 seen = Observation(completed_at(entry), end if tells else None, active=True, tells=tells)
                 past.setdefault(tp, []).append(seen)
+    for entry in unfinished:
+        if (started := _instant(entry.attempt.started_at)) > 0:
+            for tp in entry.window.ends:
+                past.setdefault(tp, []).append(Observation(started, None, active=True, tells=False))
     return past
