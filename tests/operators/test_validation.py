@@ -172,11 +172,15 @@ def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_and_what_they_
             "read_with": "nobody",
             "pipeline": "\n",
         }
-        of_sink = {"timestamp": "nothing", "partition": "nobody"}
         places = {"sink.topic", "sink.transaction_timeout", "errors_tolerance", "read_with", "pipeline"}
-        found, unchecked = complaints(flow, **wrong, **of_sink, transforms=UNKNOWN_FIELD)
-        assert set(found) == {*places, "sink.timestamp", "sink.partition", "transforms[0] Sql"}
+        more = {"producer_config": {"acks": "1"}, "keep_windows": 0}
+        found, unchecked = complaints(flow, **wrong, **more, transforms=UNKNOWN_FIELD)
+        assert set(found) == {*places, "sink.producer_config", "keep_windows", "transforms[0] Sql"}
         assert set(unchecked) == {"transforms"}
+        # Transforms get records, which need the columns that the sink makes them of.
+        found, unchecked = complaints(flow, **wrong, timestamp="nothing", partition="nobody", transforms=UNKNOWN_FIELD)
+        assert set(found) == {*places, "sink.timestamp", "sink.partition"}
+        assert unchecked == {"transforms": "sink.partition"}
         # A wrong key of the source hides neither its other columns nor those that the sink uses.
         source = {"cursor": None, "key": "nothing", "include_columns": ["id", "amount", "customer"]}
         found, unchecked = complaints(flow, **wrong, key="missing", source=source, transforms=UNKNOWN_FIELD)

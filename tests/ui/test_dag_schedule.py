@@ -23,7 +23,9 @@ def at(text):
 
 def schedule_of(schedule, next_run="2026-01-07T11:00", interval=("2026-01-07T10:00", "2026-01-07T11:00"), **facts):
     """The schedule of a DAG as its serialized form and its row tell it."""
-    timetable = timetable_of(DagSerialization.to_dict(DAG("d", schedule=schedule, start_date=datetime(2026, 1, 1))))
+    timetable = timetable_of(
+        DagSerialization.to_dict(DAG("d", schedule=schedule, start_date=datetime(2026, 1, 1), max_active_runs=1))
+    )
     given = {"next_run": at(next_run), "next_interval": tuple(map(at, interval)) if interval else None, **facts}
     return DagSchedule(timetable=timetable, **given)
 

@@ -454,16 +454,14 @@ class WindowOperator(VisibleOperator):
         return self.pipeline or f"{run.dag_id}.{run.task_id}"
 
     def pipeline_problems(self, run: Run) -> list[Problem]:
-        name = self.pipeline_name(run)
+        name, problems = self.pipeline_name(run), self.ledger_options.problems()
         if run.map_index >= 0 and not self.pipeline:
-            return [
-                Problem(
-                    "pipeline", "a mapped task has no name of its own for each index", "Give each one a `pipeline=`, in `expand`"
-                )
-            ]
-        if len(name) > 200 or not name.strip() or re.search(r"[\x00-\x1f]", name):
-            return [Problem("pipeline", f"`{name[:60]}` cannot be a pipeline's name", "Use 1 to 200 printable characters")]
-        return self.ledger_options.problems()
+            what, action = "a mapped task has no name of its own for each index", "Give each one a `pipeline=`, in `expand`"
+            problems.append(Problem("pipeline", what, action))
+        elif len(name) > 200 or not name.strip() or re.search(r"[\x00-\x1f]", name):
+            what, action = f"`{name[:60]}` cannot be a pipeline's name", "Use 1 to 200 printable characters"
+            problems.append(Problem("pipeline", what, action))
+        return problems
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
         """Render the operator's templates, and those of its sink, source and formats, which are frozen."""

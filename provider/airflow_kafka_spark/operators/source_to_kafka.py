@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms.chain import TransformLike
 
 
+RECORD_OPTIONS = frozenset(
+    f"sink.{name}" for name in ("key", "value_columns", "headers", "topic_column", "partition", "timestamp")
+)
+"""Options of the sink that name the columns of which a record is made, before transforms get it."""
+
+
 class SourceToKafkaOperator(WindowOperator):
     """Publish the next window of a table or of files to Kafka, exactly once.
 
@@ -146,8 +152,9 @@ class SourceToKafkaOperator(WindowOperator):
         if of_source and columns is None:
             problems.append(Unchecked("sink columns", first_cause(of_source)))
         changes = self._transform_problems()
+        of_options = self.sink.problems(columns, transformed=bool(self.transforms))
         problems += [
-            *self.sink.problems(columns, transformed=bool(self.transforms)),
+            *of_options,
             *changes,
             *self.sink.server_problems(self.kafka),
             *self._error_problems(),
@@ -155,7 +162,8 @@ class SourceToKafkaOperator(WindowOperator):
         ]
         if self.transforms and problems:
             # Without any problems Spark is asked when there is something to read.
-            cause = first_cause([*of_source, *changes, *of_spark])
+            of_records = [problem for problem in of_options if problem.where in RECORD_OPTIONS]
+            cause = first_cause([*of_source, *of_records, *changes, *of_spark])
             check = partial(self._fitting_problems, first_cause(problems))
             problems += analysis_problems("transforms", check, cause, problems)
         return problems

