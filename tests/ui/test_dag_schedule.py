@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -85,6 +86,8 @@ def test_the_interval_that_is_being_filled_is_not_due():
     assert hourly.due_until(at("2026-01-07T10:40")) == at("2026-01-07T10:00")
     # Runs are created later than they are due while others of the DAG are active.
     assert hourly.due_until(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
+    # Behind the end of a DAG no run is planned, and what comes later is due no more.
+    assert replace(hourly, next_run=None, next_interval=None).due_until(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
     by_trigger = schedule_of(CronTriggerTimetable(HOURLY, timezone="UTC", interval=timedelta(hours=1)))
     assert by_trigger.due_until(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
     assert schedule_of(HOURLY, interval=("2026-01-07T11:00", "2026-01-07T11:00")).due_until(at("2026-01-07T10:40")) is None

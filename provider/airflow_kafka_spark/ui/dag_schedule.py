@@ -55,9 +55,7 @@ class DagSchedule:
 
     def due_until(self, now: float) -> float | None:
         """Return the end of the last data interval whose run is due; None if the runs have no data intervals."""
-        if self.next_run is None:
-            return None
-        if self.next_run > now:
+        if self.next_run is not None and self.next_run > now:
             interval = self.next_interval
         else:
             info = self._next(now)
