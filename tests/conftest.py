@@ -165,7 +165,8 @@ def pytest_unconfigure() -> None:
 # Directories and files whose tests share a server, an Airflow or a venv of their own. One test process runs all of each.
 _TOGETHER = {
     "tests/with_airflow", "tests/transforms", "tests/soak",
-    "tests/test_package.py", "tests/testing/test_embedded_kafka.py", "tests/triggers/test_base.py",
+    "tests/test_package.py", "tests/testing/test_embedded_airflow.py", "tests/testing/test_embedded_kafka.py",
+    "tests/triggers/test_base.py",
     "tests/faults/test_broker.py", "tests/faults/test_publish_broker.py", "tests/faults/test_publish_cluster.py",
     "tests/faults/test_warm_spark.py",
     "tests/formats/avro/test_avro_write.py", "tests/formats/json/test_json_spark.py",

@@ -237,8 +237,8 @@ _OF_READING = (
     Mutant(
         name="reading-splits-lose-their-epoch-on-the-way",
         path="windows/model.py",
-        old="return Split(index, OffsetRange(self.topics[topic], partition, start, end), epoch)",
-        new="return Split(index, OffsetRange(self.topics[topic], partition, start, end))",
+        old="return Split(index, OffsetRange(self.topics[topic], partition, start, end), epoch, self.interval)",
+        new="return Split(index, OffsetRange(self.topics[topic], partition, start, end), -1, self.interval)",
         breaks="A task gets its split as it was planned, leader epoch included.",
         tests=("tests/windows/test_model.py::test_splits_are_the_same_when_they_were_packed_and_a_task_unpickles_few_objects",),
     ),

@@ -17,6 +17,7 @@ from airflow_kafka_spark.errors import (
     IntervalOverlaps,
     IntervalsOpen,
     SinkRejected,
+    TooManyOutOfInterval,
     TopicRecreated,
     ValidationError,
 )
@@ -79,6 +80,25 @@ def test_a_record_at_the_end_of_an_interval_belongs_to_the_next(intervals):
     assert [r["records_read"] for r in reports] == [2, 2]
     assert intervals.check(reports) == 4
     assert [sorted(row[0] for row in rows) for _, rows in sorted(intervals.rows().items())] == [[0, 1], [2, 3]]
+
+
+def test_records_outside_of_their_interval_are_counted_with_the_largest_distance_and_can_fail_it_before_anything_is_committed(
+    intervals,
+):
+    # The record of 59.9 is late: it lies behind that of the next hour. That of 130 is not, it ends the interval.
+    intervals.produce(0, 59, 61, 10, 59.9, 130, partition=0)
+    for partition in (1, 2):
+        intervals.produce(130, partition=partition)
+    assert "records_out_of_interval" not in intervals.run(0)
+    with pytest.raises(TooManyOutOfInterval, match=r"2 of the 3 records .* by up to 3,000.000 s") as raised:
+        intervals.run(1, max_out_of_interval=1)
+    assert (raised.value.count, raised.value.records, raised.value.limit, raised.value.seconds) == (2, 3, 1, 3000.0)
+    assert sorted(row[0] for rows in intervals.rows().values() for row in rows) == [0, 1]
+    report = intervals.run(1, max_out_of_interval=2)
+    assert (report["records_read"], report["records_out_of_interval"], report["out_of_interval_seconds"]) == (3, 2, 3000.0)
+    for wrong, options in ((-1, {}), ("all", {}), (5, {"window": "progress"})):
+        with pytest.raises(ValidationError, match="max_out_of_interval"):
+            intervals.run(1, max_out_of_interval=wrong, **options)
 
 
 def test_intervals_side_by_side_are_each_moved_once(in_table):

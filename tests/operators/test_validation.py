@@ -13,8 +13,11 @@ from confluent_kafka.admin import AdminClient
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Json, String
 from airflow_kafka_spark.sinks import PostgresSink
+from airflow_kafka_spark.transforms import Cast, Sql
 from tests.support.pipelines import SCHEMA, make
+from tests.support.relay import relay
 from tests.support.runs import context
+from tests.support.shop import shop
 
 
 def problems(flow: Any, **options: Any) -> dict[str, str]:
@@ -114,3 +117,86 @@ def test_formats_and_sinks_that_are_none_columns_that_are_there_already_and_a_ma
     ctx["ti"].map_index = 3
     with pytest.raises(ValidationError, match="mapped"):  # it needs a pipeline's name of its own
         make(**{**files.arguments, "pipeline": None}).execute(ctx)
+
+
+# --- independent checks ---
+
+
+def complaints(flow: Any, **options: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """The problems of a run, where -> what; and what was not checked, where -> the cause, as an error tells both."""
+    with pytest.raises(ValidationError) as caught:
+        flow.run(**options)
+    error = caught.value
+    assert all(str(p) in str(error) for p in (*error.problems, *error.unchecked))
+    return {p.where: p.what for p in error.problems}, {p.where: p.what for p in error.unchecked}
+
+
+OF_READING = {
+    "topics": "no-such-topic",
+    "group_id": " ",
+    "max_records": "many",
+    "data_loss": "maybe",
+    "errors_tolerance": "some",
+    "starting_offsets": "sometime",
+}
+UNKNOWN_FIELD = [Sql({"x": "no_such_field"})]
+
+
+def test_eight_mistakes_on_the_way_to_a_table_are_named_at_once_and_what_they_hide_is_told(table):
+    sink = PostgresSink(conn_id="warehouse", table="no_such_table", mode="upsert", key=["nothing"])
+    found, unchecked = complaints(table, **OF_READING, sink=sink, transforms=UNKNOWN_FIELD)
+    assert set(found) == {*OF_READING, "sink.table", "transforms[0] Sql"}
+    assert unchecked == {"sink columns": "transforms[0] Sql", "sink.key": "sink.table"}
+    # Rows are known without transforms, so the key is compared with them, and the table's index waits for the table.
+    found, unchecked = complaints(table, **OF_READING, sink=sink)
+    assert "no column `nothing`" in found.pop("sink.key")
+    assert set(found) == {*OF_READING, "sink.table"}
+    assert unchecked == {"sink.table columns": "sink.table", "sink.key": "sink.table"}
+    # Nor does a format that is wrong hide a wrong table or a wrong transform.
+    wrong = {"value": Json(schema="id bigintt"), "metadata_columns": ["offset"], "transforms": [Cast("a:faketype")]}
+    found, unchecked = complaints(table, sink=sink, **wrong)
+    assert [where.partition(" ")[0].partition(".")[0] for where in found] == ["value", "transforms[0]", "sink"]
+    assert set(unchecked) == {"metadata_columns", "sink columns", "sink.key"}
+
+
+def test_eight_mistakes_between_two_topics_are_named_at_once_and_what_they_hide_is_told(kafka, unique, tmp_path):
+    with relay(kafka, unique, tmp_path) as flow:
+        orders = {"value": Json(schema=SCHEMA), "transforms": UNKNOWN_FIELD, "topic": "nowhere", "transaction_timeout": 0}
+        found, unchecked = complaints(flow, **OF_READING, **orders)
+        assert set(found) == {*OF_READING, "sink.topic", "sink.transaction_timeout", "transforms[0] Sql"}
+        assert set(unchecked) == {"transforms"}
+        found, unchecked = complaints(flow, **{**orders, "value": Json(schema="id bigintt")})
+        assert {"sink.topic", "sink.transaction_timeout"} < set(found)
+        assert unchecked["transforms"].startswith("value")
+
+
+def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_and_what_they_hide_is_told(kafka, postgres, unique, tmp_path):
+    with shop(kafka, postgres, unique, tmp_path) as flow:
+        wrong = {
+            "topic": "nowhere",
+            "transaction_timeout": 0,
+            "errors_tolerance": "some",
+            "read_with": "nobody",
+            "pipeline": "\n",
+        }
+        places = {"sink.topic", "sink.transaction_timeout", "errors_tolerance", "read_with", "pipeline"}
+        more = {"producer_config": {"acks": "1"}, "keep_windows": 0}
+        found, unchecked = complaints(flow, **wrong, **more, transforms=UNKNOWN_FIELD)
+        assert set(found) == {*places, "sink.producer_config", "keep_windows", "transforms[0] Sql"}
+        assert set(unchecked) == {"transforms"}
+        # Transforms get records, which need the columns that the sink makes them of.
+        found, unchecked = complaints(flow, **wrong, timestamp="nothing", partition="nobody", transforms=UNKNOWN_FIELD)
+        assert set(found) == {*places, "sink.timestamp", "sink.partition"}
+        assert unchecked == {"transforms": "sink.partition"}
+        # A wrong key of the source hides neither its other columns nor those that the sink uses.
+        source = {"cursor": None, "key": "nothing", "include_columns": ["id", "amount", "customer"]}
+        found, unchecked = complaints(flow, **wrong, key="missing", source=source, transforms=UNKNOWN_FIELD)
+        assert set(found) == {*places, "source.key", "sink.key"}
+        assert unchecked == {"transforms": "source.key"}
+        found, unchecked = complaints(flow, **wrong, table="no_such_table", source=source)
+        assert set(found) == {*places, "source.table"}
+        assert unchecked == {
+            "source.include_columns": "source.table",
+            "source.key": "source.table",
+            "sink columns": "source.table",
+        }

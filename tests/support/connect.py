@@ -13,8 +13,9 @@ import pyspark
 from airflow_kafka_spark.testing._processes import Keeper, free_ports, tail, wait_until
 from tests.support import connect_daemon
 
-AIRFLOW_PATH = os.pathsep.join([os.getcwd(), str(Path(__file__).with_name("in_scheduler"))])
-"""A ``PYTHONPATH``: of the tests, and of what the scheduler imports for all of its tasks."""
+_PATHS = [os.getcwd(), str(Path(__file__).with_name("in_scheduler")), os.environ.get("PYTHONPATH", "")]
+AIRFLOW_PATH = os.pathsep.join(filter(None, _PATHS))
+"""A ``PYTHONPATH``: of the tests, of what the scheduler imports for all of its tasks, and what this process has."""
 
 
 @contextmanager

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
+from airflow.timetables.interval import CronDataIntervalTimetable
 
 from airflow_kafka_spark.ui import watcher
 from airflow_kafka_spark.ui.airflow_metadata import Catalog, LedgerName, PipelineTask
+from airflow_kafka_spark.ui.dag_schedule import DagSchedule
+from airflow_kafka_spark.ui.lag_monitor import LagMonitor, ReadPosition
+from airflow_kafka_spark.ui.snapshot import PipelineSummary
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
+from airflow_kafka_spark.windows.cadence import Periodic, Timetabled, Unscheduled
+from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.lag import Head, Lag, Observation, PartitionLag, Status
 from airflow_kafka_spark.windows.memory import window_key
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -75,7 +82,7 @@ def test_a_ledger_that_is_missing_appears_is_empty_and_fills(past, watch, kafka)
     tracker = behind(watch, "one", 300 - 120)
     assert tracker.measured.seconds > 0
     eventually(lambda: tracker.verdict.status.value == "OK")
-    assert complete(watch, "one", 4).period == pytest.approx(3600, abs=300)
+    assert complete(watch, "one", 4).cadence.period == pytest.approx(3600, abs=300)
     assert eventually(lambda: complete(watch, "two", 1).open).window.number == 2
     assert watch.age(time.time()) < 60
 
@@ -172,6 +179,32 @@ def test_a_catalog_that_cannot_be_read_does_not_end_the_watch():
     assert eventually(lambda: watcher.problem) == "Airflow's database does not answer"
     assert watcher.is_watching
     watcher.stop()
+
+
+def test_of_data_intervals_only_those_that_are_due_count_as_lag(past, kafka, unique):
+    topic, group = unique("ui-due"), unique("group")
+    kafka.create_topic(topic, 3)
+    for hours_ago, count in ((3.0, 30), (2.0, 60), (1.0, 90)):
+        past.produce(topic, count, hours_ago=hours_ago)
+    monitor, before_last = LagMonitor(), int((time.time() - 1.5 * 3600) * 1000)
+    with past.hook as hook:
+        hook.alter_committed(group, {TopicPartition(topic, p): 10 for p in range(3)})
+        due = ReadPosition({}, topics=(topic,), group=group, by_group=True, due_until=before_last)
+        given = {"due": due, "all": replace(due, due_until=None), "none": replace(due, due_until=before_last - 3_600_000)}
+        for _ in range(2):  # what was found is remembered
+            found = monitor.measure(hook, given)
+            assert {name: measured.lag.records() for name, measured in found.items()} == {"due": 60, "all": 150, "none": 0}
+            assert found["due"].seconds == pytest.approx(2 * 3600, abs=120)
+            assert (found["none"].seconds, found["none"].offsets[TopicPartition(topic, 0)].lso) == (0.0, 60)
+
+
+def test_the_timetable_of_its_dag_says_when_a_run_is_due_and_a_paused_pipeline_misses_none():
+    late = PipelineSummary("p", cadence=Periodic(10.0))
+    hourly = DagSchedule(next_run=time.time() + 60, timetable=CronDataIntervalTimetable("0 * * * *", timezone="UTC"))
+    for schedule, expected in ((None, Periodic(10.0)), (DagSchedule(), Unscheduled()), (hourly, Timetabled(hourly.run_after))):
+        watch = LedgerWatch(LedgerName("c", "t"), lambda conn: None, schedule_of=lambda pipeline, found=schedule: found)
+        assert watch._cadence(late) == expected
+        assert watch._cadence(replace(late, pause=Change(1, "pause", "somebody", "", ""))) == Unscheduled()
 
 
 def test_a_clock_that_is_slow_makes_no_pipeline_go_back():

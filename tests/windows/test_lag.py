@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from airflow_kafka_spark.windows.cadence import PERIODS, Periodic
 from airflow_kafka_spark.windows.lag import (
     ENOUGH,
     OBSERVATIONS,
-    PERIODS,
     Head,
     History,
     Lag,
@@ -20,7 +20,6 @@ from airflow_kafka_spark.windows.lag import (
     Threshold,
     Verdict,
     judge,
-    usual_period,
     worst,
 )
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -144,8 +143,8 @@ def test_an_offset_that_went_back_is_rewind_before_everything_else():
 
 def test_silence_longer_than_the_schedule_allows_is_stop():
     history = [seen(-37, 5, 3), seen(-36.5, 6, 3, active=True), seen(0, 6, 30, 36.5 * HOUR)]
-    assert judge(history, DAY).status is Status.STOP
-    assert judge(history, 2 * DAY).status is Status.OK
+    assert judge(history, Periodic(DAY)).status is Status.STOP
+    assert judge(history, Periodic(2 * DAY)).status is Status.OK
 
 
 @pytest.mark.parametrize("hours", [0.1, 1, 12, 23.9, 25, 35])
@@ -153,20 +152,20 @@ def test_a_nightly_consumer_is_not_called_dead_between_two_nights(hours):
     """It committed at night, records came since, and the lag has grown all day."""
     polls = [seen(-hours * n / 20, 100, 5000 - n * 10, hours * n / 20 * HOUR) for n in range(20, -1, -1)]
     night = [seen(-hours - 0.5, 90, None, active=True), seen(-hours - 0.2, 100, None, active=True)]
-    assert judge([*night, *polls], DAY) == Verdict(Status.OK)
-    assert judge(polls, DAY) == Verdict(Status.OK)
+    assert judge([*night, *polls], Periodic(DAY)) == Verdict(Status.OK)
+    assert judge(polls, Periodic(DAY)) == Verdict(Status.OK)
 
 
 def test_one_look_is_enough_to_see_that_a_night_was_missed():
     """Nobody was seen at work, and the record at the committed offset has waited for longer than a run may take to come."""
-    assert judge([seen(0, 100, 50, 20 * HOUR)], DAY).status is Status.OK
-    assert judge([seen(0, 100, 50, PERIODS * DAY + 1)], DAY).status is Status.STOP
+    assert judge([seen(0, 100, 50, 20 * HOUR)], Periodic(DAY)).status is Status.OK
+    assert judge([seen(0, 100, 50, PERIODS * DAY + 1)], Periodic(DAY)).status is Status.STOP
 
 
 def test_nobody_is_silent_for_longer_than_there_is_something_to_read():
     history = [seen(-500, 10, None, active=True), seen(0, 10, 4, 60.0)]
-    assert judge(history, HOUR).status is Status.OK
-    assert judge([*history, seen(2, 10, 4, 2 * HOUR + 60)], HOUR).status is Status.STOP
+    assert judge(history, Periodic(HOUR)).status is Status.OK
+    assert judge([*history, seen(2, 10, 4, 2 * HOUR + 60)], Periodic(HOUR)).status is Status.STOP
 
 
 def test_without_a_schedule_silence_is_judged_by_the_commits_that_were_seen():
@@ -196,8 +195,10 @@ def test_a_sign_of_life_that_does_not_tell_the_offset_is_neither_a_move_nor_a_wa
 
 def test_windows_that_do_not_take_a_record_which_is_waiting_are_a_stall():
     windows = [seen(-n, 7, None, active=True) for n in (4, 3, 2, 1)]
-    assert judge([*windows, seen(0, 7, 3, 5 * HOUR)], HOUR).status is Status.STALL
-    assert judge([*windows, seen(0, 7, 3, 0.5 * HOUR)], HOUR).status is Status.OK, "the record came after the last window"
+    assert judge([*windows, seen(0, 7, 3, 5 * HOUR)], Periodic(HOUR)).status is Status.STALL
+    assert judge([*windows, seen(0, 7, 3, 0.5 * HOUR)], Periodic(HOUR)).status is Status.OK, (
+        "the record came after the last window"
+    )
 
 
 def test_a_lag_that_never_decreases_is_a_warning():
@@ -212,8 +213,8 @@ def test_with_a_schedule_lag_is_compared_at_commits():
         return [seen(-24 * day - 0.1, committed - 10, records + 10, 60.0), seen(-24 * day, committed, records, 60.0)]
 
     behind_more_each_day = [*run(1.2, 10, 5), *run(0.9, 20, 8), *run(0.5, 30, 8), *run(0.1, 40, 12)]
-    assert judge(behind_more_each_day, DAY).status is Status.WARN
-    assert judge([*behind_more_each_day, *run(0, 50, 3)], DAY).status is Status.OK
+    assert judge(behind_more_each_day, Periodic(DAY)).status is Status.WARN
+    assert judge([*behind_more_each_day, *run(0, 50, 3)], Periodic(DAY)).status is Status.OK
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -228,8 +229,8 @@ def test_a_consumer_that_keeps_up_with_its_schedule_is_never_called_dead(seed):
         last = max(run for run in runs if run <= look)
         waiting = look - last
         history.append(Observation(NOW + look, round(last), round(waiting), waiting))
-        assert judge(history, period).status in (Status.OK, Status.WARN), history[-1]
-        assert judge(history[-OBSERVATIONS:], period).status in (Status.OK, Status.WARN)
+        assert judge(history, Periodic(period)).status in (Status.OK, Status.WARN), history[-1]
+        assert judge(history[-OBSERVATIONS:], Periodic(period)).status in (Status.OK, Status.WARN)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -241,12 +242,7 @@ def test_a_consumer_that_has_died_is_found_out_in_two_periods(seed):
         elapsed = n * period / rng.uniform(4, 8)
         history.append(Observation(history[0].time + elapsed, 100, 5 + n, elapsed))
     final = Observation(history[0].time + 2 * max(period, history[-1].time - NOW), 100, 99, 2 * period)
-    assert judge([*history, final], period).status is Status.STOP
-
-
-def test_the_usual_period_is_the_longest_one_once_there_are_enough():
-    assert usual_period([0.0, 10.0]) is None
-    assert usual_period([0.0, 10.0, 30.0, 35.0]) == 20.0
+    assert judge([*history, final], Periodic(period)).status is Status.STOP
 
 
 def test_a_history_forgets_what_no_verdict_looks_back_on():

@@ -55,7 +55,6 @@ def site(
                 "warehouse": postgres.connection_uri(),
             },
             env={
-                **_database(postgres),
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(directory / "passwords"),
@@ -70,6 +69,9 @@ def site(
             },
             home=directory / "home",
             components=("triggerer",),
+            # These DAG files do not change.
+            dag_processor=False,
+            metadata=postgres,
             parallelism=4,
         ) as airflow:
             site = Site(airflow, kafka, past, directory)
@@ -109,12 +111,3 @@ def people(known_people: Callable[[str], Visit]) -> Iterator[Callable[[str], Vis
     yield visit
     for each in here:
         each.leave()
-
-
-def _database(postgres: EmbeddedPostgres) -> dict[str, str]:
-    """Airflow's database settings: on SQLite it refuses a backfill while anybody else writes."""
-    with postgres.connect(autocommit=True) as connection:
-        connection.execute("CREATE DATABASE airflow")
-    url = postgres.connection_uri().replace("postgres:", "postgresql+psycopg:", 1).rpartition("/")[0] + "/airflow"
-    setting = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
-    return {setting: url, f"{setting}_ASYNC": url}

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import psutil
@@ -14,8 +15,12 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.testing._processes import wait_until
+from airflow_kafka_spark.ui.airflow_metadata import CatalogReader
+from airflow_kafka_spark.ui.dag_schedule import DagSchedule
+from airflow_kafka_spark.windows.cadence import Unscheduled
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import COLUMNS, order, row_of
+from tests.support.waiting import eventually
 from tests.with_airflow.site import BEGIN, HOURS, LAST, NOW
 
 KILLS = max(1, HOURS // 6)
@@ -97,6 +102,26 @@ def tasks(scheduler: psutil.Process) -> dict[str, psutil.Process]:
     return found
 
 
+def schedules_of(airflow) -> dict[str, DagSchedule]:
+    """When Airflow runs the DAGs by itself, as the pages read it from its database."""
+    from sqlalchemy import create_engine
+    from sqlalchemy.orm import Session
+
+    engine = create_engine(airflow.env["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"])
+    try:
+        with Session(engine) as session:
+            return dict(CatalogReader().read(session).schedules)
+    finally:
+        engine.dispose()
+
+
+def status_of(site, pipeline: str) -> str:
+    """What the pages say of a pipeline; "" before they know it."""
+    answer = site.login("admin").get("pipeline", ledger="kafka_default/ledger-hours", pipeline=pipeline)
+    status = answer.json["row"]["status"] if answer.status == 200 else "UNKNOWN"
+    return "" if status == "UNKNOWN" else str(status)
+
+
 def runs_of(airflow, dag_id: str, kind: str) -> list[dict]:
     runs = airflow.api("GET", f"/dags/{dag_id}/dagRuns?limit=100&order_by=logical_date")["dag_runs"]
     return [run for run in runs if run["run_type"] == kind]
@@ -172,12 +197,19 @@ def test_intervals_caught_up_backfilled_aside_and_backwards_and_replayed_under_s
     site, airflow, postgres
 ):
     dag_ids = ("catchup", "aside", "backwards")
+    first = schedules_of(airflow)["catchup"]
+    assert (first.is_paused, first.next_run) == (True, (BEGIN + timedelta(hours=1)).timestamp())
+    assert first.next_interval == (BEGIN.timestamp(), first.next_run)
+    assert replace(first, is_paused=False).cadence.due_after(LAST.timestamp() + 60) == NOW.timestamp()
     with killing(airflow, *dag_ids) as killed:
         airflow.api("PATCH", "/dags/catchup", {"is_paused": False})
         backfill(airflow, "aside", 8)
         backfill(airflow, "backwards", 2, backwards=True)
         runs = {dag_id: wait_for(airflow, dag_id, "scheduled" if dag_id == "catchup" else "backfill") for dag_id in dag_ids}
     assert sorted(killed) == sorted(dag_ids * KILLS), "a kill of each"
+    # However fast the hours were caught up: no further run is planned, so that none is missed.
+    assert schedules_of(airflow)["catchup"].cadence == Unscheduled()
+    assert eventually(lambda: status_of(site, "catchup")) == "OK"
     ranges = []
     for dag_id in dag_ids:
         reports = check(site, postgres, dag_id, runs[dag_id])

@@ -65,6 +65,7 @@ from airflow_kafka_spark.errors.setup import (
     KafkaUnavailable,
     Problem,
     SparkUnavailable,
+    Unchecked,
     ValidationError,
 )
 from airflow_kafka_spark.errors.sinks import (
@@ -76,6 +77,7 @@ from airflow_kafka_spark.errors.sinks import (
     SparkJobFailed,
     TooManyBadRecords,
     TooManyDeadLetters,
+    TooManyOutOfInterval,
     TooManyRouted,
     WindowConflict,
 )
@@ -160,10 +162,12 @@ __all__ = [
     "TimestampsInFuture",
     "TooManyBadRecords",
     "TooManyDeadLetters",
+    "TooManyOutOfInterval",
     "TooManyRouted",
     "TopicMissing",
     "TopicRecreated",
     "TransactionTimedOut",
+    "Unchecked",
     "ValidationError",
     "WindowConflict",
     "WindowOpen",

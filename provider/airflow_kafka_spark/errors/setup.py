@@ -26,19 +26,35 @@ class Problem:
         return f"{self.where}: {self.what.rstrip('.')}.{action}"
 
 
-class ValidationError(KafkaSparkError):
-    """Raised when a pipeline is invalid, with all of its problems, before Spark starts. Nothing was changed.
+@dataclass(frozen=True)
+class Unchecked(Problem):
+    """A check that could not be made because of another problem, in a list of problems.
 
-    :param problems: the problems.
+    :param where: the argument that was not checked, as the user wrote it (``sink.key``).
+    :param what: the arguments whose problems come first.
+    """
+
+    def __str__(self) -> str:
+        return f"{self.where}: not checked until `{self.what}` is corrected."
+
+
+class ValidationError(KafkaSparkError):
+    """Raised when a pipeline is invalid, with all of its problems, before any data is moved. Nothing was changed.
+
+    :param problems: the problems, and checks that could not be made because of them (:class:`Unchecked`).
     :param retryable: True if a retry may succeed, as when a server did not answer.
+
+    The attribute ``problems`` has the problems, ``unchecked`` the checks that have to wait.
     """
 
     def __init__(self, problems: Sequence[Problem], *, retryable: bool = False) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(p for p in problems if not isinstance(p, Unchecked))
+        self.unchecked = tuple(dict.fromkeys(p for p in problems if isinstance(p, Unchecked)))
         self.retryable = retryable
         listed = "\n".join(f"  {n}. {p}" for n, p in enumerate(self.problems, 1))
+        waiting = "".join(f"\n  - {p}" for p in self.unchecked)
         count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
-        super().__init__(f"{count} found before starting; nothing was read, written or committed\n{listed}")
+        super().__init__(f"{count} found before starting; nothing was read, written or committed\n{listed}{waiting}")
 
 
 class JavaMissing(KafkaSparkError):

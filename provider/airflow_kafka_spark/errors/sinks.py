@@ -55,6 +55,28 @@ def _nothing(by_split: bool) -> str:
     return f"nothing of {'a split that holds one' if by_split else 'it'} was written or committed"
 
 
+class TooManyOutOfInterval(KafkaSparkError):
+    """Raised when a window has more records with timestamps outside of its data interval than ``max_out_of_interval`` allows.
+    Nothing was written, committed or sent.
+
+    :param window: name of the window.
+    :param count: number of such records.
+    :param records: number of records.
+    :param limit: largest number of such records.
+    :param seconds: the largest distance of a timestamp from the interval.
+    """
+
+    def __init__(self, window: str, count: int, records: int, limit: int, seconds: float) -> None:
+        self.window, self.count, self.records, self.limit, self.seconds = window, count, records, limit, seconds
+        super().__init__(
+            f"{count:,} of the {records:,} records of window {window} have timestamps outside of its data interval, by up to "
+            f"{seconds:,.3f} s; nothing of it was written or committed",
+            expected=f"at most {limit:,} (`max_out_of_interval`)",
+            action="They are late, or their producer's clock is wrong; allow more, and run the task again: it reads the same "
+            "window. Topics with `message.timestamp.type=LogAppendTime` have no such records",
+        )
+
+
 class TooManyDeadLetters(KafkaSparkError):
     """Raised when the dead letters of one window exceed the size that can be sent at once. Nothing was sent or committed.
 

@@ -25,7 +25,8 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC, LedgerReader
-from airflow_kafka_spark.windows.lag import Head, History, Lag, Observation, PartitionLag, Verdict, usual_period
+from airflow_kafka_spark.windows.cadence import CompletedWindow, Periodic, cadence_of_windows
+from airflow_kafka_spark.windows.lag import Head, History, Lag, Observation, PartitionLag, Verdict
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import State, TopicPartition
 
@@ -211,8 +212,8 @@ class LagMeter:
     :param group_id: the consumer group.
     :param pipeline: the pipeline.
     :param ledger_topic: where its ledger is.
-    :param schedule: seconds from one run of the consumer to the next; default for a pipeline: the longest that it took between
-        the windows that its ledger remembers.
+    :param schedule: seconds from one run of the consumer to the next; default for a pipeline: what the runs in its ledger tell
+        (:func:`~airflow_kafka_spark.windows.cadence.cadence_of_windows`).
     """
 
     topics: tuple[str, ...] = ()
@@ -286,7 +287,7 @@ class LagMeter:
         return self._ledger.look(hook)
 
     def _look_back(self, memory: Memory | None, ids: Mapping[str, str]) -> None:
-        """Take from the ledger which windows were completed and when; without a ``schedule``, how often that happens."""
+        """Take from the ledger which windows were completed and when; without a ``schedule``, how often they are due."""
         complete = [
             (instant(entry.report["completed_at"]), entry.window)
             for _, entry in sorted(memory.entries.items() if memory else ())
@@ -297,8 +298,8 @@ class LagMeter:
             for tp, end in window.ends.items():
                 if window.topic_ids.get(tp.topic, "") in ("", ids.get(tp.topic)):
                     self._past.setdefault(tp, []).append(Observation(completed_at, end, active=True))
-        usual = usual_period(sorted(completed_at for completed_at, _ in complete))
-        self._history.period = usual if self.schedule is None else self.schedule
+        told = [CompletedWindow(completed_at, window.run, window.interval) for completed_at, window in complete]
+        self._history.cadence = cadence_of_windows(told) if self.schedule is None else Periodic(self.schedule)
 
     def _topics_of(self, memory: Memory | None) -> Sequence[str]:
         if self.topics:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
@@ -41,6 +41,7 @@ from airflow_kafka_spark.errors import (
     SinkUnavailable,
     SparkJobFailed,
     SparkUnavailable,
+    Unchecked,
     ValidationError,
 )
 from airflow_kafka_spark.operators import binding as bindings
@@ -492,16 +493,14 @@ class WindowOperator(VisibleOperator):
         return self.pipeline or f"{run.dag_id}.{run.task_id}"
 
     def pipeline_problems(self, run: Run) -> list[Problem]:
-        name = self.pipeline_name(run)
+        name, problems = self.pipeline_name(run), self.ledger_options.problems()
         if run.map_index >= 0 and not self.pipeline:
-            return [
-                Problem(
-                    "pipeline", "a mapped task has no name of its own for each index", "Give each one a `pipeline=`, in `expand`"
-                )
-            ]
-        if len(name) > 200 or not name.strip() or re.search(r"[\x00-\x1f]", name):
-            return [Problem("pipeline", f"`{name[:60]}` cannot be a pipeline's name", "Use 1 to 200 printable characters")]
-        return self.ledger_options.problems()
+            what, action = "a mapped task has no name of its own for each index", "Give each one a `pipeline=`, in `expand`"
+            problems.append(Problem("pipeline", what, action))
+        elif len(name) > 200 or not name.strip() or re.search(r"[\x00-\x1f]", name):
+            what, action = f"`{name[:60]}` cannot be a pipeline's name", "Use 1 to 200 printable characters"
+            problems.append(Problem("pipeline", what, action))
+        return problems
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
         """Render the operator's templates, and those of its sink, source and formats, which are frozen."""
@@ -544,6 +543,42 @@ def describe_binding(binding: Binding) -> str:
     """Return where a window goes, in one line."""
     facts = binding.destination.facts
     return f"to {', '.join(f'{what} {value}' for what, value in facts.items())}, moved by {binding.writer}"
+
+
+def analysis_problems(
+    where: str,
+    check: Callable[[], Sequence[Problem]],
+    cause: str,
+    others: Sequence[Problem],
+    instead: Callable[[], Sequence[Problem]] = tuple,
+) -> list[Problem]:
+    """Return the problems of a check that Spark takes part in, so that other problems may keep it from being made.
+
+    :param where: what is checked, as a user names it.
+    :param check: makes the check; raises ValidationError if transforms do not fit.
+    :param cause: the argument whose problem keeps the check from being made; "" if none does.
+    :param others: all problems that were found so far.
+    :param instead: what can be checked all the same if that cannot be.
+    :raises KafkaSparkError: Spark does not answer, and there are no other problems.
+    """
+    found: list[Problem] = []
+    if not cause:
+        try:
+            return list(check())
+        except ValidationError as error:
+            found, cause = list(error.problems), error.problems[0].where
+        except Exception as error:
+            if not others:
+                raise
+            # It must not hide what else is wrong.
+            found = [problem_from("spark_conn_id", error)] if isinstance(error, KafkaSparkError) else []
+            cause = first_cause((*found, *others))
+    return [*found, *instead(), Unchecked(where, cause)]
+
+
+def first_cause(problems: Iterable[Problem]) -> str:
+    """Return the argument of the first problem, for an :class:`~airflow_kafka_spark.errors.Unchecked`; "" without one."""
+    return next((problem.where for problem in problems if not isinstance(problem, Unchecked)), "")
 
 
 def problem_from(where: str, error: KafkaSparkError) -> Problem:

@@ -13,10 +13,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.bad_records.options import route_problems
-from airflow_kafka_spark.errors import ChangeRefused, FollowedMismatch, KafkaSparkError, Problem, TopicMissing, ValidationError
+from airflow_kafka_spark.errors import (
+    ChangeRefused,
+    FollowedMismatch,
+    KafkaSparkError,
+    Problem,
+    TopicMissing,
+    Unchecked,
+    ValidationError,
+)
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.operators.base import WindowOperator, problem_from
+from airflow_kafka_spark.operators.base import WindowOperator, first_cause, problem_from
 from airflow_kafka_spark.operators.binding import Run, refuse_other_group
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of, interval_problem
 from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, RecordOptions, WindowOptions, option
@@ -150,8 +158,14 @@ class FromKafkaOperator(WindowOperator):
     def decoding_problems(self) -> list[Problem]:
         """Return what is wrong with formats and columns, without asking a server."""
         value, key = self.formats
-        problems = [*value.validate("value"), *(key.validate("key") if key else ())]
-        return problems or [*self.record_options.column_problems(value, key), *self.null_value_problems()]
+        wrong = [*value.validate("value"), *(key.validate("key") if key else ())]
+        if not wrong:
+            return [*self.record_options.column_problems(value, key), *self.null_value_problems()]
+        given = {
+            "metadata_columns": self.record_options.metadata_columns,
+            "behavior_on_null_values": self.record_options.behavior_on_null_values,
+        }
+        return [*wrong, *(Unchecked(name, first_cause(wrong)) for name, value in given.items() if value)]
 
     def transform_problems(self) -> list[Problem]:
         """Return what is wrong with the transforms' options, without Spark."""

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
-from airflow_kafka_spark.errors import LedgerBehind, Problem, ValidationError
+from airflow_kafka_spark.errors import LedgerBehind, Problem
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.types import backticked
+from airflow_kafka_spark.operators.base import analysis_problems, first_cause
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
@@ -237,12 +238,19 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         own = wrong or [*self.decoding_problems(), *self._column_sink_problems(), *self._change_problems()]
         problems = [*self.reading_problems(run), *own, *self.server_problems(), *self.error_problems()]
         problems += [] if wrong else self._target_problems()
-        if self.transforms and not problems:
-            try:
-                self._chain.check(self.spark)
-            except ValidationError as error:
-                return list(error.problems)
-        return problems
+        if not self.transforms:
+            return problems
+        of_spark = [problem for problem in problems if problem.where == "spark_conn_id"]
+        flow = wrong or [*self.decoding_problems(), *self.transform_problems()]
+        return problems + analysis_problems("transforms", self._fitting_problems, first_cause([*flow, *of_spark]), problems)
+
+    def _fitting_problems(self) -> list[Problem]:
+        """Return nothing.
+
+        :raises ValidationError: a transform does not fit, or what comes out cannot be written.
+        """
+        self._chain.check(self.spark)
+        return []
 
     def _column_sink_problems(self) -> list[Problem]:
         """Return options of the sink that say which column of a row is what of a record: here a record has that already."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
-from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.errors import Problem, TooManyOutOfInterval
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.operators.base import asset_uris
+from airflow_kafka_spark.operators.base import analysis_problems, asset_uris, first_cause
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
@@ -109,6 +109,8 @@ class KafkaToSinkOperator(FromKafkaOperator):
     :param on_missing_interval: what a run without a data interval does: ``fail`` (default), or ``progress``: move what is new.
     :param on_rerun: what clearing a task means whose window is complete: ``replay`` moves the same offsets again, and the sink
         replaces that window's rows (default for intervals); ``skip`` does nothing (default otherwise).
+    :param max_out_of_interval: how many records of a data interval may have timestamps outside of it (late records, wrong clocks)
+        before the window fails, with nothing committed. None (default): any number; the report counts them.
     :param follows: another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger topic: the
         window ends with what that pipeline has published completely, and its count of records has to be the same. A window that
         begins elsewhere than where one of its windows ended (the pipeline was moved by hand, or is new) is not compared where the
@@ -175,6 +177,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         grace: float | timedelta = 60.0,
         on_missing_interval: Literal["fail", "progress"] = "fail",
         on_rerun: Literal["skip", "replay"] | None = None,
+        max_out_of_interval: int | None = None,
         follows: str | None = None,
         on_mismatch: Literal["fail", "warn"] = "fail",
         upstream_counts: Mapping[Any, int] | str | None = None,
@@ -209,7 +212,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
                 read_timeout,
                 upstream_counts,
             ),
-            window_options=WindowOptions(window, grace, on_missing_interval, on_rerun),
+            window_options=WindowOptions(window, grace, on_missing_interval, on_rerun, max_out_of_interval),
             follow_options=FollowOptions(follows, on_mismatch),
             transforms=transforms,
             errors=ErrorOptions(
@@ -230,19 +233,33 @@ class KafkaToSinkOperator(FromKafkaOperator):
     # --- 1. validate ---
 
     def problems(self, run: Run) -> list[Problem]:
-        flow = self._type_problems() or self.decoding_problems()
+        flow, changes = self._type_problems() or self.decoding_problems(), self.transform_problems()
         problems = [*self.reading_problems(run), *flow, *self.server_problems(), *self.error_problems()]
-        problems += [*self._sink_problems(), *self.transform_problems(), *self._routed_sink_problems()]
-        # The sink validates the columns that it will get. With transforms Spark has to find them, if all else is right.
-        if flow or (self.transforms and problems):
-            return problems
-        try:
-            problems += self.sink.validate(self.shape(run))
-            for routed in self._routed_sinks:
-                problems += routed.problems(self._shape_of(routed, routed.pipeline(self.pipeline_name(run))))
-        except ValidationError as error:
-            problems += error.problems
-        return problems
+        problems += [*self._sink_problems(), *changes, *self._routed_sink_problems()]
+        of_spark = [problem for problem in problems if problem.where == "spark_conn_id"] if self.transforms else []
+        return list(dict.fromkeys([*problems, *self._row_problems(run, first_cause([*flow, *changes, *of_spark]), problems)]))
+
+    def _row_problems(self, run: Run, cause: str, others: Sequence[Problem]) -> list[Problem]:
+        """Return what the sinks say of the rows that they will get. With transforms only Spark knows what these look like.
+
+        :param cause: the argument whose problem keeps their columns from being known; "" if none does.
+        :param others: all problems that were found so far.
+        """
+        if not isinstance(self.sink, Sink):
+            return []
+        check = partial(self._validate_sink, run)
+        found = analysis_problems("sink columns", check, cause, others, self.sink.target_problems)
+        for routed in self._routed_sinks:
+            check = partial(self._validate_routed, routed, run)
+            instead = partial(routed.problems, None)
+            found += analysis_problems(f"{routed.where} columns", check, cause, [*others, *found], instead)
+        return found
+
+    def _validate_sink(self, run: Run) -> list[Problem]:
+        return self.sink.validate(self.shape(run))
+
+    def _validate_routed(self, routed: RoutedSink, run: Run) -> list[Problem]:
+        return routed.problems(self._shape_of(routed, routed.pipeline(self.pipeline_name(run))))
 
     def _type_problems(self) -> list[Problem]:
         found = self.record_options.type_problems()
@@ -260,6 +277,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
             return problems
         if self.window_options.by_interval:
             problems += self.sink.unordered_problems()
+        if self.window_options.max_out_of_interval is not None and self.sink.guarantee.by_split:
+            found = "this sink commits split by split, before the records of a window are counted"
+            problems.append(Problem("max_out_of_interval", found, 'Leave it out, or use `atomic="window"`'))
         return problems + (self.replay_problems() if self.on_rerun == "replay" else [])
 
     def _routed_sink_problems(self) -> list[Problem]:
@@ -592,10 +612,22 @@ class SinkMove:
             operator.check_results(window, self.results)
         operator.check_counts(window, self.results)
         others.check(window, self.results)
+        self._refuse_out_of_interval()
         operator.check_followed(window, sum(result.records for result in self.results))
         # Now that everything is read: a topic that was recreated meanwhile would have given other records.
         operator.check(window)
         self.ledger.verify()
+
+    def _refuse_out_of_interval(self) -> None:
+        """Make sure that not too many records have timestamps outside of the window's data interval.
+
+        :raises TooManyOutOfInterval: there are more than ``max_out_of_interval``.
+        """
+        count, limit = sum(r.out_of_interval for r in self.results), self.operator.window_options.max_out_of_interval
+        if limit is not None and count > limit:
+            farthest = max(r.farthest for r in self.results)
+            records = sum(r.records for r in self.results)
+            raise TooManyOutOfInterval(str(self.window), count, records, limit, farthest / 1000)
 
     def _count_as_committed(self) -> None:
         """Count splits that an earlier attempt has committed by themselves as that attempt did: their topic may hold fewer of

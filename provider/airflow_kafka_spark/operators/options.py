@@ -212,12 +212,14 @@ class WindowOptions:
     :param grace: seconds, or a timedelta, after the end of an interval at which it is decided without a later record.
     :param on_missing_interval: ``fail``, or ``progress``: a run without a data interval moves what is new.
     :param on_rerun: ``skip`` or ``replay``; None is the default of each kind of window.
+    :param max_out_of_interval: largest number of records with timestamps outside of the interval; None for any number.
     """
 
     window: Literal["progress", "interval"] = "progress"
     grace: float | timedelta = 60.0
     on_missing_interval: Literal["fail", "progress"] = "fail"
     on_rerun: Literal["skip", "replay"] | None = None
+    max_out_of_interval: int | None = None
 
     @property
     def by_interval(self) -> bool:
@@ -236,6 +238,12 @@ class WindowOptions:
         ]
         if not self.grace_seconds >= 0:
             problems.append(Problem("grace", f"it is {self.grace!r}; expected seconds or a timedelta, not negative"))
+        most = self.max_out_of_interval
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
+            problems.append(Problem("max_out_of_interval", f"`{most!r}` is not a number of records, at least 0"))
+        elif most is not None and not self.by_interval:
+            found = "a window that is no data interval has no records outside of it"
+            problems.append(Problem("max_out_of_interval", found, 'Leave it out, or use `window="interval"`'))
         if self.by_interval:
             given = (("max_records", read.max_records), ("follows", follow.follows))
             found, action = "an interval is as large as it is", 'Leave it out, or use `window="progress"`'

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRejected, ValidationError
+from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRejected, Unchecked, ValidationError
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
 from airflow_kafka_spark.transforms.base import Transform
 from airflow_kafka_spark.transforms.chain import as_transform
@@ -84,16 +84,25 @@ class RoutedSink:
             return tuple(kept)
         return (*kept, replace(self.filter, to=None, reason="", negate=not self.filter.negate))
 
-    def problems(self, shape: Shape) -> list[Problem]:
-        """Return what keeps the sink from taking windows."""
-        return self.prefixed(self.sink.validate(shape))
+    def problems(self, shape: Shape | None) -> list[Problem]:
+        """Return what keeps the sink from taking windows.
+
+        :param shape: the rows that it will get; None if they are not known.
+        """
+        return self.prefixed(self.sink.target_problems() if shape is None else self.sink.validate(shape))
 
     def prefixed(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return problems of the sink with the filter's argument and the sink's place in front."""
-        found = [
-            replace(p, where=self.where + (p.where.removeprefix("sink") if p.where.startswith("sink") else "")) for p in problems
+        return [
+            replace(p, where=self._place(p.where), what=self._place(p.what))
+            if isinstance(p, Unchecked)
+            else replace(p, where=self._place(p.where), what=f"{self.sink.asset_uri}: {p.what}")
+            for p in problems
         ]
-        return [replace(p, what=f"{self.sink.asset_uri}: {p.what}") for p in found]
+
+    def _place(self, where: str) -> str:
+        """Return an argument of the sink as one of the filter."""
+        return self.where + (where.removeprefix("sink") if where.startswith("sink") else "")
 
 
 def routed_sinks_of(transforms: object) -> tuple[RoutedSink, ...]:

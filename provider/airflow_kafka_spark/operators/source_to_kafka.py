@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, route_problems, target_problems
-from airflow_kafka_spark.errors import Problem, RowsRejected, SourceRejected
-from airflow_kafka_spark.operators.base import WindowOperator, asset_uris
+from airflow_kafka_spark.errors import Problem, RowsRejected, SourceRejected, Unchecked
+from airflow_kafka_spark.operators.base import WindowOperator, analysis_problems, asset_uris, first_cause
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.write import ReadWith
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms.chain import TransformLike
+
+
+RECORD_OPTIONS = frozenset(
+    f"sink.{name}" for name in ("key", "value_columns", "headers", "topic_column", "partition", "timestamp")
+)
+"""Options of the sink that name the columns of which a record is made, before transforms get it."""
 
 
 class SourceToKafkaOperator(WindowOperator):
@@ -135,27 +142,67 @@ class SourceToKafkaOperator(WindowOperator):
     # --- 1. validate ---
 
     def problems(self, run: Run) -> list[Problem]:
-        wrong = sink_problems(self.sink, self.kafka_conn_id)
-        if not isinstance(self.source, RowSource):
-            wrong.append(Problem("source", f"`{self.source!r}` is no RowSource"))
-        if wrong:
-            return [*self.pipeline_problems(run), *wrong]
-        of_source = self.source.validate()
-        unknown = []
+        wrong_sink, of_source = sink_problems(self.sink, self.kafka_conn_id), self._source_problems()
+        problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
         if self.read_with not in ("auto", "task", "spark"):
-            unknown.append(Problem("read_with", f"`{self.read_with}` is not one of auto, task, spark"))
-        # Without a source its columns are not known; everything else is checked all the same.
-        columns = None if of_source else self.source.columns()
-        return [
-            *self.pipeline_problems(run),
-            *unknown,
-            *of_source,
-            *self.sink.problems(columns, transformed=bool(self.transforms)),
-            *self._transform_problems(),
+            problems.append(Problem("read_with", f"`{self.read_with}` is not one of auto, task, spark"))
+        of_spark = self.spark_problems()
+        if wrong_sink:
+            return [*problems, *of_spark]
+        columns = self._known_columns(of_source)
+        if of_source and columns is None:
+            problems.append(Unchecked("sink columns", first_cause(of_source)))
+        changes = self._transform_problems()
+        of_options = self.sink.problems(columns, transformed=bool(self.transforms))
+        problems += [
+            *of_options,
+            *changes,
             *self.sink.server_problems(self.kafka),
             *self._error_problems(),
-            *self.spark_problems(),
+            *of_spark,
         ]
+        if self.transforms and problems:
+            # Without any problems Spark is asked when there is something to read.
+            of_records = [problem for problem in of_options if problem.where in RECORD_OPTIONS]
+            cause = first_cause([*of_source, *of_records, *changes, *of_spark])
+            check = partial(self._fitting_problems, first_cause(problems))
+            problems += analysis_problems("transforms", check, cause, problems)
+        return problems
+
+    def _source_problems(self) -> list[Problem]:
+        if not isinstance(self.source, RowSource):
+            return [Problem("source", f"`{self.source!r}` is no RowSource")]
+        return self.source.validate()
+
+    def _known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
+        """Return the columns of the source; None if only Spark can find them, or if the source's own problems hide them.
+
+        :param of_source: the problems of the source.
+        """
+        if not isinstance(self.source, RowSource):
+            return None
+        try:
+            return self.source.columns()
+        except Exception:
+            if not of_source:
+                raise
+            return None
+
+    def _fitting_problems(self, cause: str) -> list[Problem]:
+        """Return nothing; or that the transforms wait, if their columns are known only once there is something to read.
+
+        :param cause: the argument whose problem keeps the source from being read.
+        :raises ValidationError: a transform does not fit, or what comes out cannot be written.
+        """
+        from airflow_kafka_spark.road.publish import reading
+
+        shaping = self._chain
+        assert shaping is not None
+        with reading(self.spark, self.source) as session:
+            if (rows := self.source.empty_frame(session)) is None:
+                return [Unchecked("transforms", cause)]
+            shaping.check(rows)
+        return []
 
     def _transform_problems(self) -> list[Problem]:
         """Return what is wrong with the transforms' options, without Spark."""

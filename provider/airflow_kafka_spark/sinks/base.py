@@ -223,6 +223,13 @@ class Sink(ABC):
         Changes nothing, needs no Spark and takes seconds at most. Never raises for an error that a user can cause.
         """
 
+    def target_problems(self) -> list[Problem]:
+        """Return what :meth:`validate` can find without knowing the rows: connection, server, place, rights.
+
+        Called instead of it while the columns of the rows are not known, because of another problem. Default: none.
+        """
+        return []
+
     def replay_problems(self) -> list[Problem]:
         """Return why this sink, with these options, cannot replace the rows of a window that it has applied, as a replay does.
 

@@ -122,6 +122,15 @@ class RowSource(ABC):
         :raises SourceRejected: the source does not fit the options, or the position of earlier windows.
         """
 
+    def empty_frame(self, spark: SparkSession) -> DataFrame | None:
+        """Return a DataFrame without rows that has the columns of :meth:`frame`; None (default) if only splits tell them.
+
+        Called only if :meth:`validate` has found nothing.
+
+        :raises SourceUnavailable: the source does not answer.
+        """
+        return None
+
     def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
         """Return how tasks read these splits by themselves, much faster than through Spark; or why only Spark can, as a clause.
 

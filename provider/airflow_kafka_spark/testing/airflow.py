@@ -1,35 +1,34 @@
-"""A real Airflow, embedded: api-server and scheduler on SQLite with the LocalExecutor, for demos and end-to-end tests."""
+"""A real Airflow, embedded: api-server, scheduler with the LocalExecutor and dag-processor, for demos and end-to-end tests."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import json
 import os
 import secrets
-import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from airflow_kafka_spark.errors import ServerFailed
-from airflow_kafka_spark.hooks.jars import cache_directory
+from airflow_kafka_spark.testing._airflow_database import (
+    SETTING,
+    MetadataDatabase,
+    PostgresDatabase,
+    SqliteDatabase,
+    is_postgres_installed,
+)
 from airflow_kafka_spark.testing._embedded import Embedded
 from airflow_kafka_spark.testing._processes import LOOPBACK, Server, free_ports, tail, wait_until
+from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
 
 _START_SECONDS = 300.0
 _ASK_AGAIN_SECONDS = 60.0
-_DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
-_OF_DATABASE = ("AIRFLOW__DATABASE__", "AIRFLOW__CORE__AUTH_MANAGER")
 _FINAL = frozenset({"success", "failed"})
 
 # On a machine that has too much to do nobody is to be given up who is only slow.
@@ -46,7 +45,8 @@ _PATIENCE = {
 class EmbeddedAirflow(Embedded):
     """A real Airflow 3 with its own home, database and ports. A context manager, or ``start`` and ``stop``.
 
-    It ends with this process.
+    It ends with this process. The api-server answers before the scheduler starts, and the DAGs are known when ``start``
+    returns. A process of it that dies is noticed by ``check``, and by all methods that wait for Airflow.
 
     :param dags_folder: the DAG files.
     :param connections: connection id -> URI or JSON, as in ``AIRFLOW_CONN_<ID>``.
@@ -55,6 +55,11 @@ class EmbeddedAirflow(Embedded):
     :param home: AIRFLOW_HOME; default: a temporary directory, removed by ``stop``.
     :param parallelism: task processes at once.
     :param components: further processes, as ``("triggerer",)``.
+    :param dag_processor: True (default) starts the dag-processor: DAG files that change later are read again. False saves a
+        process; the DAGs stay as they were at the start.
+    :param metadata: where Airflow keeps its metadata: a running :class:`EmbeddedPostgres`; ``auto`` (default) for a PostgreSQL
+        of its own if the packages for that are installed, else SQLite; or ``sqlite``, on which Airflow does not run backfills
+        well. A setting ``AIRFLOW__DATABASE__SQL_ALCHEMY_CONN`` in ``env`` takes precedence.
     :raises ServerFailed: (by ``start``) when it does not come up.
     """
 
@@ -70,6 +75,8 @@ class EmbeddedAirflow(Embedded):
         home: Path | str | None = None,
         parallelism: int = 2,
         components: tuple[str, ...] = (),
+        dag_processor: bool = True,
+        metadata: EmbeddedPostgres | Literal["auto", "sqlite"] = "auto",
     ) -> None:
         super().__init__(home)
         self.dags_folder = Path(dags_folder).absolute()
@@ -79,7 +86,9 @@ class EmbeddedAirflow(Embedded):
             **(env or {}),
         }
         self._parallelism = parallelism
-        self._components = components
+        self._components = (*components, *(("dag-processor",) if dag_processor else ()))
+        self._metadata = metadata
+        self._database: MetadataDatabase | None = None
         self._servers: dict[str, Server] = {}
         self.home = Path()
         self.port = 0
@@ -89,17 +98,45 @@ class EmbeddedAirflow(Embedded):
     def _prepare(self) -> None:
         self.home = self._files
         self.port, *log_ports = free_ports(3)
+        self._database = self._make_database()
+        if self._database is not None:
+            self._database.start()
         self.env = self._environment(log_ports)
-        self._migrate()
-        self.cli("dags", "reserialize")
+        if self._database is not None:
+            self._database.migrate(self.env, lambda: self.cli("db", "migrate"))
+        else:
+            self.cli("db", "migrate")
+
+    def _make_database(self) -> MetadataDatabase | None:
+        """Return the database of the metadata; None if ``env`` names one."""
+        if SETTING in self._extra:
+            return None
+        if isinstance(self._metadata, EmbeddedPostgres):
+            return PostgresDatabase(self.home, self._metadata)
+        # A home that was kept from an earlier start has its database already.
+        if self._metadata == "sqlite" or (self.home / "airflow.db").exists() or not is_postgres_installed():
+            return SqliteDatabase(self.home)
+        return PostgresDatabase(self.home, directory=self.home / "postgres" if self._given_directory else None)
 
     def _begin(self, *, last_attempt: bool) -> bool:
-        for component in ("api-server", "scheduler", *self._components):
+        # 1. The api-server, which every task asks. While it starts, another process reads the DAG files.
+        self._launch("api-server")
+        self.cli("dags", "reserialize")
+        self._wait_for(lambda: self._health() is not None)
+        # 2. All others: a task that the scheduler starts at once finds the api-server answering.
+        for component in ("scheduler", *self._components):
             self._launch(component)
-        if not wait_until(self._healthy, _START_SECONDS, every=0.2):
+        self._wait_for(self._healthy)
+        return True
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        def holds() -> bool:
+            self.check()
+            return condition()
+
+        if not wait_until(holds, _START_SECONDS, every=0.1):
             logs = "\n".join(f"{name}:\n{tail(self.log(name))}" for name in self._servers)
             raise ServerFailed("Airflow", f"it is not healthy after {_START_SECONDS:.0f} s; its logs end with:\n{logs}\n")
-        return True
 
     def _end_politely(self) -> None:
         # The scheduler and the triggerer end their tasks and triggers. The api-server takes seconds to exit, for nothing.
@@ -107,12 +144,25 @@ class EmbeddedAirflow(Embedded):
         for name in ("scheduler", *self._components, "api-server"):
             if name in self._servers:
                 self._servers[name].end(polite=last if name == "api-server" else signal.SIGTERM, seconds=20)
+        if self._database is not None:
+            self._database.stop()
 
     # --- what a person would do ---
 
     @property
     def url(self) -> str:
         return f"http://{LOOPBACK}:{self.port}"
+
+    def check(self) -> None:
+        """Make sure that all processes run.
+
+        :raises ServerFailed: one has ended; the message names it and has the end of its log.
+        """
+        for name, server in self._servers.items():
+            if (code := server.exit_code) is not None:
+                how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+                log = self.log(name)
+                raise ServerFailed("Airflow", f"its {name} has ended {how}; its log {log} ends with:\n{tail(log, 20)}\n")
 
     def trigger(self, dag_id: str, **body: Any) -> str:
         """Start a DAG run; its run id.
@@ -125,11 +175,13 @@ class EmbeddedAirflow(Embedded):
     def wait(self, dag_id: str, run_id: str, seconds: float = 300.0) -> str:
         """Wait until a DAG run has ended; ``success`` or ``failed``.
 
-        :raises ServerFailed: when it takes longer; the message has the ``account`` of the run.
+        :raises ServerFailed: when it takes longer; the message has the ``account`` of the run. Also when a process of Airflow has
+            ended, which would let this wait in vain.
         """
         state: list[str] = [""]
 
         def ended() -> bool:
+            self.check()
             state[0] = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"]
             return state[0] in _FINAL
 
@@ -199,7 +251,9 @@ class EmbeddedAirflow(Embedded):
                 failure = f"{method} {path} answered {error.code}: {error.read().decode()[:500]}"
                 if error.code < 500 or time.monotonic() > deadline:
                     raise ServerFailed("Airflow", failure) from None
+                self.check()
             except OSError as error:
+                self.check()
                 if time.monotonic() > deadline:
                     raise ServerFailed("Airflow", f"{method} {path} got no answer: {error}") from None
             time.sleep(0.5)
@@ -232,35 +286,11 @@ class EmbeddedAirflow(Embedded):
 
     # --- inside ---
 
-    def _migrate(self) -> None:
-        """Make the database; an SQLite as a copy of one that the same Airflow with the same providers has made before."""
-        database = self.home / "airflow.db"
-        if database.exists() or self.env[_DATABASE] != self._sqlite:
-            self.cli("db", "migrate")
-            return
-        made = cache_directory() / "airflow" / f"{_migrations(self.env)}.db"
-        if made.exists():
-            shutil.copyfile(made, database)
-            return
-        self.cli("db", "migrate")
-        made.parent.mkdir(parents=True, exist_ok=True)
-        mine = made.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-        # Not a copy of the file: some of it may be in SQLite's log yet.
-        with closing(sqlite3.connect(database)) as migrated, closing(sqlite3.connect(mine)) as copy:
-            migrated.backup(copy)
-        mine.rename(made)
-
-    @property
-    def _sqlite(self) -> str:
-        # SQLite has one writer at a time: the others wait, half a minute if need be.
-        return f"sqlite:///{self.home}/airflow.db?timeout=30"
-
     def _environment(self, log_ports: list[int]) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW__", "AIRFLOW_HOME"))}
         settings = {
             "CORE__DAGS_FOLDER": self.dags_folder,
             "CORE__LOAD_EXAMPLES": False,
-            "DATABASE__SQL_ALCHEMY_CONN": self._sqlite,
             "CORE__DAGS_ARE_PAUSED_AT_CREATION": False,
             "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": True,
             "CORE__PARALLELISM": self._parallelism,
@@ -278,6 +308,7 @@ class EmbeddedAirflow(Embedded):
         return {
             **inherited,
             **{f"AIRFLOW__{name}": str(value) for name, value in settings.items()},
+            **(self._database.settings if self._database is not None else {}),
             "AIRFLOW_HOME": str(self.home),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", "")]),
             **self._extra,
@@ -299,22 +330,15 @@ class EmbeddedAirflow(Embedded):
         command = [sys.executable, "-m", "airflow", component]
         self._servers[component] = self._keeper.spawn(command, log=self.log(component), env=self.env, farewell=signal.SIGTERM)
 
-    def _healthy(self) -> bool:
-        ended = [name for name, server in self._servers.items() if not server.running]
-        if ended:
-            raise ServerFailed("Airflow", f"{ended[0]} ended; its log ends with:\n{tail(self.log(ended[0]), 20)}\n")
+    def _health(self) -> dict[str, Any] | None:
+        """Return what the api-server says of all processes; None while it does not answer."""
         try:
-            health = self._ask("GET", "/monitor/health")
+            found: dict[str, Any] = self._ask("GET", "/monitor/health")
         except OSError:
-            return False
+            return None
+        return found
+
+    def _healthy(self) -> bool:
         wanted = ["scheduler", *(c for c in self._components if c == "triggerer")]
-        return all(health[name]["status"] == "healthy" for name in wanted)
-
-
-def _migrations(env: Mapping[str, str]) -> str:
-    """Return a hash of everything that decides the content of a new database: the versions of Airflow and its providers, and
-    settings.
-    """
-    found = {f"{d.name} {d.version}" for d in importlib.metadata.distributions() if d.name.startswith("apache-airflow")}
-    settings = {f"{k}={v}" for k, v in env.items() if k.startswith(_OF_DATABASE) and k != _DATABASE}
-    return hashlib.sha256("\n".join([sys.version, *sorted(found), *sorted(settings)]).encode()).hexdigest()[:16]
+        health = self._health()
+        return health is not None and all(health[name]["status"] == "healthy" for name in wanted)

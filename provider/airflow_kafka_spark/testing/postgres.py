@@ -10,6 +10,7 @@ import pwd
 import re
 import secrets
 import signal
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -124,6 +125,24 @@ class EmbeddedPostgres(Embedded):
         """
         return _psycopg().connect(self.dsn, **options)
 
+    def run_client(self, program: str, *args: str) -> str:
+        """Run one of PostgreSQL's own client programs, as ``pg_dump``, against this server; what it printed.
+
+        :raises ServerFailed: when it fails.
+        """
+        server = {"PGHOST": self.host, "PGPORT": str(self.port), "PGUSER": self.user, "PGPASSWORD": self.password}
+        done = subprocess.run(
+            [self._binaries / program, *args],
+            env={**_environment(), **server},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise ServerFailed("PostgreSQL", f"`{program}` ended with {done.returncode}:\n{done.stderr[-2000:]}\n")
+        return done.stdout
+
     # --- faults ---
 
     def kill(self) -> None:
@@ -203,9 +222,7 @@ class EmbeddedPostgres(Embedded):
 
     def _run(self, command: list[str | Path]) -> processes.Server:
         assert self._keeper is not None
-        # libpq's and the server's variables of the user are not meant for this server.
-        env = {name: value for name, value in os.environ.items() if not re.match(r"PG[A-Z]|LC_|LANG", name)}
-        return self._keeper.spawn(command, log=self.log, env=env, farewell=signal.SIGQUIT, user=self._account)
+        return self._keeper.spawn(command, log=self.log, env=_environment(), farewell=signal.SIGQUIT, user=self._account)
 
     def _start_once(self, *, last_attempt: bool) -> bool:
         """Start the server. Return False if another process took the port first and there is another attempt."""
@@ -248,6 +265,11 @@ class EmbeddedPostgres(Embedded):
             lines = (self._data / "postmaster.pid").read_text().splitlines()
             if self._server is not None and int(lines[0]) == self._server.pid:
                 ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), 0, None)
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment without libpq's and the server's variables, which are not meant for this server."""
+    return {name: value for name, value in os.environ.items() if not re.match(r"PG[A-Z]|LC_|LANG", name)}
 
 
 def _alive(process: Any) -> bool:

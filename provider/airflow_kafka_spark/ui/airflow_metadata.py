@@ -13,9 +13,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from airflow_kafka_spark.ui.dag_schedule import DagSchedule, timetable_of
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, parse_start, parse_stop
 
 if TYPE_CHECKING:
+    from airflow.timetables.base import Timetable
     from sqlalchemy.orm import Session
 
 log = logging.getLogger(__name__)
@@ -83,9 +85,13 @@ class PipelineTask:
 
 @dataclass(frozen=True)
 class Catalog:
-    """All tasks that move windows, ordered by DAG and task."""
+    """All tasks that move windows, ordered by DAG and task.
+
+    :param schedules: when their DAGs run, by DAG.
+    """
 
     tasks: tuple[PipelineTask, ...] = ()
+    schedules: Mapping[str, DagSchedule] = field(default_factory=dict)
 
     @property
     def ledgers(self) -> tuple[LedgerName, ...]:
@@ -106,6 +112,7 @@ class CatalogReader:
 
     _hashes: dict[str, str] = field(default_factory=dict)
     _tasks: dict[str, tuple[PipelineTask, ...]] = field(default_factory=dict)
+    _timetables: dict[str, Timetable | None] = field(default_factory=dict)
 
     def read(self, session: Session) -> Catalog:
         """Return the current catalog. A DAG whose serialized form is not understood is logged and left out."""
@@ -115,9 +122,13 @@ class CatalogReader:
             batch = changed[begin : begin + DAG_BATCH]
             for dag_id, data in latest_data(session, batch).items():
                 self._tasks[dag_id] = _tasks_of(dag_id, data)
+                self._timetables[dag_id] = timetable_of(data) if self._tasks[dag_id] else None
         self._tasks = {dag_id: tasks for dag_id, tasks in self._tasks.items() if dag_id in hashes}
+        self._timetables = {dag_id: found for dag_id, found in self._timetables.items() if dag_id in hashes}
         self._hashes = hashes
-        return Catalog(tuple(task for dag_id in sorted(self._tasks) for task in self._tasks[dag_id]))
+        tasks = tuple(task for dag_id in sorted(self._tasks) for task in self._tasks[dag_id])
+        timetables = {dag_id: self._timetables.get(dag_id) for dag_id, found in self._tasks.items() if found}
+        return Catalog(tasks, read_schedules(session, timetables))
 
 
 # --- Airflow's tables ---------------------------------------------------------------------------------------------------
@@ -361,6 +372,29 @@ def read_paused_dags(session: Session) -> dict[str, bool]:
     from sqlalchemy import select
 
     return {dag_id: bool(paused) for dag_id, paused in session.execute(select(DagModel.dag_id, DagModel.is_paused))}
+
+
+def read_schedules(session: Session, timetables: Mapping[str, Timetable | None]) -> dict[str, DagSchedule]:
+    """Return when DAGs run by themselves.
+
+    :param timetables: the timetable of each DAG; None if this process cannot load it.
+    """
+    from airflow.models.dag import DagModel
+    from sqlalchemy import select
+
+    columns = (
+        DagModel.dag_id,
+        DagModel.is_paused,
+        DagModel.next_dagrun_create_after,
+        DagModel.next_dagrun_data_interval_start,
+        DagModel.next_dagrun_data_interval_end,
+    )
+    found = {}
+    for dag_id, paused, due, start, end in session.execute(select(*columns)):
+        if dag_id in timetables:
+            interval = (start.timestamp(), end.timestamp()) if start and end else None
+            found[dag_id] = DagSchedule(bool(paused), due.timestamp() if due else None, interval, timetables[dag_id])
+    return found
 
 
 def _progress(value: Any) -> dict[str, Any] | None:

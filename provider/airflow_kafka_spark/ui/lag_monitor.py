@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.ledger.lag import NextRecords, aged, lags_of
@@ -30,6 +30,8 @@ class ReadPosition:
     :param topics: all topics of the pipeline, including those that it has not read yet.
     :param group: its consumer group; None if it is unknown.
     :param by_group: True if only the group's committed offsets tell how far it has read, as with data intervals.
+    :param due_until: end of the last data interval that is due, in milliseconds since the epoch. Records behind it are no lag
+        yet. None if all records are due.
     """
 
     offsets: Mapping[TopicPartition, int]
@@ -37,6 +39,12 @@ class ReadPosition:
     topics: tuple[str, ...] = ()
     group: str | None = None
     by_group: bool = False
+    due_until: int | None = None
+
+    @property
+    def all_topics(self) -> set[str]:
+        """Return all topics of the pipeline."""
+        return {*self.topics, *(tp.topic for tp in self.offsets)}
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class LagMonitor:
     _next_records: NextRecords = field(default_factory=NextRecords)
     _group_asked: dict[str, float] = field(default_factory=dict)
     _committed: dict[str, dict[TopicPartition, int | None]] = field(default_factory=dict)
+    _due_ends: dict[tuple[str, TopicPartition, int], int] = field(default_factory=dict)
 
     def measure(
         self, hook: KafkaHook, positions: Mapping[str, ReadPosition], interest: Iterable[str] = ()
@@ -90,16 +99,16 @@ class LagMonitor:
         """
         first = [name for name in dict.fromkeys(interest) if name in positions]
         names = [*first, *(name for name in positions if name not in set(first))]
-        topics = {
-            topic for position in positions.values() for topic in (*position.topics, *(tp.topic for tp in position.offsets))
-        }
+        topics = {topic for position in positions.values() for topic in position.all_topics}
         described = hook.describe_topics(sorted(topics), missing="omit") if topics else {}
         self._ask_groups(hook, {name: positions[name] for name in names}, set(first), described)
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         offsets = hook.offsets(partitions) if partitions else {}
-        states = {name: self._states(positions[name], described, offsets) for name in names}
+        due_ends = self._ask_due_ends(hook, positions.values(), described)
+        states = {name: self._states(positions[name], described, offsets, due_ends) for name in names}
         ids = {name: topic.topic_id for name, topic in described.items()}
-        lags = (item for each in states.values() for item in each.items())
+        # Stable: those that read furthest come first, since what they find answers for the others, too.
+        lags = sorted((item for each in states.values() for item in each.items()), key=lambda item: -item[1].end)
         # Records that cannot be read, or that were deleted meanwhile, have no age. The lag in records is still known.
         heads, now = self._next_records.find(hook, lags, ids, most=MAX_PEEKS, tolerate=True), time.time()
         return {name: self._measured(name, positions[name], states[name], heads, offsets, now, described) for name in names}
@@ -122,6 +131,33 @@ class LagMonitor:
             self._committed[group] = {tp: offset.offset if offset else None for tp, offset in found.items()}
             self._group_asked[group] = time.monotonic()
 
+    # --- data intervals ---
+
+    def _ask_due_ends(
+        self, hook: KafkaHook, positions: Iterable[ReadPosition], described: Mapping[str, TopicDescription]
+    ) -> dict[tuple[TopicPartition, int], int]:
+        """Return the first offset that is not due yet, by partition and ``due_until``. Where all records are due, there is none.
+
+        An offset that was found once stays: the instant lies in the past.
+        """
+        wanted = {
+            (described[topic].topic_id, tp, position.due_until)
+            for position in positions
+            if position.due_until is not None
+            for topic in position.all_topics & described.keys()
+            for tp in described[topic].topic_partitions
+        }
+        self._due_ends = {key: end for key, end in self._due_ends.items() if key in wanted}
+        asked: dict[int, list[tuple[str, TopicPartition]]] = {}
+        for topic_id, tp, until in wanted - self._due_ends.keys():
+            asked.setdefault(until, []).append((topic_id, tp))
+        for until, partitions in asked.items():
+            found = hook.offsets_for_times([tp for _, tp in partitions], until)
+            for topic_id, tp in partitions:
+                if (end := found[tp]) is not None:
+                    self._due_ends[topic_id, tp, until] = end
+        return {(tp, until): end for (_, tp, until), end in self._due_ends.items()}
+
     # --- positions ---
 
     def _states(
@@ -129,11 +165,16 @@ class LagMonitor:
         position: ReadPosition,
         described: Mapping[str, TopicDescription],
         offsets: Mapping[TopicPartition, PartitionOffsets],
+        due_ends: Mapping[tuple[TopicPartition, int], int],
     ) -> dict[TopicPartition, PartitionLag]:
-        reads = {*position.topics, *(tp.topic for tp in position.offsets)}
+        reads = position.all_topics
         committed = self._committed.get(position.group or "", {}) if position.by_group else position.offsets
         there = {topic: described[topic] for topic in sorted(reads & described.keys())}
-        return lags_of(committed, position.topic_ids, there, offsets)
+        states = lags_of(committed, position.topic_ids, there, offsets)
+        if position.due_until is None:
+            return states
+        ends = {tp: min(state.end, due_ends.get((tp, position.due_until), state.end)) for tp, state in states.items()}
+        return {tp: replace(state, end=ends[tp]) for tp, state in states.items()}
 
     def _measured(
         self,
@@ -146,8 +187,7 @@ class LagMonitor:
         described: Mapping[str, TopicDescription],
     ) -> LagMeasurement:
         committed = self._committed.get(position.group or "")
-        reads = {*position.topics, *(tp.topic for tp in position.offsets)}
-        gone = sorted(reads - described.keys())
+        gone = sorted(position.all_topics - described.keys())
         bounds = {tp: offsets[tp] for tp in states}
         if position.by_group and committed is None:
             return LagMeasurement(None, bounds, now, committed, "the offsets of its group have not been fetched yet")
@@ -161,7 +201,8 @@ class LagMonitor:
                 continue
             is_known = (tp, state.start) in heads
             estimated = estimated or not is_known
-            # A record that was not read counts, but its age is unknown.
-            found[tp] = aged(state, heads[tp, state.start] if is_known else Head(state.start, None), now)
+            # A record that was not read counts, but its age is unknown. One behind the end is not due yet.
+            head = heads[tp, state.start] if is_known else Head(state.start, None)
+            found[tp] = aged(state, head if head and head.offset < state.end else None, now)
         problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)} any more" if gone else ""
         return LagMeasurement(Lag(name, found, now), bounds, now, committed, problem, estimated)

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from airflow_kafka_spark.ledger.lag import instant
 from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
 from airflow_kafka_spark.ui.lag_monitor import ReadPosition
+from airflow_kafka_spark.windows.cadence import Cadence, CompletedWindow, cadence_of_windows
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import parse_ledger_name
-from airflow_kafka_spark.windows.lag import Observation, usual_period
+from airflow_kafka_spark.windows.lag import Observation
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
     CONTROL,
@@ -347,7 +348,8 @@ class PipelineSummary:
     :param running_tasks: task instances that work on open windows.
     :param owner: task instance that planned the newest window.
     :param pause: the change that paused it; None while it is not paused.
-    :param period: longest time between two windows, in seconds; None if it is unknown.
+    :param cadence: when its runs are due, as far as its windows tell; None if that is unknown. The DAG's timetable takes
+        precedence.
     :param past: earlier positions with their times, for the verdict on lag.
     :param topics: all topics that it has read.
     :param moved: number of the change that set its position by hand; 0 if its windows led there.
@@ -363,7 +365,7 @@ class PipelineSummary:
     running_tasks: tuple[TaskInstanceKey, ...] = ()
     owner: TaskInstanceKey | None = None
     pause: Change | None = None
-    period: float | None = None
+    cadence: Cadence | None = None
     past: Mapping[TopicPartition, Sequence[Observation]] = field(default_factory=dict)
     topics: tuple[str, ...] = ()
     moved: int = 0
@@ -403,7 +405,7 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
     complete = sorted(timed, key=lambda item: item[:2])
     unfinished = [e for e in entries if e.state is State.PLANNED]
     newest = max(entries, key=lambda e: (e.attempt.started_at, e.window.planned_at), default=None)
-    times = [at for at, _, _ in complete]
+    cadence = cadence_of_windows(CompletedWindow(at, e.window.run, e.window.interval) for at, _, e in complete)
     last = complete[-1][2] if complete else None
     has_source = memory.position.source is not None or any(e.window.source for e in entries)
     ranges = {r.topic for e in entries[-2:] for r in e.window.ranges}
@@ -426,8 +428,8 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
         running_tasks=tuple(dict.fromkeys(task for task in tasks if task)),
         owner=task_of_run(newest.window.run) if newest else None,
         pause=memory.pause,
-        period=usual_period(times),
-        past={} if memory.position.moved else _past([e for _, _, e in complete], ids, in_order=not by_group),
+        cadence=cadence,
+        past={} if memory.position.moved else _past([e for _, _, e in complete], unfinished, ids, in_order=not by_group),
         topics=topics,
         moved=memory.position.moved,
         has_source=has_source,
@@ -437,8 +439,13 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
 
 def completed_at(entry: Entry) -> float:
     """Return when a window was completed, in seconds since the epoch; 0 if it is unknown."""
+    return _instant(str((entry.report or {}).get("completed_at") or ""))
+
+
+def _instant(text: str) -> float:
+    """Return an instant in seconds since the epoch; 0 if the text is none."""
     try:
-        return instant(str((entry.report or {}).get("completed_at") or ""))
+        return instant(text)
     except ValueError:
         return 0.0
 
@@ -447,11 +454,13 @@ def _has_completion_time(entry: Entry) -> bool:
     return entry.state is State.COMPLETE and entry.report is not None and completed_at(entry) > 0
 
 
-def _past(complete: Sequence[Entry], ids: Mapping[str, str], *, in_order: bool) -> dict[TopicPartition, list[Observation]]:
+def _past(
+    complete: Sequence[Entry], unfinished: Sequence[Entry], ids: Mapping[str, str], *, in_order: bool
+) -> dict[TopicPartition, list[Observation]]:
     """Return earlier positions, for the verdict on lag.
 
     A change by hand must not look like a pipeline that went back. So windows from before a reset are left out, and replays count
-    without a position.
+    without a position. The newest attempt at an open window is a sign of life, too.
 
     :param ids: topic ids of the current position.
     :param in_order: True if windows follow each other, as data intervals need not.
@@ -466,4 +475,8 @@ def _past(complete: Sequence[Entry], ids: Mapping[str, str], *, in_order: bool) 
             if same and entry.window.number >= moved:
                 seen = Observation(completed_at(entry), end if tells else None, active=True, tells=tells)
                 past.setdefault(tp, []).append(seen)
+    for entry in unfinished:
+        if (started := _instant(entry.attempt.started_at)) > 0:
+            for tp in entry.window.ends:
+                past.setdefault(tp, []).append(Observation(started, None, active=True, tells=False))
     return past

@@ -505,6 +505,8 @@ def window_json(view: WindowView, airflow: AirflowState) -> JsonObject:
         "records_filtered": report.get("records_filtered", 0) if complete else None,
         "records_routed": report.get("records_routed", 0) if complete else None,
         "routed": view.elsewhere,
+        "records_out_of_interval": report.get("records_out_of_interval", 0) if complete and window.interval else None,
+        "out_of_interval_seconds": report.get("out_of_interval_seconds"),
         "bytes": report.get("bytes"),
         "rate": report.get("rate"),
         "latency": report.get("latency"),

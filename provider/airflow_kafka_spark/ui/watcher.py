@@ -26,8 +26,10 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     LedgerName,
     PipelineTask,
 )
+from airflow_kafka_spark.ui.dag_schedule import DagSchedule
 from airflow_kafka_spark.ui.lag_monitor import LagMeasurement, LagMonitor, ReadPosition
 from airflow_kafka_spark.ui.snapshot import LedgerSnapshot, PipelineSummary, summarize
+from airflow_kafka_spark.windows.cadence import Cadence, Unscheduled
 from airflow_kafka_spark.windows.lag import History, Lag, Observation, Status, Verdict, worst
 from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -122,6 +124,7 @@ class LedgerWatch:
     :param name: the ledger.
     :param make_hook: returns a hook of a connection.
     :param topics_of: returns the topics and the group that the DAG files name for a pipeline.
+    :param schedule_of: returns when the DAG of a pipeline runs by itself; None if no DAG file names the pipeline.
     :param snapshot: the records of the ledger.
     :param summaries: summary of each pipeline.
     :param lag_trackers: lag of each pipeline.
@@ -132,6 +135,7 @@ class LedgerWatch:
     name: LedgerName
     make_hook: Callable[[str], KafkaHook]
     topics_of: Callable[[str], tuple[tuple[str, ...], str | None]] = lambda pipeline: ((), None)
+    schedule_of: Callable[[str], DagSchedule | None] = lambda pipeline: None
     lock: RLock = field(default_factory=RLock)
     snapshot: LedgerSnapshot = field(default_factory=LedgerSnapshot)
     summaries: dict[str, PipelineSummary] = field(default_factory=dict)
@@ -314,26 +318,30 @@ class LedgerWatch:
             now = time.monotonic()
             self._interest = {name: until for name, until in self._interest.items() if until > now}
             interest = list(self._interest)
-        positions = {
-            name: s.read_position for name, found in summaries.items() if (s := self._with_topics(found)) and _has_lag(s)
-        }
+        positions = {name: p for name, found in summaries.items() if (p := self._position(found)) is not None}
         found = self._lag_monitor.measure(hook, positions, interest)
         with self.lock:
             for name, measured in found.items():
                 self._track(name, measured, summaries[name])
 
-    def _with_topics(self, summary: PipelineSummary) -> PipelineSummary:
-        topics, group = self.topics_of(summary.pipeline)
-        read_position = summary.read_position
-        if summary.has_source or summary.problem or not (topics or (group and not read_position.group)):
-            return summary
-        every = tuple(sorted({*read_position.topics, *topics}))
-        return replace(
-            summary,
-            read_position=ReadPosition(
-                read_position.offsets, read_position.topic_ids, every, read_position.group or group, read_position.by_group
-            ),
-        )
+    def _position(self, summary: PipelineSummary) -> ReadPosition | None:
+        """Return how far a pipeline has read, with what its DAG file adds; None if it has no lag."""
+        if summary.has_source or summary.problem:
+            return None
+        position, (topics, group) = summary.read_position, self.topics_of(summary.pipeline)
+        position = replace(position, topics=tuple(sorted({*position.topics, *topics})), group=position.group or group)
+        if not (position.offsets or (position.by_group and position.group)):
+            return None
+        schedule = self.schedule_of(summary.pipeline) if position.by_group else None
+        due_until = schedule.due_until(time.time()) if schedule else None
+        return position if due_until is None else replace(position, due_until=int(due_until * 1000))
+
+    def _cadence(self, summary: PipelineSummary) -> Cadence | None:
+        """Return when runs of a pipeline are due: by the timetable of its DAG, else as far as its windows tell."""
+        if summary.pause is not None:
+            return Unscheduled()
+        schedule = self.schedule_of(summary.pipeline)
+        return (schedule.cadence if schedule else None) or summary.cadence
 
     def _track(self, name: str, measured: LagMeasurement, summary: PipelineSummary) -> None:
         tracker = self.lag_trackers.setdefault(name, LagTracker())
@@ -344,16 +352,11 @@ class LedgerWatch:
         if summary.moved and summary.moved != tracker.moved:
             # Changed by hand: earlier measurements do not apply to the new position.
             tracker.moved, tracker.history, tracker.first = summary.moved, History(), {}
-        tracker.history.period = summary.period
+        tracker.history.cadence = self._cadence(summary)
         tracker.verdict = tracker.judge(measured.lag, summary.past)
         if measured.problem and tracker.verdict.status is Status.OK:
             tracker.verdict = Verdict(Status.STOP, measured.problem)
         tracker.samples.append(LagSample(measured.at, measured.lag.records(), measured.seconds))
-
-
-def _has_lag(summary: PipelineSummary) -> bool:
-    read_position = summary.read_position
-    return not summary.has_source and bool(read_position.offsets or (read_position.by_group and read_position.group))
 
 
 class _LedgerConsumer:
@@ -517,7 +520,9 @@ class Watcher:
         for name in self.ledgers.keys() - wanted:
             self.ledgers[name].stop()
         kept = {name: ledger for name, ledger in self.ledgers.items() if name in wanted}
-        new = {name: LedgerWatch(name, self.hook_of, self._topics_of(name)) for name in wanted - kept.keys()}
+        new = {
+            name: LedgerWatch(name, self.hook_of, self._topics_of(name), self._schedule_of(name)) for name in wanted - kept.keys()
+        }
         # Replaced, never changed, because requests read it without a lock.
         self.ledgers = dict(sorted({**kept, **new}.items()))
         for ledger in self.ledgers.values():
@@ -529,6 +534,13 @@ class Watcher:
             return tasks[0].topics if tasks else (), tasks[0].group if tasks else None
 
         return topics_of
+
+    def _schedule_of(self, name: LedgerName) -> Callable[[str], DagSchedule | None]:
+        def schedule_of(pipeline: str) -> DagSchedule | None:
+            tasks = self.by_pipeline.get((name, pipeline), ())
+            return self.catalog.schedules.get(tasks[0].dag_id) if tasks else None
+
+        return schedule_of
 
 
 _watcher: Watcher | None = None

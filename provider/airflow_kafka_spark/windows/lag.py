@@ -11,6 +11,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, Literal
 
+from airflow_kafka_spark.windows.cadence import Cadence
 from airflow_kafka_spark.windows.model import TopicPartition
 
 Per = Literal["total", "partition"]
@@ -19,8 +20,6 @@ OBSERVATIONS = 10
 """How many observations a verdict looks back on, as in Burrow."""
 ENOUGH = 3
 """How many observations a pattern takes: fewer prove nothing."""
-PERIODS = 1.5
-"""How many periods of the schedule a consumer may be silent: one, and half of one for a run that starts late or takes long."""
 
 
 class Status(str, Enum):
@@ -216,7 +215,7 @@ class Verdict:
     reason: str = ""
 
 
-def judge(history: Sequence[Observation], period: float | None = None) -> Verdict:
+def judge(history: Sequence[Observation], cadence: Cadence | None = None) -> Verdict:
     """Return a partition's status by Burrow's rules, adapted to consumers that run by a schedule.
 
     In this order, the first that holds:
@@ -229,12 +228,12 @@ def judge(history: Sequence[Observation], period: float | None = None) -> Verdic
     - the lag never decreases: ``WARN``;
     - else ``OK``.
 
-    With a ``period`` a consumer may be silent for one and a half of it; while it is, a lag that grows is no warning either: it
-    is compared at commits only. A record is a reproach only since it came: silence is never longer than its age. Without a
-    period, Burrow's own rule holds: silent for longer than all the commits that were seen took.
+    With a ``cadence`` a consumer may be silent until a run is late that was due after its last sign of life; while it is, a lag
+    that grows is no warning either: it is compared at commits only. A record is a reproach only since it came: silence is never
+    longer than its age. Without a cadence, Burrow's own rule holds: silent for longer than all the commits that were seen took.
 
     :param history: what was seen, oldest first, at least one; the last one is now.
-    :param period: seconds from one run of the consumer to the next, None for one that runs all the time, or if it is not known.
+    :param cadence: when the consumer is expected to run, None for one that runs all the time, or if it is not known.
     """
     now = history[-1]
     if now.records == 0:
@@ -242,13 +241,18 @@ def judge(history: Sequence[Observation], period: float | None = None) -> Verdic
     if now.committed is None:
         return Verdict(Status.STOP, "no committed offset: nothing was ever committed, or it has expired")
     recent = history[-OBSERVATIONS:]
-    oldest = recent[0].time if period is None else now.time - PERIODS * period
-    if any(seen.records == 0 and seen.time >= oldest for seen in recent):
+    if any(seen.records == 0 and not _is_late(cadence, seen.time, now.time) for seen in recent):
         return Verdict(Status.OK, "was caught up a short while ago")
     back = _went_back(recent)
     if back is not None:
         return Verdict(Status.REWIND, f"the committed offset went back from {back[0]} to {back[1]}")
-    return _silent(history, period) or _stalled(history) or _growing(recent, period) or Verdict(Status.OK)
+    return _silent(history, cadence) or _stalled(history) or _growing(recent, cadence) or Verdict(Status.OK)
+
+
+def _is_late(cadence: Cadence | None, since: float, now: float) -> bool:
+    """Return True if a run is late that was due after ``since``."""
+    deadline = cadence.deadline(since) if cadence is not None else None
+    return deadline is not None and now > deadline
 
 
 def _went_back(recent: Sequence[Observation]) -> tuple[int, int] | None:
@@ -267,20 +271,20 @@ def _told(history: Sequence[Observation]) -> pairwise[tuple[Observation, Observa
     return pairwise(seen for seen in history if seen.tells)
 
 
-def _silent(history: Sequence[Observation], period: float | None) -> Verdict | None:
+def _silent(history: Sequence[Observation], cadence: Cadence | None) -> Verdict | None:
     now, signs = history[-1], _signs(history)
     waiting = [now.seconds] if now.seconds is not None else []
     # Nothing seen yet: then the record at the committed offset tells for how long nobody has taken it.
     silence = min([now.time - signs[-1], *waiting]) if signs else max([now.time - history[0].time, *waiting])
-    if period is not None:
-        allowed = PERIODS * period
-    elif len(signs) >= ENOUGH:
-        allowed = signs[-1] - signs[0]
-    else:
+    if cadence is not None:
+        since = now.time - silence
+        if not _is_late(cadence, since, now.time):
+            return None
+        due = cadence.due_after(since) or now.time
+        return Verdict(Status.STOP, f"no sign of life for {silence:,.0f} s; a run was due {now.time - due:,.0f} s ago")
+    if len(signs) < ENOUGH or silence <= (usual := signs[-1] - signs[0]):
         return None
-    if silence <= allowed:
-        return None
-    return Verdict(Status.STOP, f"no sign of life for {silence:,.0f} s, {allowed:,.0f} s are usual")
+    return Verdict(Status.STOP, f"no sign of life for {silence:,.0f} s, {usual:,.0f} s are usual")
 
 
 def _stalled(history: Sequence[Observation]) -> Verdict | None:
@@ -293,8 +297,8 @@ def _stalled(history: Sequence[Observation]) -> Verdict | None:
     return Verdict(Status.STALL, f"the consumer is at work, but stays at offset {now.committed}")
 
 
-def _growing(recent: Sequence[Observation], period: float | None) -> Verdict | None:
-    if period is None:
+def _growing(recent: Sequence[Observation], cadence: Cadence | None) -> Verdict | None:
+    if cadence is None:
         lags = [seen.records for seen in recent if seen.records is not None]
     else:
         commits = [after for before, after in _told(recent) if after.committed != before.committed]
@@ -306,24 +310,14 @@ def _growing(recent: Sequence[Observation], period: float | None) -> Verdict | N
     return Verdict(Status.WARN, f"the lag never decreases: {lags[0]:,} to {lags[-1]:,} records")
 
 
-def usual_period(times: Sequence[float]) -> float | None:
-    """Return the longest time from one window of a pipeline to the next, in seconds; None if it has completed too few windows to
-    tell.
-
-    :param times: when it completed windows, seconds since the epoch, ascending.
-    """
-    gaps = [after - before for before, after in pairwise(times)]
-    return max(gaps) if len(gaps) >= ENOUGH - 1 else None
-
-
 @dataclass
 class History:
     """The observations of a consumer so far. Observations that no verdict needs are dropped.
 
-    :param period: seconds from one run of the consumer to the next, None where that is not known.
+    :param cadence: when the consumer is expected to run, None where that is not known.
     """
 
-    period: float | None = None
+    cadence: Cadence | None = None
     _seen: dict[TopicPartition, list[Observation]] = field(default_factory=dict)
 
     def add(self, tp: TopicPartition, observation: Observation) -> None:
@@ -340,7 +334,7 @@ class History:
         for tp, state in lag.partitions.items():
             self.add(tp, Observation(lag.now, state.committed, state.records, state.seconds, lag.active))
             known = sorted([*past.get(tp, ()), *self._seen[tp]], key=lambda seen: seen.time)
-            verdicts[tp] = judge(known, self.period)
+            verdicts[tp] = judge(known, self.cadence)
         return verdicts
 
 

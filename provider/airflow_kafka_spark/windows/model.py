@@ -254,11 +254,13 @@ class Split:
     :param range: the offsets to read.
     :param epoch: the leader epoch of the partition when the window's end was frozen: a record of the range that has a later one
         was written after the log had been cut off. -1 where it is not known.
+    :param interval: the window's data interval, in milliseconds since the epoch; None without one.
     """
 
     index: int
     range: OffsetRange
     epoch: int = -1
+    interval: tuple[int, int] | None = None
 
 
 _PACKED = struct.Struct("<iiiqqi")
@@ -271,20 +273,22 @@ class PackedSplits:
 
     :param topics: the topics' names.
     :param packed: per split its index, the topic's place among these, the partition, start, end and epoch.
+    :param interval: the window's data interval, which all splits share.
     """
 
     topics: tuple[str, ...]
     packed: bytes = field(repr=False)
+    interval: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, splits: Iterable[Split]) -> PackedSplits:
         topics: dict[str, int] = {}
-        packed = bytearray()
+        packed, interval = bytearray(), None
         for split in splits:
-            r = split.range
+            r, interval = split.range, split.interval
             topic = topics.setdefault(r.topic, len(topics))
             packed += _PACKED.pack(split.index, topic, r.partition, r.start, r.end, split.epoch)
-        return cls(tuple(topics), bytes(packed))
+        return cls(tuple(topics), bytes(packed), interval)
 
     def __len__(self) -> int:
         return len(self.packed) // _PACKED.size
@@ -297,7 +301,7 @@ class PackedSplits:
         if not 0 <= at < len(self):
             raise IndexError(at)
         index, topic, partition, start, end, epoch = _PACKED.unpack_from(self.packed, at * _PACKED.size)
-        return Split(index, OffsetRange(self.topics[topic], partition, start, end), epoch)
+        return Split(index, OffsetRange(self.topics[topic], partition, start, end), epoch, self.interval)
 
     def __iter__(self) -> Iterator[Split]:
         return map(self.__getitem__, range(len(self)))
@@ -415,6 +419,9 @@ class SplitResult:
     :param letters: the bad records themselves, if they are sent as dead letters, as an Arrow stream.
     :param routed: records that go to another topic instead of the sink.
     :param routes: those of them that were not sent yet, as an Arrow stream.
+    :param interval: the data interval in which its records are expected, in milliseconds since the epoch; None without one.
+    :param out_of_interval: records whose timestamps lie outside of it.
+    :param farthest: the largest distance of such a timestamp from the interval, in milliseconds.
     """
 
     index: int
@@ -432,6 +439,9 @@ class SplitResult:
     letters: ArrowStream = field(default=b"", repr=False)
     routed: int = 0
     routes: ArrowStream = field(default=b"", repr=False)
+    interval: tuple[int, int] | None = None
+    out_of_interval: int = 0
+    farthest: int = 0
 
     @property
     def handed_over(self) -> int:

@@ -285,7 +285,8 @@ def make_splits(window: Window, split_span: int, *, without: Iterable[str] = ())
         for turn, (start, end) in enumerate(pairwise(bounds)):
             pieces.append((turn, OffsetRange(r.topic, r.partition, start, end)))
     return tuple(
-        Split(index, piece, window.epochs.get(piece.topic_partition, -1)) for index, (_, piece) in enumerate(sorted(pieces))
+        Split(index, piece, window.epochs.get(piece.topic_partition, -1), window.interval)
+        for index, (_, piece) in enumerate(sorted(pieces))
     )
 
 
@@ -297,7 +298,7 @@ def whole_splits(window: Window, *, without: Iterable[str] = ()) -> tuple[Split,
     """
     skipped = set(without)
     return tuple(
-        Split(index, r, window.epochs.get(r.topic_partition, -1))
+        Split(index, r, window.epochs.get(r.topic_partition, -1), window.interval)
         for index, r in enumerate(window.ranges)
         if r.span and r.topic not in skipped
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
@@ -54,6 +55,8 @@ class Report:
     :param records_routed: records that a transform sent to another topic, or another sink, instead of the sink.
     :param routed: where those lie that went to topics.
     :param captured: the number of records by other sink.
+    :param records_out_of_interval: records whose timestamps lie outside of the window's data interval.
+    :param out_of_interval_seconds: the largest distance of such a timestamp from the interval.
     :param records_removed: of the records read, those of splits that an earlier attempt has committed, and which compaction or
         retention has removed from the topic since.
     """
@@ -86,6 +89,8 @@ class Report:
     routed: tuple[Landed, ...] = ()
     captured: tuple[Captured, ...] = ()
     records_removed: int = 0
+    records_out_of_interval: int = 0
+    out_of_interval_seconds: float = 0.0
 
     @property
     def _is_published(self) -> bool:
@@ -143,6 +148,7 @@ class Report:
             "planned_at": self.window.planned_at,
             "completed_at": self.completed_at,
             **({"interval": list(map(iso, self.window.interval))} if self.window.interval else {}),
+            **(self._out_of_interval() if self.records_out_of_interval else {}),
             **({"replay": self.window.replay} if self.window.replay else {}),
             **({"follows": _follows(self.window.follows)} if self.window.follows else {}),
             **({"source": self.source} if self.window.source else {}),
@@ -150,6 +156,12 @@ class Report:
             **({"routed": [vars(part) for part in self.routed]} if self.routed else {}),
             **({"captured": [{"sink": c.sink, "records": c.records} for c in self.captured]} if self.captured else {}),
             **({"published": [vars(part) for part in self.published]} if self._is_published else {}),
+        }
+
+    def _out_of_interval(self) -> dict[str, Any]:
+        return {
+            "records_out_of_interval": self.records_out_of_interval,
+            "out_of_interval_seconds": self.out_of_interval_seconds,
         }
 
     @property
@@ -172,6 +184,9 @@ class Report:
             )
             if count
         ]
+        if self.records_out_of_interval:
+            distance = timedelta(seconds=self.out_of_interval_seconds)
+            extra.append(f"{self.records_out_of_interval:,} with timestamps outside of the interval, by up to {distance}")
         if self.latency:
             extra.append(f"latency {self.latency.p50:,.1f} s (p95 {self.latency.p95:,.1f} s)")
         seconds = self.timings.get("total", 0.0)
@@ -268,6 +283,8 @@ def sum_up(
         gaps=window.gaps + tuple(g for r in results for g in r.gaps),
         min_timestamp=oldest,
         max_timestamp=newest,
+        records_out_of_interval=sum(r.out_of_interval for r in results),
+        out_of_interval_seconds=max((r.farthest for r in results), default=0) / 1000,
         latency=latency(times, oldest, newest, flushed),
         consumption=consumption(times, upstream=upstream) if times.counts or (results and upstream) else None,
         **facts,

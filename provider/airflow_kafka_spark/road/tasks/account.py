@@ -39,12 +39,15 @@ class SplitAccount:
     :param index: the split's index.
     :param place: the topic and the partition of its records. For rows of a source: an empty topic, and the split's index.
     :param tolerance: what becomes of bad records; None: with one of them nothing of the split is written.
+    :param interval: the data interval in which its records are expected, in milliseconds since the epoch; None without one.
     """
 
-    def __init__(self, index: int, place: TopicPartition, tolerance: Tolerance | None) -> None:
+    def __init__(
+        self, index: int, place: TopicPartition, tolerance: Tolerance | None, interval: tuple[int, int] | None = None
+    ) -> None:
         self.place = place
         self.tolerance = tolerance
-        self._known = SplitResult(index)
+        self._known = SplitResult(index, interval=interval)
         self._letters = DeadLetterBuffer()
         self._routes = DeadLetterBuffer(schema=ROUTED)
 
@@ -71,12 +74,15 @@ class SplitAccount:
         """
         known, stamps = self._known, pc.min_max(timestamps).as_py()
         oldest, newest = stamps["min"], stamps["max"]
+        outside, farthest = count_out_of_interval(timestamps, oldest, newest, known.interval)
         self._known = replace(
             known,
             records=known.records + len(timestamps),
             bytes=known.bytes + size,
             min_timestamp=oldest if known.min_timestamp is None else min(known.min_timestamp, oldest),
             max_timestamp=newest if known.max_timestamp is None else max(known.max_timestamp, newest),
+            out_of_interval=known.out_of_interval + outside,
+            farthest=max(known.farthest, farthest),
             times=known.times.plus(count_times(timestamps, oldest, newest, known.times.width)),
         )
 
@@ -151,3 +157,26 @@ def count_times(timestamps: pa.Int64Array, oldest: int, newest: int, width: int)
         return Times(width, {oldest // width: len(timestamps)})
     buckets = pc.value_counts(pc.divide(timestamps, width))
     return Times(width, dict(zip(buckets.field(0).to_pylist(), buckets.field(1).to_pylist(), strict=True)))
+
+
+def count_out_of_interval(
+    timestamps: pa.Int64Array, oldest: int, newest: int, interval: tuple[int, int] | None
+) -> tuple[int, int]:
+    """Return how many records lie outside of an interval, and the largest distance from it in milliseconds.
+
+    :param timestamps: of the records, in milliseconds since the epoch. A negative one means that a record has none.
+    :param oldest: the smallest of them.
+    :param newest: the largest of them.
+    :param interval: start and end, half-open; None for a window without an interval, outside of which nothing lies.
+    """
+    if interval is None:
+        return 0, 0
+    start, end = interval
+    if start <= oldest and newest < end:
+        return 0, 0
+    outside = timestamps.filter(pc.or_(pc.less(timestamps, start), pc.greater_equal(timestamps, end)))
+    outside = outside.filter(pc.greater_equal(outside, 0))
+    if not len(outside):
+        return 0, 0
+    bounds = pc.min_max(outside).as_py()
+    return len(outside), max(start - bounds["min"], bounds["max"] - end)

@@ -114,7 +114,8 @@ class SplitRows:
     _batch: Records | None = field(default=None, init=False, repr=False)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        schema, account = self.task.schema, SplitAccount(self.split.index, self.split.range.topic_partition, self.task.tolerance)
+        schema, split = self.task.schema, self.split
+        account = SplitAccount(split.index, split.range.topic_partition, self.task.tolerance, split.interval)
         try:
             for records in self.records:
                 self._batch = records

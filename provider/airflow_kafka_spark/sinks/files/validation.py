@@ -29,6 +29,14 @@ def files_sink_problems(sink: FilesSinkOptions, shape: Shape) -> list[Problem]:
     return [*_place(sink, shape), *_columns(sink, shape.schema), *_files(sink, shape.schema)]
 
 
+def directory_problems(sink: FilesSinkOptions) -> list[Problem]:
+    """Return the problems of the directory, whatever the rows are. See :meth:`.FilesSink.target_problems`."""
+    try:
+        return list(_rights(sink.directory))
+    except ValueError as error:
+        return [_not_a_directory(error)]
+
+
 # --- place --------------------------------------------------------------------------------------------------------------
 
 
@@ -36,17 +44,21 @@ def _place(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
     try:
         directory = sink.directory
     except ValueError as error:
-        yield Problem(
-            "sink.path",
-            f"{error}. Expected an absolute path or a file:// URI on a local disk, NFS or another mount, where renaming a "
-            "directory is one atomic step: exactly-once needs it",
-            "For object stores and HDFS write to a table format (Delta, Iceberg), whose commits are atomic there",
-        )
+        yield _not_a_directory(error)
         return
     found = list(_rights(directory))
     yield from found
     if not found:
         yield from _neighbours(sink, shape, directory)
+
+
+def _not_a_directory(error: ValueError) -> Problem:
+    return Problem(
+        "sink.path",
+        f"{error}. Expected an absolute path or a file:// URI on a local disk, NFS or another mount, where renaming a "
+        "directory is one atomic step: exactly-once needs it",
+        "For object stores and HDFS write to a table format (Delta, Iceberg), whose commits are atomic there",
+    )
 
 
 def _rights(directory: Path) -> Iterator[Problem]:

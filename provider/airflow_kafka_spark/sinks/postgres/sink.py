@@ -144,6 +144,12 @@ class PostgresSink(PostgresSinkOptions, Sink):
 
         return postgres_sink_problems(self, shape)
 
+    def target_problems(self) -> list[Problem]:
+        """Return the problems of options, connection, server, table, the key's index, and rights."""
+        from airflow_kafka_spark.sinks.postgres.validation import postgres_sink_problems
+
+        return postgres_sink_problems(self, None)
+
     def replay_problems(self) -> list[Problem]:
         """Return why windows cannot be replayed: ``append`` needs ``window_column``; ``upsert`` needs ``offset_columns`` and must
         not delete."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.errors import ConnectionInvalid, Problem
+from airflow_kafka_spark.errors import ConnectionInvalid, Problem, Unchecked
 from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions, is_name, quoted
@@ -24,30 +24,36 @@ RESERVED = "__airflow_"
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
-def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape) -> list[Problem]:
-    """Return the problems of options, connection, server, table and rights. See :meth:`.PostgresSink.validate`."""
-    found = [*sink.problems(), *_shape_problems(sink, shape)]
-    columns = [c for c in map(_try_stage_column, shape.schema) if c is not None]
+def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> list[Problem]:
+    """Return the problems of options, connection, server, table and rights. See :meth:`.PostgresSink.validate`.
+
+    :param shape: None if the rows are not known: then their columns are not compared with the table's.
+    """
+    found = [*sink.problems(), *(_shape_problems(sink, shape) if shape else ())]
+    columns = None if shape is None else [c for c in map(_try_stage_column, shape.schema) if c is not None]
+    tolerates = shape is not None and shape.tolerates
+    unchecked = Unchecked("sink.table", "sink.conn_id")
     try:
         import psycopg
     except ImportError:
         action = "Install it with `pip install 'airflow-provider-kafka-spark[postgres]'`, on the executors too"
-        return [*found, Problem("sink", "the package `psycopg` is not installed", action)]
+        return [*found, Problem("sink", "the package `psycopg` is not installed", action), Unchecked("sink.table", "sink")]
     try:
         server = sink.server()
     except ConnectionInvalid as error:
-        return [*found, Problem("sink.conn_id", error.found, error.action)]
+        return [*found, Problem("sink.conn_id", error.found, error.action), unchecked]
     try:
         connection = server.connect()
     except psycopg.Error as error:
         where = f"connection `{sink.conn_id}` does not lead to a database: {server.scrub(' '.join(str(error).split()))}"
-        return [*found, Problem("sink.conn_id", where, f"Correct the connection `{sink.conn_id}`, or see to the server")]
+        action = f"Correct the connection `{sink.conn_id}`, or see to the server"
+        return [*found, Problem("sink.conn_id", where, action), unchecked]
     try:
         with connection:
-            return [*found, *_ServerValidation(sink, columns, connection, shape.tolerates).problems()]
+            return [*found, *_ServerValidation(sink, columns, connection, tolerates).problems()]
     except psycopg.Error as error:
         what = f"the catalog of {server.where} cannot be read: {server.scrub(' '.join(str(error).split()))}"
-        return [*found, Problem("sink.conn_id", what)]
+        return [*found, Problem("sink.conn_id", what), unchecked]
     finally:
         connection.close()
 
@@ -93,10 +99,13 @@ def _try_stage_column(field: pa.Field) -> StageColumn | None:
 
 @dataclass
 class _ServerValidation:
-    """Compares options and rows with the server's catalog, in one session."""
+    """Compares options and rows with the server's catalog, in one session.
+
+    :param columns: the columns of the rows; None if they are not known.
+    """
 
     sink: PostgresSinkOptions
-    columns: Sequence[StageColumn]
+    columns: Sequence[StageColumn] | None
     connection: psycopg.Connection
     tolerates: bool
     facts: ServerFacts | None = None
@@ -107,23 +116,32 @@ class _ServerValidation:
         facts = self.facts = read_server_facts(self.connection)
         if facts.version < OLDEST * 10_000:
             what = f"connection `{self.sink.conn_id}` leads to PostgreSQL {facts.release}; expected {OLDEST} or newer"
-            return [Problem("sink.conn_id", what)]
+            return [Problem("sink.conn_id", what), Unchecked("sink.table", "sink.conn_id")]
         found = list(self._server_problems(facts))
         try:
             schema, table = parse_name(self.sink.table)
         except ValueError:
-            return found
+            return [*found, *self._waiting()]
         name = resolve(self.connection, schema, table)
         target = read_table(self.connection, name)
         found += self._schema_problems(name, facts.role, creates=target is None)
         if target is None:
             return found + list(self._creation_problems(name))
         if target.kind in _KINDS:
-            return [*found, Problem("sink.table", f"{name} is {_KINDS[target.kind]}; expected a table", "Name the table itself")]
+            what = f"{name} is {_KINDS[target.kind]}; expected a table"
+            return [*found, Problem("sink.table", what, "Name the table itself"), *self._waiting()]
+        of_rows = () if self.columns is None else (self._column_problems, self._filled_problems)
         checks: tuple[Callable[[Table], Iterator[Problem]], ...] = (
-            self._table_problems, self._column_problems, self._filled_problems, self._key_problems, self._right_problems
+            self._table_problems, *of_rows, self._key_problems, self._right_problems
         )  # fmt: skip
         return found + [problem for check in checks for problem in check(target)]
+
+    def _waiting(self) -> Iterator[Unchecked]:
+        """Yield the checks that need the table, which is missing or none."""
+        if self.columns is not None:
+            yield Unchecked("sink.table columns", "sink.table")
+        if self.sink.key:
+            yield Unchecked("sink.key", "sink.table")
 
     def _server_problems(self, facts: ServerFacts) -> Iterator[Problem]:
         where = f"connection `{self.sink.conn_id}`"
@@ -184,10 +202,11 @@ class _ServerValidation:
             hint = f"; there is {alike[0]}, and names are compared exactly" if alike else ""
             action = "Create it, correct `table`, or set `auto_create=True`"
             yield Problem("sink.table", f"there is no table {name}{hint}", action)
+            yield from self._waiting()
             return
         if not is_name(name.table):
             yield Problem("sink.table", f"its name has {len(name.table.encode())} bytes; expected 1 to {NAME_BYTES}")
-        for column in self.columns:
+        for column in self.columns or ():
             where = f"sink.table column `{column.name}`"
             if column.name in evolution.SYSTEM:
                 yield Problem(where, "PostgreSQL has a column of that name in every table", "Give it another name")
@@ -209,8 +228,9 @@ class _ServerValidation:
     def _column_problems(self, table: Table) -> Iterator[Problem]:
         from airflow_kafka_spark.sinks.postgres import evolve as evolution
 
-        yield from evolution.missing_column_problems(self.sink, self.columns, table, self.facts.role if self.facts else "")
-        for column in self.columns:
+        columns = self.columns or ()
+        yield from evolution.missing_column_problems(self.sink, columns, table, self.facts.role if self.facts else "")
+        for column in columns:
             target = table.columns.get(column.name)
             if target is not None and target.generated:
                 where = f"sink.table column `{column.name}`"
@@ -222,7 +242,7 @@ class _ServerValidation:
 
     def _filled_problems(self, table: Table) -> Iterator[Problem]:
         """Yield problems of the columns that the sink fills, and of required columns that get no value."""
-        filled = {*(c.name for c in self.columns), *sql.OFFSET_COLUMNS, self.sink.window_column}
+        filled = {*(c.name for c in self.columns or ()), *sql.OFFSET_COLUMNS, self.sink.window_column}
         yield from self._window_column_problems(table)
         for name, kind in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True):
             target = table.columns.get(name)

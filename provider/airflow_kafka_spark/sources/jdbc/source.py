@@ -219,6 +219,10 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
         return read_frame(self, self.database(), spark, splits)
 
+    def empty_frame(self, spark: SparkSession) -> DataFrame | None:
+        """Return a DataFrame without rows that has the columns of the table as they are now."""
+        return self.frame(spark, ())
+
     def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
         """Return how tasks read these splits, or why only Spark can. See :meth:`RowSource.reader`.
 

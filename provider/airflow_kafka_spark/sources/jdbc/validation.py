@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, MissingRelation, Relation, SourceColumn, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions, quoted_list
 from airflow_kafka_spark.sources.jdbc.reading import select_statement
@@ -32,22 +32,33 @@ class ServerValidation:
 
     def problems(self) -> list[Problem]:
         """Return all that would keep a window from being frozen and read."""
+        where = "source.query" if self.options.query is not None else "source.table"
         found, failed = self._ask("source.conn_id", "connecting", lambda session: list(session.server_problems()))
         if failed or found:
-            return [*failed, *(found or [])]
-        where = "source.query" if self.options.query is not None else "source.table"
+            return [*failed, *(found or []), Unchecked(where, "source.conn_id"), *self._waiting("source.conn_id")]
         if list(self.options.relation_problems()):
-            return []
+            return self._waiting(where)
         relation, failed = self._ask(where, "looking for the table", lambda session: look_up_relation(self.options, session))
         if relation is None:
-            return failed
+            return [*failed, *self._waiting(where)]
         if isinstance(relation, MissingRelation):
-            return [Problem(where, f"there is no table {relation.name}{relation.hint}", "Create it, or correct its name")]
+            what, action = f"there is no table {relation.name}{relation.hint}", "Create it, or correct its name"
+            return [Problem(where, what, action), *self._waiting(where)]
         found = [*self._column_problems(relation), *self._case_problems(relation), *self._cursor_problems(relation)]
         found += self._key_problems(relation)
         if not found and self.options_valid:
             _, found = self._ask(where, "trying to read it", lambda session: self._try_statement(session, relation))
         return found
+
+    def _waiting(self, cause: str) -> list[Problem]:
+        """Return the checks that need the table."""
+        options = self.options
+        given = {
+            "source.include_columns": options.include_columns,
+            **{f"source.{option}": name for _, option, name in options.cursor_options},
+            "source.key": options.key,
+        }
+        return [Unchecked(where, cause) for where, value in given.items() if value]
 
     def _ask(self, where: str, doing: str, question: Callable[[DatabaseSession], T]) -> tuple[T | None, list[Problem]]:
         """Return the answer; or None and a problem if the server gave none."""

@@ -4,6 +4,8 @@ const windowKey = (w) => `${w.name}/${w.number}`;
 const windowId = (w) => (isInterval(w) ? w.name : w.number);
 const isWanted = (w, wanted) => Boolean(wanted) && (String(w.name) === wanted || String(w.number) === wanted);
 
+const outOfInterval = (w) => `${plural(w.records_out_of_interval, "record")} outside of it, by up to ${seconds(w.out_of_interval_seconds)}`;
+
 function Ranges({ ranges }) {
   const all = ranges || [];
   const shown = all.slice(0, 2);
@@ -29,7 +31,7 @@ const windowColumns = ({ where, open, onOpen }) => [
         where.runId && w.run_id === where.runId ? h(C.Badge, { size: "sm", colorPalette: "blue", variant: "subtle" }, "this run") : null,
       ),
   },
-  { key: "range", label: "Interval or offsets", width: "20%", wide: true, cell: (w) => (w.interval ? h("span", { title: intervalUtc(w.interval), className: "aks-small" }, intervalText(w.interval)) : h(Ranges, w)) },
+  { key: "range", label: "Interval or offsets", width: "20%", wide: true, cell: (w) => (w.interval ? h("span", { title: intervalUtc(w.interval), className: "aks-small" }, intervalText(w.interval), w.records_out_of_interval ? h("div", { className: "aks-warning" }, outOfInterval(w)) : null) : h(Ranges, w)) },
   { key: "read", label: "Read", num: true, third: true, cell: (w) => count(w.records_read) },
   { key: "written", label: "Written", num: true, third: true, cell: (w) => count(w.records_written) },
   { key: "rejected", label: "Rejected", num: true, third: true, title: "Bad records that were tolerated", cell: (w) => (w.records_rejected ? h("span", { className: "aks-warning" }, count(w.records_rejected)) : count(w.records_rejected)) },
@@ -64,6 +66,7 @@ function WindowDetails({ w, row, onAction }) {
       ],
     }),
     gaps ? h(Note, { kind: "bad" }, `${plural(gaps, "offset")} were deleted before they could be read: ${w.gaps.map(rangeText).join(", ")}`) : null,
+    w.records_out_of_interval ? h(Note, { kind: "bad" }, `The timestamps of ${plural(w.records_out_of_interval, "record")} lie outside of the interval, by up to ${seconds(w.out_of_interval_seconds)}: late records, or a wrong clock of their producer`) : null,
     h("div", null, h("div", { className: "aks-small aks-muted" }, "Offsets"), h("div", { className: "aks-pre" }, (w.ranges || []).map((r) => `${rangeText(r)}  ${plural(r.end - r.start, "offset")}`).join("\n") || "none")),
     w.state === "COMPLETE" && row.actions.includes("replay")
       ? h("div", null, h(C.Button, { size: "xs", variant: "outline", disabled: !row.may_edit, title: row.may_edit ? undefined : LOOK_ONLY, onClick: () => onAction({ action: "replay", window: w }) }, "Replay this window"))

@@ -1,0 +1,97 @@
+"""When Airflow runs a DAG by itself: the runs of its timetable, for the verdict on lag and for the data intervals that are due.
+
+Instants are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.windows.cadence import Cadence, Timetabled, Unscheduled
+
+if TYPE_CHECKING:
+    from airflow.timetables.base import DagRunInfo, Timetable
+
+log = logging.getLogger(__name__)
+
+MAX_STEPS = 3
+"""Runs that are asked for until one lies behind an instant. Timetables that do not align need one more than the others."""
+
+
+@dataclass(frozen=True)
+class DagSchedule:
+    """When Airflow runs a DAG by itself, as its database says.
+
+    :param is_paused: True if the DAG is paused.
+    :param next_run: when the next run is to be created; None if none is planned, as for a DAG that only assets or users trigger.
+    :param next_interval: start and end of the data interval of that run; None if it has none.
+    :param timetable: its timetable; None if this process cannot load it.
+    """
+
+    is_paused: bool = False
+    next_run: float | None = None
+    next_interval: tuple[float, float] | None = None
+    timetable: Timetable | None = None
+
+    @property
+    def cadence(self) -> Cadence | None:
+        """Return when runs are due; None if that is unknown, or if the DAG runs all the time."""
+        if self.is_paused or self.next_run is None:
+            return Unscheduled()
+        if self.timetable is None or not self.timetable.periodic:
+            return None
+        return Timetabled(self.run_after)
+
+    def run_after(self, instant: float) -> float | None:
+        """Return when the first run behind an instant is due; None if there is none."""
+        info = self._next(instant)
+        found = [] if info is None else [info.run_after.timestamp()]
+        if self.next_run is not None and self.next_run > instant:
+            found.append(self.next_run)
+        return min(found, default=None)
+
+    def due_until(self, now: float) -> float | None:
+        """Return the end of the last data interval whose run is due; None if the runs have no data intervals."""
+        if self.next_run is not None and self.next_run > now:
+            interval = self.next_interval
+        else:
+            info = self._next(now)
+            data = info.data_interval if info else None
+            interval = (data.start.timestamp(), data.end.timestamp()) if data else None
+        return interval[0] if interval and interval[0] < interval[1] else None
+
+    def _next(self, instant: float) -> DagRunInfo | None:
+        """Return the first run behind an instant, as the timetable plans it; None if there is none or it cannot tell."""
+        if self.timetable is None:
+            return None
+        import pendulum
+        from airflow.timetables.base import DagRunInfo, TimeRestriction
+
+        at = pendulum.from_timestamp(instant)
+        restriction = TimeRestriction(earliest=None, latest=None, catchup=True)
+        try:
+            interval = self.timetable.infer_manual_data_interval(run_after=at)
+            last = DagRunInfo(run_after=at, data_interval=interval, partition_date=None, partition_key=None)
+            for _ in range(MAX_STEPS):
+                info = self.timetable.next_dagrun_info_v2(last_dagrun_info=last, restriction=restriction)
+                if info is None or info.run_after.timestamp() > instant:
+                    return info
+                last = info
+        except Exception:
+            # A timetable may be a user's own code.
+            log.debug("Timetable %s does not tell its next run", type(self.timetable).__name__, exc_info=True)
+        return None
+
+
+def timetable_of(data: Mapping[str, Any]) -> Timetable | None:
+    """Return the timetable of a serialized DAG; None if this process cannot load it, as one of a plugin that is missing here."""
+    from airflow.serialization.decoders import decode_timetable
+
+    try:
+        return decode_timetable(data["dag"]["timetable"])
+    except Exception:
+        log.debug("The timetable of a DAG cannot be loaded", exc_info=True)
+        return None

@@ -1,0 +1,55 @@
+"""Records whose timestamps lie outside of the data interval of their window: counted in tasks, told in reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_kafka_spark.road.tasks.account import count_out_of_interval
+from airflow_kafka_spark.windows.codec import decode_result, encode_result, result_from_json, result_to_json
+from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, SplitResult, Window
+from airflow_kafka_spark.windows.plan import make_splits
+from airflow_kafka_spark.windows.report import sum_up
+
+INTERVAL = (1_000, 2_000)
+
+
+@given(st.lists(st.integers(-1, 3_000), min_size=1))
+def test_records_before_and_behind_the_interval_count_and_those_without_a_timestamp_do_not(stamps):
+    outside = [stamp for stamp in stamps if stamp >= 0 and not INTERVAL[0] <= stamp < INTERVAL[1]]
+    distance = max((max(INTERVAL[0] - stamp, stamp - INTERVAL[1]) for stamp in outside), default=0)
+    found = count_out_of_interval(pa.array(stamps, pa.int64()), min(stamps), max(stamps), INTERVAL)
+    assert found == (len(outside), distance)
+    assert count_out_of_interval(pa.array(stamps, pa.int64()), min(stamps), max(stamps), None) == (0, 0)
+
+
+def window(interval):
+    return Window("p", 1, (OffsetRange("t", 0, 0, 10),), "d/r/t", "2026-01-01T00:00:00Z", interval=interval)
+
+
+def test_each_split_knows_the_interval_on_its_way_to_a_task():
+    for interval in (INTERVAL, None):
+        splits = make_splits(window(interval), 3)
+        assert {split.interval for split in splits} == {interval}
+        assert tuple(PackedSplits.of(splits)) == splits
+
+
+def test_the_report_tells_how_many_and_how_far_only_if_there_are_any():
+    results = [SplitResult(n, 5, interval=INTERVAL, out_of_interval=n, farthest=n * 1500) for n in (0, 1, 2)]
+    ranges = {n: OffsetRange("t", 0, 0, 10) for n in (0, 1, 2)}
+    report = sum_up(window(INTERVAL), results, None, ranges)
+    assert (report.to_dict()["records_out_of_interval"], report.to_dict()["out_of_interval_seconds"]) == (3, 3.0)
+    assert "3 with timestamps outside of the interval, by up to 0:00:03" in report.line
+    assert "records_out_of_interval" not in sum_up(window(INTERVAL), results[:1], None, ranges).to_dict()
+
+
+@pytest.mark.parametrize("result", [SplitResult(1, 5), SplitResult(1, 5, interval=INTERVAL, out_of_interval=2, farthest=7)])
+def test_a_result_comes_back_as_it_was_and_those_of_older_releases_are_read(result):
+    assert decode_result(encode_result(result)) == result
+    told = result_to_json(replace(result, interval=None, out_of_interval=0, farthest=0))
+    assert not {"interval", "out_of_interval", "farthest"} & told.keys()
+    assert result_from_json(told) == SplitResult(1, 5)
