@@ -40,9 +40,9 @@ class SparkHook(BaseHook):
     The JVM of a local master starts from an archive of its classes. The first session of a host leaves a process behind that
     makes the archive (`airflow_kafka_spark.hooks.class_archive`). ``"class_archive": false`` in the extra switches both off.
 
-    :param spark_conn_id: the Airflow connection.
-    :param conf: Spark settings that win over the connection's.
-    :param app_name: how Spark shows the application.
+    :param spark_conn_id: the Airflow connection; default ``spark_default``.
+    :param conf: Spark settings that win over the connection's; default none.
+    :param app_name: how Spark shows the application; default ``airflow-kafka-spark``.
     """
 
     conn_name_attr = "spark_conn_id"

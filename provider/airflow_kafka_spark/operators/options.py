@@ -59,10 +59,10 @@ class option(Generic[T]):  # noqa: N801 - used like `property`
 class LedgerOptions:
     """Which pipeline an operator moves, and where that is remembered.
 
-    :param pipeline: the pipeline's name; None is ``<dag_id>.<task_id>``.
-    :param kafka_conn_id: connection of type ``kafka``.
-    :param ledger_topic: the compacted topic that holds the ledgers.
-    :param keep_windows: complete windows that the ledger remembers.
+    :param pipeline: the pipeline's name; None is ``<dag_id>.<task_id>``. Default None.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
+    :param ledger_topic: the compacted topic that holds the ledgers; default ``airflow-windows``.
+    :param keep_windows: complete windows that the ledger remembers; default 100.
     """
 
     pipeline: str | None = None
@@ -79,8 +79,8 @@ class LedgerOptions:
 class SparkOptions:
     """Where Spark runs.
 
-    :param conn_id: connection of type ``spark`` or ``spark_connect``.
-    :param conf: Spark settings that win over the connection's.
+    :param conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param conf: Spark settings that win over the connection's; default None.
     """
 
     conn_id: str = "spark_default"
@@ -184,8 +184,8 @@ class ReadOptions:
 class FollowOptions:
     """Whether a window ends where another pipeline has published to.
 
-    :param follows: the other pipeline; None follows none.
-    :param on_mismatch: ``fail`` or ``warn`` where the counts of records differ.
+    :param follows: the other pipeline; None follows none. Default None.
+    :param on_mismatch: ``fail`` or ``warn`` where the counts of records differ; default ``fail``.
     """
 
     follows: str | None = None
@@ -206,9 +206,10 @@ class FollowOptions:
 class WindowOptions:
     """What a window is: the records that are new, or those of the DAG run's data interval; and what clearing its task means.
 
-    :param window: ``progress`` or ``interval``.
-    :param grace: seconds, or a timedelta, after the end of an interval at which it is decided without a later record.
-    :param on_missing_interval: ``fail``, or ``progress``: a run without a data interval moves what is new.
+    :param window: ``progress`` or ``interval``; default ``progress``.
+    :param grace: seconds, or a timedelta, after the end of an interval at which it is decided without a later record; default
+        60.
+    :param on_missing_interval: ``fail``, or ``progress``: a run without a data interval moves what is new; default ``fail``.
     :param on_rerun: ``skip`` or ``replay``; None is the default of each kind of window.
     """
 
@@ -248,8 +249,8 @@ class RecordOptions:
     """How records become rows.
 
     :param value: how values are decoded.
-    :param key: how keys are decoded; None leaves them.
-    :param metadata_columns: what else of a record becomes a column: names, or name -> column.
+    :param key: how keys are decoded; None leaves them. Default None.
+    :param metadata_columns: what else of a record becomes a column: names, or name -> column; default none.
     :param behavior_on_null_values: what a record without a value means; None is the operator's default.
     """
 

@@ -49,12 +49,12 @@ class EmbeddedAirflow(Embedded):
     It ends with this process.
 
     :param dags_folder: the DAG files.
-    :param connections: connection id -> URI or JSON, as in ``AIRFLOW_CONN_<ID>``.
-    :param variables: name -> value, as in ``AIRFLOW_VAR_<NAME>``.
-    :param env: further environment of Airflow and its tasks.
+    :param connections: connection id -> URI or JSON, as in ``AIRFLOW_CONN_<ID>``; default none.
+    :param variables: name -> value, as in ``AIRFLOW_VAR_<NAME>``; default none.
+    :param env: further environment of Airflow and its tasks; default none.
     :param home: AIRFLOW_HOME; default: a temporary directory, removed by ``stop``.
-    :param parallelism: task processes at once.
-    :param components: further processes, as ``("triggerer",)``.
+    :param parallelism: task processes at once; default 2.
+    :param components: further processes, as ``("triggerer",)``; default none.
     :raises ServerFailed: (by ``start``) when it does not come up.
     """
 

@@ -60,8 +60,9 @@ class KafkaHook(KafkaBaseHook):
 
     Use it as a context manager, or call :meth:`close`.
 
-    :param kafka_conn_id: the Airflow connection of type ``kafka``, whose extra is a librdkafka configuration.
-    :param timeout: seconds that any request may take, retries of passing errors included.
+    :param kafka_conn_id: the Airflow connection of type ``kafka``, whose extra is a librdkafka configuration; default
+        ``kafka_default``.
+    :param timeout: seconds that any request may take, retries of passing errors included; default 30.
     """
 
     # As the argument is called: Airflow makes hooks of connections by it.
