@@ -72,17 +72,16 @@ format: install ## put imports and layout in order
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-# Warnings are errors: a link that leads nowhere, a docstring that is no valid text. The tests of the documentation come first: they
-# find what it does not describe.
+# Warnings are errors: a link that leads nowhere, an argument that no docstring describes. tests/test_docs.py and
+# tests/test_signatures.py check most of it without building, and without Sphinx.
 docs: install ## build the documentation into build/docs: the pages, and the reference from docstrings
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Sphinx needs Python 3.11 or 3.12: make PYTHON=python3.12 distclean docs" >&2; exit 1; }
 	@$(BIN)/python -c 'import furo, myst_parser, sphinx' 2>/dev/null \
 		|| $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[docs]' \
 		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	@$(BIN)/python -m pytest -q tests/test_docs.py tests/test_signatures.py
-	@$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
-	@echo "build/docs/index.html"
+	@AIRFLOW_HOME='$(CURDIR)/build/airflow' $(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+	@echo build/docs/index.html
 
 bench: install ## run the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from sphinx.util import logging
 
 import airflow_kafka_spark
 
@@ -30,6 +33,7 @@ html_title = f"{project} {version}"
 html_copy_source = False
 
 myst_heading_anchors = 4
+smartquotes = False  # `--why` stays as it is
 suppress_warnings = ["misc.highlighting_failure"]
 
 autodoc_typehints = "none"
@@ -81,5 +85,17 @@ def fill_in(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = comment.sub(lambda found: MADE[found[1]](*found[2].split()), source[0])
 
 
+def warn_of_undescribed(app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
+    """Warn of the arguments of a constructor that no docstring describes, neither the class's nor one that it inherits from."""
+    if not inspect.isclass(found) or issubclass(found, Enum):
+        return
+    classes = [each for each in found.__mro__ if each.__module__.startswith("airflow_kafka_spark.")]
+    texts = [inspect.getdoc(part) or "" for each in classes for part in (each, vars(each).get("__init__"))]
+    described = set(re.findall(r":param (\w+):", "\n".join(texts)))
+    if missing := inspect.signature(found).parameters.keys() - described - {"args", "kwargs"}:
+        logging.getLogger(__name__).warning("%s does not describe %s", name, ", ".join(sorted(missing)))
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", fill_in)
+    app.connect("autodoc-process-docstring", warn_of_undescribed)

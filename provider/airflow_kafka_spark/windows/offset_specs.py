@@ -99,7 +99,10 @@ class SpecificOffsets:
 
 @dataclass(frozen=True)
 class ShiftBy:
-    """A move by a number of offsets from the pipeline's position: forward, or back if negative, within the log."""
+    """A move from the pipeline's position, within the log.
+
+    :param offsets: by how many offsets: forward, or back if negative.
+    """
 
     offsets: int
 
