@@ -7,7 +7,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick coverage soak mutants check format bench dist clean distclean
+.PHONY: help install demo test test-quick coverage soak mutants check format docs bench dist clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -71,6 +71,17 @@ check: install ## lint, formatting and types
 format: install ## put imports and layout in order
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
+
+# Warnings are errors: a link that leads nowhere, an argument that no docstring describes. tests/test_docs.py and
+# tests/test_signatures.py check most of it without building, and without Sphinx.
+docs: install ## build the documentation into build/docs: the pages, and the reference from docstrings
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Sphinx needs Python 3.11 or 3.12: make PYTHON=python3.12 distclean docs" >&2; exit 1; }
+	@$(BIN)/python -c 'import furo, myst_parser, sphinx' 2>/dev/null \
+		|| $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[docs]' \
+		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@AIRFLOW_HOME='$(CURDIR)/build/airflow' $(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+	@echo build/docs/index.html
 
 bench: install ## run the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -10,6 +10,17 @@ from importlib import import_module
 import pytest
 from airflow.providers.common.compat.sdk import BaseOperator
 
+from airflow_kafka_spark import errors
+from airflow_kafka_spark.bad_records.options import ErrorOptions
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
+from airflow_kafka_spark.hooks.spark import SparkConnectHook, SparkHook
+from airflow_kafka_spark.operators.options import FollowOptions, LedgerOptions, RecordOptions, SparkOptions, WindowOptions
+from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres, KafkaSecurity
+from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets
+
 PACKAGES = ("operators", "sensors", "sinks", "sources", "formats", "transforms")
 
 
@@ -27,6 +38,15 @@ def public_classes() -> list[type]:
 
 
 CLASSES = public_classes()
+ALSO = [
+    *(KafkaHook, SparkHook, SparkConnectHook, SchemaRegistryHook),
+    *(ErrorOptions, FollowOptions, LedgerOptions, RecordOptions, SparkOptions, WindowOptions),
+    *(CommittedOffsets, KafkaLagTrigger),
+    *(EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres, KafkaSecurity),
+]
+"""What users touch outside of these packages."""
+
+ERRORS = [each for name in errors.__all__ if issubclass(each := getattr(errors, name), KafkaSparkError)]
 OF_AIRFLOW = [each for each in CLASSES if issubclass(each, BaseOperator)]
 OWN = [each for each in CLASSES if each not in OF_AIRFLOW]
 
@@ -42,6 +62,12 @@ def ours(cls: type) -> list[type]:
 
 def parameters(cls: type) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(cls).parameters)
+
+
+def description(cls: type, name: str) -> str:
+    """The text that describes a parameter, of the class itself or of the next one that it inherits from."""
+    found = (re.search(rf":param {name}:(.*?)(?=\n\s*:\w+|\n\s*\n|\Z)", inspect.getdoc(each) or "", re.S) for each in ours(cls))
+    return next((match[1] for match in found if match), "")
 
 
 def documented(*classes: type) -> set[str]:
@@ -83,3 +109,16 @@ def test_every_parameter_of_an_operator_has_a_type(cls: type) -> None:
 @pytest.mark.parametrize("cls", OWN, ids=name_of)
 def test_every_parameter_is_described_where_it_is_defined(cls: type) -> None:
     assert not parameters(cls).keys() - documented(*ours(cls))
+
+
+@pytest.mark.parametrize("cls", [*CLASSES, *ALSO], ids=name_of)
+def test_a_docstring_says_the_default_of_every_parameter_that_has_one(cls: type) -> None:
+    optional = [name for name, parameter in parameters(cls).items() if parameter.default is not parameter.empty]
+    assert not [name for name in optional if "default" not in description(cls, name).lower()]
+
+
+@pytest.mark.parametrize("cls", [*ALSO, *ERRORS], ids=name_of)
+def test_hooks_groups_of_options_and_errors_describe_every_parameter(cls: type) -> None:
+    constructors = [inspect.getdoc(vars(each)["__init__"]) or "" for each in ours(cls) if "__init__" in vars(each)]
+    described = documented(*ours(cls)) | set(re.findall(r":param (\w+):", "\n".join(constructors)))
+    assert not parameters(cls).keys() - described - {"args", "kwargs"}

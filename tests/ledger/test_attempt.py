@@ -28,6 +28,7 @@ from airflow_kafka_spark.windows.memory import (
     LedgerRecord,
     archive_record,
     dead_key,
+    group_key,
     group_record,
     interval_record,
     marker_record,
@@ -363,6 +364,16 @@ def test_a_record_of_a_newer_version_is_refused(attempt, kafka, pipeline, topic,
     producer.flush(30)
     with pytest.raises(LedgerUnreadable, match="version 99"), attempt():
         pass
+
+
+def test_a_newer_record_of_the_owner_of_a_group_is_refused(attempt, kafka, pipeline, ledger_topic_name):
+    with attempt() as ledger:
+        partition = ledger.topic.partition_of(pipeline)  # the group has the pipeline's name here
+        producer = Producer(kafka.connection_extra())
+        producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), group_key(pipeline), partition)
+        producer.flush(30)
+        with pytest.raises(LedgerUnreadable, match=f"group `{pipeline}` has a record of version 99"):
+            ledger.group_owner()
 
 
 def test_a_ledger_topic_that_is_not_compacted_is_refused(attempt, kafka, unique):

@@ -409,3 +409,11 @@ class TestRecords:
         assert key.startswith(boundary_prefix("t"))
         assert not key.startswith(boundary_prefix("t2"))
         assert key != boundary_to_record(boundary, "other")[0], "compaction must not drop the first one"
+
+    def test_a_boundary_and_an_archive_of_a_later_release_are_refused(self):
+        key, value = boundary_to_record(at(1, p0=3), "token")
+        newer = value.replace(b'"v":%d' % boundaries.VERSION, b'"v":%d' % (boundaries.VERSION + 1))
+        with pytest.raises(ValueError, match=f"version {boundaries.VERSION + 1}"):
+            boundary_from_record(key, newer)
+        with pytest.raises(ValueError, match=f"version {boundaries.VERSION + 1}"):
+            archive_from_record(b'[null,"boundaries","t","1"]', newer, 0)

@@ -9,6 +9,9 @@ import pytest
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.memory import (
+    ARCHIVE,
+    BINDING,
+    CONTROL,
     PAUSE_VERSION,
     VERSION,
     Attempt,
@@ -18,8 +21,10 @@ from airflow_kafka_spark.windows.memory import (
     change_key,
     change_record,
     control_record,
+    group_record,
     interval_record,
     known_topic_ids,
+    owner_of_group,
     position_record,
     remember,
     window_key,
@@ -81,6 +86,32 @@ def test_a_record_of_a_newer_version_is_refused_not_guessed_at():
     newer = record._replace(value=json.dumps({**json.loads(record.value), "v": 2}).encode())
     with pytest.raises(NewerVersion, match="version 2"):
         remember("p", log(newer))
+
+
+KINDS = ("position", BINDING, "window", "interval", ARCHIVE, "split", "dead", "change", CONTROL, "a kind of a later release")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_newer_record_of_any_kind_is_refused_before_its_content_is_read(kind):
+    version = max(VERSION, PAUSE_VERSION) + 1
+    key = json.dumps(["p", kind, 1], separators=(",", ":")).encode()
+    newer = LedgerRecord(key, json.dumps({"v": version, "what": "this release does not know"}).encode())
+    with pytest.raises(NewerVersion, match=f"version {version} at offset 1"):
+        remember("p", log(window_record(entry(1, State.COMPLETE)), newer))
+
+
+def test_a_newer_record_of_another_pipeline_refuses_nothing():
+    newer = LedgerRecord(window_key("other", 1), json.dumps({"v": VERSION + 1}).encode())
+    assert remember("p", log(window_record(entry(1, State.COMPLETE)), newer)).completed_by("run1")
+
+
+def test_the_owner_of_a_group_is_read_and_refused_if_a_later_release_wrote_it():
+    record = group_record("g", "p", "p")
+    assert owner_of_group(record) == "p"
+    assert owner_of_group(record._replace(value=None)) is None
+    newer = record._replace(value=json.dumps({**json.loads(record.value), "v": VERSION + 1}).encode())
+    with pytest.raises(NewerVersion):
+        owner_of_group(newer)
 
 
 CHANGE = Change(

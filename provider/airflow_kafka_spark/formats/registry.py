@@ -176,17 +176,17 @@ class SchemaDocument:
 class RegistryFormat(Format):
     """Base of the formats whose schemas a registry may keep; its subclasses define what a schema is.
 
-    :param registry: the Airflow connection of the schema registry (:class:`.SchemaRegistryHook`).
+    :param registry: the Airflow connection of the schema registry (:class:`.SchemaRegistryHook`); default empty.
     :param subject: the subject of the schemas; default: derived from the topics by ``subject_name_strategy``.
     :param subject_name_strategy: Confluent's ``TopicNameStrategy`` (``<topic>-value``), ``RecordNameStrategy`` or
-        ``TopicRecordNameStrategy``.
+        ``TopicRecordNameStrategy``; default ``TopicNameStrategy``.
     :param reader_schema: the schema that defines the columns: ``latest`` (default), a version of the subject, or a schema's text.
     :param auto_register_schemas: when writing, register the schema if it is compatible. False: the schema must be registered
         already. Default True, unless ``use_latest_version`` is set.
-    :param use_latest_version: write with the subject's latest schema; the columns have to fit it.
-    :param normalize_schemas: treat schemas as equal that differ only in their notation.
-    :param topics: set by :meth:`of_topics`.
-    :param part: set by :meth:`of_topics`.
+    :param use_latest_version: write with the subject's latest schema; the columns have to fit it. Default False.
+    :param normalize_schemas: treat schemas as equal that differ only in their notation; default False.
+    :param topics: set by :meth:`of_topics`; default none.
+    :param part: set by :meth:`of_topics`; default ``value``.
     """
 
     registry: str = ""

@@ -59,7 +59,7 @@ class SchemaRegistryHook(BaseHook):
     ``bearer.auth.credentials.source``, ``proxy``, ... A registry that does not answer is asked ``max.retries`` times more (3),
     with waits that double from ``retries.wait.ms`` (500), each time for ``timeout`` seconds (30).
 
-    :param conn_id: the Airflow connection.
+    :param conn_id: the Airflow connection; default ``schema_registry_default``.
     """
 
     conn_name_attr = "conn_id"

@@ -50,9 +50,9 @@ class SparkHook(BaseHook):
     ``"keep_alive": "10m"`` in the extra keeps the Spark of a local master between tasks, for those of the same user with the same
     settings (`airflow_kafka_spark.hooks.warm_spark`).
 
-    :param spark_conn_id: the Airflow connection.
-    :param conf: Spark settings that win over the connection's.
-    :param app_name: how Spark shows the application.
+    :param spark_conn_id: the Airflow connection; default ``spark_default``.
+    :param conf: Spark settings that win over the connection's; default none.
+    :param app_name: how Spark shows the application; default ``airflow-kafka-spark``.
     """
 
     conn_name_attr = "spark_conn_id"

@@ -40,7 +40,7 @@ from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
-from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerPlace, LedgerTopic
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerPlace, LedgerTopic, unreadable_version
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.interval import sharing_offsets
@@ -51,6 +51,7 @@ from airflow_kafka_spark.windows.memory import (
     Entry,
     LedgerRecord,
     Memory,
+    NewerVersion,
     binding_record,
     control_prefix,
     dead_key,
@@ -58,6 +59,7 @@ from airflow_kafka_spark.windows.memory import (
     group_record,
     landed_of,
     marker_key,
+    owner_of_group,
     position_record,
     window_key,
     window_record,
@@ -278,9 +280,12 @@ class Ledger:
         """Return the other pipeline whose first window is open and planned for this group; None without one. The group's metadata
         names it only once that window is complete. Asked by a pipeline without a past."""
         topic, key = self.topic, group_key(self.group_id or "")
-        found = (r.value for r in topic.newest(topic.partition_of(self.group_id or ""), 0, (key,), (key,)) if r.key == key)
-        value = next(found, None)
-        owner = json.loads(value)["pipeline"] if value is not None else None
+        records = topic.newest(topic.partition_of(self.group_id or ""), 0, (key,), (key,))
+        record = next((record for record in records if record.key == key), None)
+        try:
+            owner = owner_of_group(record) if record is not None else None
+        except NewerVersion as error:
+            raise unreadable_version(topic.name, f"group `{self.group_id}` has {error}", "records") from None
         if owner is None or owner == self.parent_pipeline:
             return None
         there = topic.glance(owner).memory

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable
+from airflow_kafka_spark.errors import KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.config import identity
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import first_offsets
 from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import describe, produce_all
-from airflow_kafka_spark.ledger.topic import LedgerTopic
+from airflow_kafka_spark.ledger.topic import LedgerTopic, unreadable_version
 from airflow_kafka_spark.windows.instants import iso, now_ms
 from airflow_kafka_spark.windows.interval_boundaries import (
     Boundary,
@@ -226,10 +226,7 @@ class Boundaries:
                             self._archives[key] = archive_from_record(key, value, offset)
                         archives.append((key, self._archives[key]))
             except ValueError as error:
-                raise LedgerUnreadable(
-                    self.ledger.name, f"topic `{topic}` has {error}", "boundaries of this version or older",
-                    "Upgrade airflow-provider-kafka-spark to the release that wrote it",
-                ) from None  # fmt: skip
+                raise unreadable_version(self.ledger.name, f"topic `{topic}` has {error}", "boundaries") from None
             return TopicBoundaries(tuple(proposals), tuple(archives), partition)
 
         return self.ledger.find(f"boundaries of {topic}", look, lambda there: bool(there.proposals or there.archives))

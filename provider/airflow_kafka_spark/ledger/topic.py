@@ -146,6 +146,17 @@ class _Read:
         self.removed[next(filter(record.key.startswith, prefixes))] = record
 
 
+def unreadable_version(topic: str, found: str, what: str) -> LedgerUnreadable:
+    """Return the error for a record that a newer release wrote.
+
+    :param topic: the ledger topic.
+    :param found: whose record it is, its version and its offset.
+    :param what: what such records are, as a noun.
+    """
+    action = "Upgrade airflow-provider-kafka-spark to the release that wrote it"
+    return LedgerUnreadable(topic, found, f"{what} of this version or older", action)
+
+
 class LedgerTopic:
     """The compacted topic in which all pipelines of a cluster keep their ledgers.
 
@@ -281,10 +292,7 @@ class LedgerTopic:
             memory = remember(pipeline, records)
             return Found(memory, partition, remember(parent, records) if parent else None)
         except NewerVersion as error:
-            raise LedgerUnreadable(
-                self.name, f"pipeline `{pipeline}` has {error}", "records of this version or older",
-                "Upgrade airflow-provider-kafka-spark to the release that wrote it",
-            ) from None  # fmt: skip
+            raise unreadable_version(self.name, f"pipeline `{pipeline}` has {error}", "records") from None
 
     def newest(
         self,

@@ -42,20 +42,23 @@ class PipelineOffsetsOperator(BaseOperator):
         elsewhere, or be another task's) or ``replay`` (asks for a complete window to be moved once more, when its task is
         cleared).
     :param pipeline: the pipeline's name, by default ``<dag_id>.<task_id>``.
-    :param to: of ``reset``, where to: ``"earliest"``, ``"latest"``, a time, an offset per partition, ``"committed:<group>"``.
-    :param new_name: of ``rename``.
-    :param shift_by: of ``reset``, in place of ``to``: so many offsets on, or back if negative; no further than the log.
+    :param to: of ``reset``, where to: ``"earliest"``, ``"latest"``, a time, an offset per partition, ``"committed:<group>"``;
+        default None.
+    :param new_name: of ``rename``; default empty.
+    :param shift_by: of ``reset``, in place of ``to``: so many offsets on, or back if negative; no further than the log. Default
+        None.
     :param only: of ``reset``: topics (``orders``) or partitions (``orders:0,2``); empty (default) is all that it reads.
-    :param why: of every change: what for.
+    :param why: of every change: what for; default empty; every change needs it.
     :param who: who asks; default this task's run.
     :param group_id: the pipeline's group; default what its last report names.
-    :param discard_open: of ``reset`` and ``forget``: give up an open window, whose records a sink may have committed already.
-    :param delete_group: of ``forget``: delete its group with the offsets it has committed.
-    :param dry_run: of every change: say what would happen, and change nothing.
-    :param not_running: of ``skip`` and ``rebind``: nobody is at work on the open window; without that it is not given up, or sent
-        elsewhere.
-    :param window: of ``replay``: the window's number; or give ``interval``.
-    :param interval: of ``replay``: the name of the window's data interval.
+    :param discard_open: of ``reset`` and ``forget``: give up an open window, whose records a sink may have committed already;
+        default False.
+    :param delete_group: of ``forget``: delete its group with the offsets it has committed; default False.
+    :param dry_run: of every change: say what would happen, and change nothing; default False.
+    :param not_running: of ``skip`` and ``rebind``: nobody is at work on the open window; without that it is not given up, or
+        sent elsewhere. Default False.
+    :param window: of ``replay``: the window's number; or give ``interval``. Default None.
+    :param interval: of ``replay``: the name of the window's data interval; default None.
     :param topics: of ``plan``: what it subscribes to; empty (default) is what it has read.
     :param starting_offsets: of ``plan``: as the pipeline's operator has it; default None, committed offsets.
     :param ending_offsets: of ``plan``: as the pipeline's operator has it; default None, the last stable offsets.

@@ -101,9 +101,9 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     :param preserve_timestamps: records keep their time; default True. Else it is the time of writing.
     :param preserve_headers: records keep their headers; default True.
 
-    :param topics: a topic, or several, also as a list separated by commas; or give ``topics_pattern``. Templated.
+    :param topics: a topic, or several, also as a list separated by commas; or give ``topics_pattern``. Default None. Templated.
     :param topics_pattern: a regular expression that whole topic names match. Topics that appear later are read from their first
-        record. Templated.
+        record. Default None. Templated.
     :param group_id: the consumer group whose offsets mirror the position. No other consumer may use it. Templated.
     :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
         that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,

@@ -82,9 +82,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
     :param behavior_on_null_values: what a record without a value means: ``delete`` (default where the sink deletes), ``write``
         (default for formats that have null values), ``ignore`` (counted), or ``fail`` (default otherwise).
 
-    :param topics: a topic, or several, also as a list separated by commas; or give ``topics_pattern``. Templated.
+    :param topics: a topic, or several, also as a list separated by commas; or give ``topics_pattern``. Default None. Templated.
     :param topics_pattern: a regular expression that whole topic names match. Topics that appear later are read from their first
-        record. Templated.
+        record. Default None. Templated.
     :param group_id: the consumer group whose offsets mirror the position. No other consumer may use it. Templated.
     :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
         that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,

@@ -59,10 +59,10 @@ class option(Generic[T]):  # noqa: N801 - used like `property`
 class LedgerOptions:
     """The name of the pipeline that an operator moves, and the ledger that stores it.
 
-    :param pipeline: the pipeline's name; None is ``<dag_id>.<task_id>``.
-    :param kafka_conn_id: connection of type ``kafka``.
-    :param ledger_topic: the compacted topic that holds the ledgers.
-    :param keep_windows: complete windows that the ledger remembers.
+    :param pipeline: the pipeline's name; None is ``<dag_id>.<task_id>``. Default None.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
+    :param ledger_topic: the compacted topic that holds the ledgers; default ``airflow-windows``.
+    :param keep_windows: complete windows that the ledger remembers; default 100.
     """
 
     pipeline: str | None = None
@@ -79,8 +79,8 @@ class LedgerOptions:
 class SparkOptions:
     """The options of the Spark session.
 
-    :param conn_id: connection of type ``spark`` or ``spark_connect``.
-    :param conf: Spark settings that win over the connection's.
+    :param conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param conf: Spark settings that win over the connection's; default None.
     """
 
     conn_id: str = "spark_default"
@@ -186,8 +186,8 @@ class ReadOptions:
 class FollowOptions:
     """The options of windows that end where another pipeline has published to.
 
-    :param follows: the other pipeline; None follows none.
-    :param on_mismatch: ``fail`` or ``warn`` where the counts of records differ.
+    :param follows: the other pipeline; None follows none. Default None.
+    :param on_mismatch: ``fail`` or ``warn`` where the counts of records differ; default ``fail``.
     """
 
     follows: str | None = None
@@ -208,9 +208,10 @@ class FollowOptions:
 class WindowOptions:
     """The options of windows: new records, or those of the DAG run's data interval; and the effect of clearing the task.
 
-    :param window: ``progress`` or ``interval``.
-    :param grace: seconds, or a timedelta, after the end of an interval at which it is decided without a later record.
-    :param on_missing_interval: ``fail``, or ``progress``: a run without a data interval moves what is new.
+    :param window: ``progress`` or ``interval``; default ``progress``.
+    :param grace: seconds, or a timedelta, after the end of an interval at which it is decided without a later record; default
+        60.
+    :param on_missing_interval: ``fail``, or ``progress``: a run without a data interval moves what is new; default ``fail``.
     :param on_rerun: ``skip`` or ``replay``; None is the default of each kind of window.
     :param max_out_of_interval: largest number of records with timestamps outside of the interval; None for any number.
     """
@@ -258,8 +259,8 @@ class RecordOptions:
     """The options of converting records to rows.
 
     :param value: how values are decoded.
-    :param key: how keys are decoded; None leaves them.
-    :param metadata_columns: what else of a record becomes a column: names, or name -> column.
+    :param key: how keys are decoded; None leaves them. Default None.
+    :param metadata_columns: what else of a record becomes a column: names, or name -> column; default none.
     :param behavior_on_null_values: what a record without a value means; None is the operator's default.
     """
 

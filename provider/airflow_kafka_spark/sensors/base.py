@@ -36,7 +36,7 @@ class KafkaSensor(BaseSensorOperator):
     ``never_fail`` and ``silent_fail``. Deferred, too: there ``poke_interval`` is how often the trigger checks. The sensor checks
     once when it starts, and defers only if the condition does not hold yet.
 
-    :param kafka_conn_id: connection of type ``kafka``.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
     :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
     :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
     :param wait_for_topic: wait for a topic that does not exist; default: that is a failure at once.

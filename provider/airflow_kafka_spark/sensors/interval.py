@@ -35,7 +35,7 @@ class KafkaIntervalSensor(KafkaSensor):
         data interval.
     :param grace: how long after the end a partition may stay silent before it counts as idle (seconds or a ``timedelta``);
         default one minute. Should cover the delay of records and the difference of clocks.
-    :param kafka_conn_id: connection of type ``kafka``.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
     :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
     :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
     :param wait_for_topic: wait for a topic that does not exist; default: that is a failure at once.

@@ -25,20 +25,21 @@ class KafkaLagSensor(KafkaSensor):
 
     Returns the lag: ``records``, ``seconds``, ``status`` and ``reason``, ``measured_at``, and these values by partition.
 
-    :param group_id: the consumer group whose committed offsets count.
+    :param group_id: the consumer group whose committed offsets count; default None.
     :param pipeline: the pipeline whose ledger counts; if ``group_id`` is given too, the group counts until the ledger knows the
-        pipeline.
-    :param topics: a topic, or several; may be left out for a pipeline: all that it has read.
-    :param at_most_records: wait until at most so many records are left.
-    :param at_most_seconds: wait until the oldest of them is at most so old; given both, both have to hold.
-    :param at_least_records: wait until so many records are there.
-    :param at_least_seconds: wait until the oldest of them has waited so long; given both, one is enough.
+        pipeline. Default None.
+    :param topics: a topic, or several; may be left out for a pipeline: all that it has read. Default None.
+    :param at_most_records: wait until at most so many records are left; default None.
+    :param at_most_seconds: wait until the oldest of them is at most so old; given both, both have to hold. Default None.
+    :param at_least_records: wait until so many records are there; default None.
+    :param at_least_seconds: wait until the oldest of them has waited so long; given both, one is enough. Default None.
     :param per: count records in ``total`` (default), or by ``partition``: at most in each, at least in one.
     :param schedule: how often the consumer runs (seconds or a ``timedelta``), so that it does not count as dead in between;
         default for a pipeline: its usual interval, for a group: unknown.
     :param fail_on: statuses (``WARN``, ``STALL``, ``STOP``, ``REWIND``) that are a failure; with others it goes on waiting.
-    :param ledger_topic: where pipelines have their ledger.
-    :param kafka_conn_id: connection of type ``kafka``.
+        Default none.
+    :param ledger_topic: where pipelines have their ledger; default ``airflow-windows``.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
     :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
     :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
     :param wait_for_topic: wait for a topic that does not exist; default: that is a failure at once.

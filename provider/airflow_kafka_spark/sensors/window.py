@@ -24,15 +24,15 @@ class KafkaWindowSensor(KafkaSensor):
 
     Returns ``pipeline``, ``window`` (its number as text, or the name of its data interval), ``run`` and its ``report``.
 
-    :param pipeline: the upstream pipeline; with ``external_task_id`` it may be left out: ``<dag_id>.<task_id>``.
-    :param run: the task that planned the window, as ``<dag_id>/<run_id>/<task_id>``.
-    :param external_task_id: the task that planned the window, in the run of the same id: of this DAG, or of another DAG with the
-        same schedule.
+    :param pipeline: the upstream pipeline; with ``external_task_id`` it may be left out: ``<dag_id>.<task_id>``. Default None.
+    :param run: the task that planned the window, as ``<dag_id>/<run_id>/<task_id>``; default None.
+    :param external_task_id: the task that planned the window, in the run of the same id: of this DAG, or of another DAG with
+        the same schedule; default None.
     :param external_dag_id: the DAG of ``external_task_id``; default this one.
-    :param after: a window's number, for instance from a report: any later window.
-    :param since: any window that was completed at or after this moment.
-    :param ledger_topic: where the upstream pipeline has its ledger.
-    :param kafka_conn_id: connection of type ``kafka``.
+    :param after: a window's number, for instance from a report: any later window; default None.
+    :param since: any window that was completed at or after this moment; default None.
+    :param ledger_topic: where the upstream pipeline has its ledger; default ``airflow-windows``.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
     :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
     :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
     :param wait_for_topic: wait for a topic that does not exist; default: that is a failure at once.

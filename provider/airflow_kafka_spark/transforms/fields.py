@@ -31,7 +31,7 @@ class ExtractField(NullDefaultTransform, KeyOrValueTransform):
 
     :param field: the field's name; a path with ``field_syntax_version="V2"``.
     :param field_syntax_version: ``V1`` takes ``field`` as one name, whatever it holds; ``V2`` as names with dots between, where
-        a name with dots stands in backticks.
+        a name with dots stands in backticks. Default ``V1``.
     """
 
     field: str
@@ -129,12 +129,12 @@ class InsertField(NullDefaultTransform, KeyOrValueTransform):
 
     A name that ends in ``!`` is required: a record that lacks it has an error. One that ends in ``?`` is not, as by default.
 
-    :param topic_field: the field for the topic.
-    :param partition_field: the field for the partition.
-    :param offset_field: the field for the offset.
-    :param timestamp_field: the field for the record's timestamp.
-    :param static_field: the field for ``static_value``.
-    :param static_value: a text.
+    :param topic_field: the field for the topic; default None.
+    :param partition_field: the field for the partition; default None.
+    :param offset_field: the field for the offset; default None.
+    :param timestamp_field: the field for the record's timestamp; default None.
+    :param static_field: the field for ``static_value``; default None.
+    :param static_value: a text; default None.
     """
 
     topic_field: str | None = None
@@ -187,9 +187,9 @@ class InsertField(NullDefaultTransform, KeyOrValueTransform):
 class ReplaceField(NullDefaultTransform, KeyOrValueTransform):
     """Removes and renames fields. A tombstone stays one.
 
-    :param include: only these fields stay; empty keeps all.
-    :param exclude: these fields are removed, even if they are included.
-    :param renames: old -> new name, ``"a:b,c:d"``, a list of such pairs, or a mapping.
+    :param include: only these fields stay; empty keeps all. Default empty.
+    :param exclude: these fields are removed, even if they are included; default none.
+    :param renames: old -> new name, ``"a:b,c:d"``, a list of such pairs, or a mapping; default none.
     """
 
     include: str | Sequence[str] = ()
@@ -280,7 +280,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
     A tombstone has no fields: that is its error, as in Connect.
 
     :param fields: the fields.
-    :param replacement: instead; for texts and numbers only.
+    :param replacement: instead; for texts and numbers only. Default None.
     """
 
     fields: str | Sequence[str]

@@ -44,7 +44,7 @@ class Filter(ColumnTransform):
     last one.
 
     :param to: a topic of the same cluster, created with one partition if it is missing; or a sink that commits windows as a
-        whole, other than the operator's.
+        whole, other than the operator's. Default None.
     :param reason: the reason in the headers of each record in the topic; default: the predicate.
     """
 
@@ -135,8 +135,10 @@ class RegexRouter(ColumnTransform):
 class TimestampRouter(ColumnTransform):
     """Makes a record's topic from its topic and timestamp (UTC). A record without a timestamp has an error.
 
-    :param topic_format: the new name, with ``${topic}`` and ``${timestamp}`` as placeholders.
-    :param timestamp_format: a date pattern, as :class:`~airflow_kafka_spark.transforms.TimestampConverter` writes.
+    :param topic_format: the new name, with ``${topic}`` and ``${timestamp}`` as placeholders; default
+        ``${topic}-${timestamp}``.
+    :param timestamp_format: a date pattern, as :class:`~airflow_kafka_spark.transforms.TimestampConverter` writes; default
+        ``yyyyMMdd``.
     """
 
     topic_format: str = "${topic}-${timestamp}"

@@ -158,27 +158,28 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
 
     The event's payload is the return value of :class:`~airflow_kafka_spark.sensors.KafkaLagSensor`.
 
-    :param group_id: the consumer group whose committed offsets count.
+    :param group_id: the consumer group whose committed offsets count; default None.
     :param pipeline: the pipeline whose ledger counts; if ``group_id`` is given too, the group counts until the ledger knows the
-        pipeline.
-    :param topics: whose partitions count; may be left out for a pipeline: all that it has read.
-    :param at_most_records: fire when at most so many records are left.
-    :param at_most_seconds: fire when the oldest of them is at most so old; given both, both have to hold.
-    :param at_least_records: fire when so many records are waiting.
-    :param at_least_seconds: fire when the oldest of them has waited so long; given both, one is enough.
+        pipeline. Default None.
+    :param topics: whose partitions count; may be left out for a pipeline: all that it has read. Default None.
+    :param at_most_records: fire when at most so many records are left; default None.
+    :param at_most_seconds: fire when the oldest of them is at most so old; given both, both have to hold. Default None.
+    :param at_least_records: fire when so many records are waiting; default None.
+    :param at_least_seconds: fire when the oldest of them has waited so long; given both, one is enough. Default None.
     :param per: count records in ``total`` (default), or by ``partition``: at most in each, at least in one.
-    :param schedule: how often the consumer runs (seconds or a ``timedelta``), for the status; see the guide.
-    :param fail_on: for a sensor: statuses that are a failure.
-    :param ledger_topic: where pipelines have their ledger.
+    :param schedule: how often the consumer runs (seconds or a ``timedelta``), for the status; see the guide. Default None.
+    :param fail_on: for a sensor: statuses that are a failure; default none.
+    :param ledger_topic: where pipelines have their ledger; default ``airflow-windows``.
     :param cooldown: seconds between two events for a backlog that stays although the consumer moves; default 60.
     :param remind_after: seconds after which a backlog fires again although the consumer has not moved; default None: never.
     :param once: fire once, and also for a failure, as a sensor needs it; default False.
-    :param kafka_conn_id: connection of type ``kafka``.
-    :param poll_interval: seconds between two checks.
-    :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure.
-    :param wait_for_topic: wait for a topic that does not exist; otherwise that is a failure at once.
+    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
+    :param poll_interval: seconds between two checks; default 60.
+    :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure; default
+        300.
+    :param wait_for_topic: wait for a topic that does not exist; otherwise that is a failure at once. Default False.
     :param give_up_at: when to stop waiting, seconds since the epoch; None (default) never stops.
-    :param silent: retry after every failure, as a sensor's ``silent_fail`` does.
+    :param silent: retry after every failure, as a sensor's ``silent_fail`` does; default False.
     """
 
     def __init__(

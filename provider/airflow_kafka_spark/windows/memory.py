@@ -333,6 +333,14 @@ def group_key(group_id: str) -> bytes:
     return _dump([None, GROUP, group_id])
 
 
+def owner_of_group(record: LedgerRecord) -> str | None:
+    """Return the pipeline that a record of :func:`group_record` names; None for a tombstone.
+
+    :raises NewerVersion: a later release wrote it.
+    """
+    return str(_value(record, is_control=False)["pipeline"]) if record.value is not None else None
+
+
 def window_record(entry: Entry) -> LedgerRecord:
     attempt = entry.attempt
     value = {

@@ -29,9 +29,9 @@ class CommittedOffsets:
     """The offsets that a consumer group has committed: the pipeline's own group, or another one that the pipeline takes over from
     or keeps up with.
 
-    :param group_id: the group (``connect-<name>`` for a Kafka Connect sink); None is the pipeline's own.
+    :param group_id: the group (``connect-<name>`` for a Kafka Connect sink); None is the pipeline's own. Default None.
     :param fallback: where to begin in partitions without a committed offset: ``earliest``, ``latest``, or ``none``, which
-        refuses. A stop does not look at it: of such a partition nothing is read.
+        refuses. A stop does not look at it: of such a partition nothing is read. Default ``earliest``.
     :raises ValueError: an unknown fallback, or an empty name.
     """
 
@@ -99,7 +99,10 @@ class SpecificOffsets:
 
 @dataclass(frozen=True)
 class ShiftBy:
-    """A move by a number of offsets from the pipeline's position: forward, or back if negative, within the log."""
+    """A move from the pipeline's position, within the log.
+
+    :param offsets: by how many offsets: forward, or back if negative.
+    """
 
     offsets: int
 

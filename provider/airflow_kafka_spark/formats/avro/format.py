@@ -60,25 +60,25 @@ class Avro(RegistryFormat):
     the schema ends the split with the row and the column; nothing is rounded, cut off or made another value.
 
     :param schema: the schema's JSON, for values without a header; to write with a registry: the schema that is registered,
-        instead of one derived from the columns.
+        instead of one derived from the columns. Default empty.
     :param column: the name of the column if the schema is no record; default ``value``.
     :param record_name: when writing, the name of the record that is derived from columns, with or without a namespace; default
         ``Value`` or ``Key``.
     :param record_namespace: its namespace; default the topic.
-    :param writes: set by :meth:`to_write`.
-    :param registry: the Airflow connection of the schema registry (:class:`.SchemaRegistryHook`).
+    :param writes: set by :meth:`to_write`; default False.
+    :param registry: the Airflow connection of the schema registry (:class:`.SchemaRegistryHook`); default empty.
     :param subject: the subject of the schemas; default: derived from the topics by ``subject_name_strategy``.
     :param subject_name_strategy: Confluent's ``TopicNameStrategy`` (``<topic>-value``), ``RecordNameStrategy`` or
         ``TopicRecordNameStrategy``. With the last two, the record's name is that of ``reader_schema``, unless ``subject`` is
-        given.
+        given. Default ``TopicNameStrategy``.
     :param reader_schema: the schema that defines the columns: ``latest`` (default), a version of the subject, or a schema's
         JSON. With ``schema``: JSON.
     :param auto_register_schemas: when writing, register the schema if it is compatible. False: the schema must be registered
         already. Default True, unless ``use_latest_version`` is set.
-    :param use_latest_version: write with the subject's latest schema; the columns have to fit it.
-    :param normalize_schemas: treat schemas as equal that differ only in their notation.
-    :param topics: set by :meth:`of_topics`.
-    :param part: set by :meth:`of_topics`.
+    :param use_latest_version: write with the subject's latest schema; the columns have to fit it. Default False.
+    :param normalize_schemas: treat schemas as equal that differ only in their notation; default False.
+    :param topics: set by :meth:`of_topics`; default none.
+    :param part: set by :meth:`of_topics`; default ``value``.
     """
 
     schema: str = ""

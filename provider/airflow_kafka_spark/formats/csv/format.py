@@ -57,7 +57,7 @@ class Csv(Format):
     some have none.
 
     :param schema: the columns in the order of the fields, as DDL or as a pyspark ``StructType``; no arrays, maps and structs.
-        Required to read; rows are written with their own columns.
+        Required to read; rows are written with their own columns. Default empty.
     :param delimiter: the character between fields; default ``,``.
     :param quote: the character around fields; default ``"``.
     :param escape: the character before a quote within quotes: the quote itself (default, as in RFC 4180), or for instance a

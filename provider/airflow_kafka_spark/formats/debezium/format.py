@@ -56,7 +56,7 @@ class Debezium(Format):
         ``"true"`` or ``"false"``.
     :param add_fields: fields of the event that become columns: ``"op"`` as ``__op``, ``"source.ts_ms"`` as ``__source_ts_ms``,
         ``"table"`` (of ``source``) as ``__table``; ``"lsn:position"`` as ``__position``. Times, positions and numbers are
-        bigint, everything else is a string.
+        bigint, everything else is a string. Default none.
     :param add_fields_prefix: the prefix of the names of these columns; default ``__``.
     :param truncates: what a truncate event becomes: ``fail`` (default) makes it bad, ``ignore`` skips it.
     :param timestamps: for ``Json``, how ``date`` and timestamp columns are written. ``text`` (default): ISO 8601, and numbers are

@@ -53,7 +53,7 @@ class JsonEnvelope(Format):
     Rows are written with the columns of ``schema``, and are read again as the same values. Decimals are written as numbers,
     which Connect (2.4 and later) reads wherever its schema says ``Decimal``.
 
-    :param schema: the columns, as for :class:`.Json`; rows to write may have fewer of them.
+    :param schema: the columns, as for :class:`.Json`; rows to write may have fewer of them. Default empty.
     :param timestamps: how timestamps are written: ``millis`` (default), Connect's ``Timestamp`` (a value with microseconds makes
         the job fail), or ``micros``, Debezium's ``MicroTimestamp``.
     :param replace_null_with_default: True: a field that is null or missing gets the default of the record's schema. False

@@ -63,9 +63,9 @@ class Json(Format):
     decimal than its precision, as in ``0.1000000000000`` for ``decimal(12,2)``.
 
     :param schema: the columns, as DDL (``"id bigint NOT NULL, amount decimal(12,2), tags array<string>"``), as a pyspark
-        ``StructType``, or as a JSON Schema, a dict (see :func:`.columns_of_json_schema`; its text: :meth:`of_json_schema`). Read
-        when it is first used, so that a mistake in it is reported by :meth:`validate`. Required to read; rows are written
-        with their own columns.
+        ``StructType``, or as a JSON Schema, a dict (see :func:`.columns_of_json_schema`; its text: :meth:`of_json_schema`).
+        Read when it is first used, so that a mistake in it is reported by :meth:`validate`. Required to read; rows are written
+        with their own columns. Default empty.
     """
 
     schema: str | SparkSchema | Mapping[str, Any] = ""

@@ -35,7 +35,8 @@ class JsonSchema(RegistryFormat):
     of its Decimal, Date and Timestamp). Values are read as :class:`.Json` reads them.
 
     :param schema: a JSON Schema, as a dict or as its text; or, to write, columns as DDL or a pyspark ``StructType``, from which
-        one is derived. With ``registry`` it is only the schema to write; records are read with the registry's schemas.
+        one is derived. With ``registry`` it is only the schema to write; records are read with the registry's schemas. Default
+        empty.
     :param title: the name of the records, which all strategies but the topic's use; default the title of the schema. It is also
         the title of a schema derived from columns; default there ``Value`` or ``Key``.
     :param check_values: True: values are also checked for the rules of the schema they were written with (``minimum``,

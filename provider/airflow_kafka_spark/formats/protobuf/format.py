@@ -39,7 +39,8 @@ class Protobuf(RegistryFormat):
 
     :param schema: the text of a ``.proto`` file; or a descriptor set, bytes written by ``protoc --include_imports
         --descriptor_set_out``, of which the last file is used; or, to write, columns as DDL or a pyspark ``StructType``, from
-        which a schema is derived. With ``registry`` it is only the schema to write; records are read with the registry's schemas.
+        which a schema is derived. With ``registry`` it is only the schema to write; records are read with the registry's
+        schemas. Default empty.
     :param message: the name of the message, with or without its package; default the first of the file.
     :param recursive_fields_max_depth: Spark's option: None (default) refuses messages that contain themselves, 1 leaves such
         fields out, 2 has them once, and so on.

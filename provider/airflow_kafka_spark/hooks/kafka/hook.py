@@ -60,10 +60,12 @@ class KafkaHook(KafkaBaseHook):
 
     Use it as a context manager, or call :meth:`close`.
 
-    :param kafka_conn_id: the Airflow connection of type ``kafka``, whose extra is a librdkafka configuration.
-    :param timeout: seconds that any request may take, retries of passing errors included.
+    :param kafka_conn_id: the Airflow connection of type ``kafka``, whose extra is a librdkafka configuration; default
+        ``kafka_default``.
+    :param timeout: seconds that any request may take, retries of passing errors included; default 30.
     :param reading_group: the group whose coordinator librdkafka looks up for consumers of :meth:`consumer_config`. They neither
         join it nor commit to it, and need no right on it; with the right Describe the brokers log no refused look-ups.
+        Default ``airflow-kafka-spark``.
     """
 
     # As the argument is called: Airflow makes hooks of connections by it.

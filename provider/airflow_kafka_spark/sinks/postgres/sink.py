@@ -41,7 +41,8 @@ class PostgresSink(PostgresSinkOptions, Sink):
     :param mode: ``append`` (default) adds every record as a row. ``upsert`` inserts or updates by ``key``: within a window the
         highest offset of a key wins, and windows apply in order. Between partitions offsets say nothing about time (the higher
         partition wins), so a key should always be in the same partition, as it is if it is the record's key.
-    :param key: the columns that identify a row, for ``upsert``. They need a unique index on exactly these columns. Templated.
+    :param key: the columns that identify a row, for ``upsert``. They need a unique index on exactly these columns. Default
+        none. Templated.
     :param atomic: ``window`` (default) or ``split``, see above. ``split`` is faster and needs no stage, except for splits with
         rows that the table refuses, where that is tolerated. With ``upsert`` each partition of a window is one split.
     :param delete_enabled: True: a record without a value deletes the row of its key (Connect's ``delete.enabled``); ``upsert``
@@ -57,8 +58,9 @@ class PostgresSink(PostgresSinkOptions, Sink):
     :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. A replay deletes the
         rows with that name before it writes them again, in the same transaction; an index on the column makes that fast. Default
         None: no such column. Templated.
-    :param windows_table: the sink's record of windows, in the target's schema; created on first use. Templated.
-    :param splits_table: the markers of ``atomic="split"``, in the same schema. Templated.
+    :param windows_table: the sink's record of windows, in the target's schema; created on first use. Default
+        ``airflow_windows``. Templated.
+    :param splits_table: the markers of ``atomic="split"``, in the same schema; default ``airflow_window_splits``. Templated.
     :param stage_schema: the schema of stages; default the target's schema. Their names begin with ``airflow_stage_``. Templated.
     :param merge: ``overlap`` (default) moves stages into the table as they become ready, while others load. This is faster, and
         keeps the transaction open for as long as the load takes. ``after`` moves them at the end, as ``upsert`` always does.

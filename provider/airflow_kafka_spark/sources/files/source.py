@@ -66,9 +66,9 @@ class FilesSource(FilesSourceOptions, RowSource):
     :param glob: what names of files have to match; ``*``, ``?`` and ``[...]``, default all. Templated. With ``recursive`` too
         it is the name without its directories.
     :param recursive: look into directories below; default False.
-    :param schema: the columns as Spark DDL. Required for json and csv; not allowed for text; parquet and orc files are read
-        with the types they hold, which must be the same in all files of a window, unless it is given.
-    :param options: options of Spark's reader, such as ``header``, ``delimiter``, ``multiLine``.
+    :param schema: the columns as Spark DDL. Required for json and csv; not allowed for text; parquet and orc files are read with
+        the types they hold, which must be the same in all files of a window, unless it is given. Default None.
+    :param options: options of Spark's reader, such as ``header``, ``delimiter``, ``multiLine``; default none.
     :param split_bytes: of a split, and so of a Spark task and Kafka transaction; default 64 MiB. A file that cannot be cut may be
         larger.
     :param max_files: per window; None (default) for as many as there are, up to 5 000, or fewer of long names.
@@ -78,7 +78,7 @@ class FilesSource(FilesSourceOptions, RowSource):
         it as a new file, which publishes rows again that it had before; or ``ignore`` it.
     :param allowed_lateness: seconds between a file's modification time and its first listing, at most; default 6 hours. No more
         than 15 000 files may arrive in that time.
-    :param conn_id: Airflow connection that an object store is listed with. Templated.
+    :param conn_id: Airflow connection that an object store is listed with; default None. Templated.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("path", "glob", "conn_id")

@@ -65,17 +65,18 @@ class JdbcSource(JdbcSourceOptions, RowSource):
     :param conn_id: Airflow connection of type ``postgres`` or ``mysql``. Executors use it too: certificate files have to exist
         there.
     :param table: ``table`` or ``schema.table``, as written, not folded to lower case; ``"My schema"."my.table"`` where a name
-        holds a dot. Or give ``query``.
-    :param query: a SELECT, as it can stand in a FROM clause. It has no primary key: give ``key``, or a cursor.
+        holds a dot. Or give ``query``. Default None.
+    :param query: a SELECT, as it can stand in a FROM clause. It has no primary key: give ``key``, or a cursor. Default None.
     :param mode: as above; by default what the columns given imply: ``bulk`` without a cursor.
-    :param cursor: a short name of ``incrementing_column``.
-    :param incrementing_column: Connect's ``incrementing.column.name``.
-    :param timestamp_column: Connect's ``timestamp.column.name``: a timestamp, or a date (whole days then, once they are over).
+    :param cursor: a short name of ``incrementing_column``; default None.
+    :param incrementing_column: Connect's ``incrementing.column.name``; default None.
+    :param timestamp_column: Connect's ``timestamp.column.name``: a timestamp, or a date (whole days then, once they are over);
+        default None.
     :param delay: seconds that rows have to be old, by the database's clock, before a window with a timestamp takes them
         (Connect's ``timestamp.delay.interval.ms``); default 0.
     :param db_timezone: the zone of a timestamp column without zone (Connect's ``db.timezone``); default UTC.
     :param validate_non_null: refuse a cursor column that takes NULL (Connect's ``validate.non.null``). With False, rows without
-        a cursor are never read.
+        a cursor are never read. Default True.
     :param key: the columns to cut by, for ``bulk`` and between rows of one timestamp; default the primary key. They need not be
         unique: rows of equal keys are in one split. In ``bulk``, rows with a NULL in it are a split of their own.
     :param include_columns: those to read, in this order; default all.

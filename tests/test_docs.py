@@ -1,0 +1,155 @@
+"""The documentation: its links, its DAGs, and that it names all there is. Nothing is built here; `make docs` does that."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+
+from airflow_kafka_spark import errors
+from airflow_kafka_spark.cli.definition import COMMANDS
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.provider_info import get_provider_info
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
+DAG_FILES = (*sorted((ROOT / "dags").glob("*.py")), *sorted((ROOT / "examples").glob("*.py")))
+
+# What users import. `docs/conf.py` puts it into the reference.
+PUBLIC = ("operators", "sensors", "sinks", "sources", "formats", "transforms", "errors", "testing")
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def text_of(page: Path) -> str:
+    """The text of a page without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#{1,6} (.+)$", text_of(page), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)|`", r"\1", heading) for heading in headings]
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in plain)
+
+
+def code_blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+# --- links ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_internal_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors(path)):
+            broken.append(target)
+    assert not broken
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = {name for block in code_blocks(DOCS / "index.md", r"\{toctree\}") for name in block.split()}
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")} - {"index"}
+    assert pages <= listed
+
+
+# --- DAGs -----------------------------------------------------------------------------------------------------------
+
+
+def dag_blocks() -> list[tuple[str, str]]:
+    """The blocks of Python in the pages that hold a DAG, each with the name of its page."""
+    return [(named(page), block) for page in PAGES for block in code_blocks(page, "python") if re.search(r"\bDAG\(", block)]
+
+
+@pytest.mark.parametrize(("page", "block"), dag_blocks(), ids=[page for page, _ in dag_blocks()])
+def test_every_dag_of_the_documentation_is_a_file(page: str, block: str) -> None:
+    assert any(block in path.read_text(encoding="utf-8") for path in DAG_FILES), (
+        f"{page} has a DAG that no file below examples/ has"
+    )
+
+
+@pytest.mark.parametrize("path", DAG_FILES, ids=named)
+def test_every_example_is_parsed_without_a_server(path: Path) -> None:
+    found = DagBag(path, safe_mode=False, bundle_name="testing")
+    assert not found.import_errors
+    assert found.dags and all(dag.tasks for dag in found.dags.values())
+
+
+def test_no_two_examples_have_one_dag_id() -> None:
+    ids = [m for path in DAG_FILES for m in re.findall(r'\bDAG\(\s*"(\w+)"', path.read_text(encoding="utf-8"))]
+    # `orders` is the DAG of the first pages, in three versions.
+    assert len(ids) >= len(DAG_FILES) and len([name for name in ids if name != "orders"]) == len({*ids} - {"orders"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_block_of_python_is_valid(page: Path) -> None:
+    for block in code_blocks(page, "python"):
+        ast.parse(block)
+
+
+# --- the reference ------------------------------------------------------------------------------------------------
+
+
+def in_reference() -> dict[str, set[str]]:
+    """The names that the pages of the reference show of each module; all of ``__all__`` where a page names none."""
+    shown: dict[str, set[str]] = {}
+    for page in sorted((DOCS / "reference").glob("*.md")):
+        for module, names in re.findall(r"^<!-- public ([\w.]+)([\w ]*) -->$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            found = import_module(f"airflow_kafka_spark.{module}")
+            shown.setdefault(module, set()).update(names.split() or found.__all__)
+            assert all(hasattr(found, name) for name in shown[module])
+    return shown
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_reference_shows_every_public_name(module: str) -> None:
+    assert in_reference()[module] >= set(import_module(f"airflow_kafka_spark.{module}").__all__)
+
+
+def test_every_argument_of_the_command_line_has_a_text() -> None:
+    """The reference is made of these texts."""
+    assert not [(command.name, arg.flags[0]) for command in COMMANDS for arg in command.args if not arg.kwargs.get("help")]
+
+
+@pytest.mark.parametrize("option", get_provider_info()["config"]["kafka_spark"]["options"].items(), ids=lambda option: option[0])
+def test_every_setting_has_a_text_and_an_example(option: tuple[str, dict[str, str]]) -> None:
+    assert option[1]["description"] and option[1]["example"]
+
+
+# --- troubleshooting ------------------------------------------------------------------------------------------------
+
+
+def entries() -> dict[str, str]:
+    """The entries of the page *Troubleshooting*, by the name of their class."""
+    _, *parts = re.split(r"^### (\w+)$", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_every_error_has_an_entry_and_every_entry_an_error() -> None:
+    assert entries().keys() == set(errors.__all__)
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_an_entry_has_cause_check_and_remedy_and_says_whether_a_retry_helps(name: str) -> None:
+    entry, error = entries()[name], getattr(errors, name)
+    parts = re.findall(r"^- \*\*(\w+)\.\*\* \S", entry, re.MULTILINE)
+    assert parts == ["Cause", "Check", "Remedy"]
+    if issubclass(error, KafkaSparkError):
+        assert ("Retry:" in " ".join(entry.split())) == (error.retryable or "retryable" in inspect.signature(error).parameters)
