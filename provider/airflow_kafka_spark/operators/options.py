@@ -213,7 +213,7 @@ class WindowOptions:
         60.
     :param on_missing_interval: ``fail``, or ``progress``: a run without a data interval moves what is new; default ``fail``.
     :param on_rerun: ``skip`` or ``replay``; None is the default of each kind of window.
-    :param max_out_of_interval: largest number of records with timestamps outside of the interval; None for any number.
+    :param max_out_of_interval: largest number of records with timestamps outside of the interval; None (default) for any number.
     """
 
     window: Literal["progress", "interval"] = "progress"
