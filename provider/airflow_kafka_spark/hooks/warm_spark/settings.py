@@ -20,9 +20,9 @@ _JAVA = "spark.driver.extraJavaOptions"
 
 LONGEST_SECONDS = 24 * 3600.0
 
-# Connections and the context of one task; what libraries set when they are imported (`_RJEM_MALLOC_CONF`); what leads a pyspark to
-# a session that runs; faults, which are one process's; what pyspark itself has set when a session is there; what differs between
-# processes and concerns none of them.
+# Connections and the context of one task; what libraries set when they are imported (`_RJEM_MALLOC_CONF`); what leads a pyspark
+# to a session that runs; faults, which are one process's; what pyspark itself has set when a session is there; what differs
+# between processes and concerns none of them.
 _LEFT_OUT = re.compile(
     "AIRFLOW_CONN_|AIRFLOW_CTX_|AIRFLOW_VAR_|AIRFLOW_KAFKA_SPARK_FAULT|_"
     "|PYSPARK_GATEWAY_|SPARK_CONNECT_|SPARK_LOCAL_REMOTE|SPARK_REMOTE|SPARK_AUTH_SOCKET_TIMEOUT$|SPARK_BUFFER_SIZE$"
