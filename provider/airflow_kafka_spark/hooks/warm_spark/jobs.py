@@ -26,7 +26,7 @@ def end_jobs(spark: Any, name: str, value: str, *, seconds: float, gateway: Any 
     found: set[int] = set()
     while True:
         connected = gateway is not None and _connections(gateway) > 0
-        jobs = {job.jobId() for job in _active_jobs(spark, name, value)}
+        jobs = {int(job.jobId()) for job in _active_jobs(spark, name, value)}
         found |= jobs
         if jobs and name == TAGS:
             spark.cancelJobsWithTag(value)
@@ -69,8 +69,15 @@ def _active_jobs(spark: Any, name: str, value: str) -> Iterator[Any]:
 
 def _task_sets(spark: Any, name: str, value: str) -> Iterator[Any]:
     """Return the sets of tasks that have not ended. One of a job that was cancelled is here until its last task is gone."""
-    there = _scala(spark.taskScheduler().rootPool().getSortedTaskSetQueue())
-    return (tasks for tasks in there if _has(tasks.taskSet().properties(), name, value))
+    return (tasks for tasks in _queued(spark.taskScheduler().rootPool()) if _has(tasks.taskSet().properties(), name, value))
+
+
+def _queued(pool: Any) -> Iterator[Any]:
+    for one in pool.schedulableQueue().toArray():
+        if one.getClass().getSimpleName() == "Pool":
+            yield from _queued(one)
+        else:
+            yield one
 
 
 def _scala(collection: Any) -> list[Any]:
