@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, ResourceType
 
 from airflow_kafka_spark.control.pipelines import find
-from airflow_kafka_spark.errors import LedgerBehind, LogTruncated
+from airflow_kafka_spark.errors import LedgerBehind, LogTruncated, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
@@ -24,12 +25,14 @@ from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.instants import instant_ms, iso
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
+from tests.support.compacting import alter_config
 from tests.support.control import reset
 from tests.support.intervals import BEGIN, Intervals
 from tests.support.kafka_sinks import OF_RECORDS, with_sink
 from tests.support.oracle import wait_stable
 from tests.support.pipelines import order, pipeline, row_of
 from tests.support.relay import relay
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -310,6 +313,20 @@ def test_a_split_of_records_that_were_cut_off_is_not_committed_by_itself(lone, g
         give_up(flow, refused.value)
         assert flow.run("run2")["records_read"] == 30
         assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in LEFT)
+
+
+def test_sparks_source_does_not_read_a_topic_with_unclean_elections_for_splits_that_commit_by_themselves(
+    lone, postgres, unique, tmp_path
+):
+    with pipeline("postgres-split", lone, lambda: postgres, unique, tmp_path, read_with="spark") as flow:
+        sink = PostgresSink(conn_id="warehouse", table=flow.place, atomic="split")
+        assert flow.run("run1", sink=sink)["records_read"] == 0
+        admin, risky = AdminClient(lone.connection_extra()), {"unclean.leader.election.enable": "true"}
+        alter_config(admin, ResourceType.TOPIC, flow.topic, risky)
+        with KafkaHook() as hook:
+            assert eventually(lambda: risky.items() <= hook.topic_config([flow.topic])[flow.topic].items())
+        with pytest.raises(ValidationError, match="read_with: splits are committed one by one, and topic"):
+            flow.run("run2", sink=sink)
 
 
 @pytest.mark.parametrize("filter", [None, "id >= 0"])

@@ -19,7 +19,8 @@ SOON = {"log.cleaner.backoff.ms": "200"}
 """How long a broker's cleaner sleeps where it has found nothing to do: by default 15 seconds."""
 
 
-def _alter(admin: AdminClient, kind: ResourceType, name: str, settings: Mapping[str, str]) -> None:
+def alter_config(admin: AdminClient, kind: ResourceType, name: str, settings: Mapping[str, str]) -> None:
+    """Change settings of a topic or of a broker."""
     entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in settings.items()]
     resource = ConfigResource(kind, name, incremental_configs=entries)
     for answer in admin.incremental_alter_configs([resource]).values():
@@ -33,9 +34,9 @@ def send(config: Mapping[str, Any], topic: str, first: int = 0) -> None:
     :param first: number of the first order.
     """
     admin = AdminClient(dict(config))
-    _alter(admin, ResourceType.TOPIC, topic, COMPACTED)
+    alter_config(admin, ResourceType.TOPIC, topic, COMPACTED)
     for broker in admin.list_topics(timeout=30).brokers:
-        _alter(admin, ResourceType.BROKER, str(broker), SOON)
+        alter_config(admin, ResourceType.BROKER, str(broker), SOON)
     producer, began = Producer({**config, "enable.idempotence": True}), round(time.time() * 1000) - HOUR_MS
     for number in range(first, first + PARTITIONS * RECORDS):
         at = (number - first) // PARTITIONS

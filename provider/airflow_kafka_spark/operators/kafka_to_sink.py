@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
-from airflow_kafka_spark.errors import Problem, TooManyOutOfInterval
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.operators.base import analysis_problems, asset_uris, first_cause
 from airflow_kafka_spark.operators.binding import Run
@@ -234,7 +234,13 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def problems(self, run: Run) -> list[Problem]:
         flow, changes = self._type_problems() or self.decoding_problems(), self.transform_problems()
-        problems = [*self.reading_problems(run), *flow, *self.server_problems(), *self.error_problems()]
+        problems = [
+            *self.reading_problems(run),
+            *flow,
+            *self.server_problems(),
+            *self._election_problems(),
+            *self.error_problems(),
+        ]
         problems += [*self._sink_problems(), *changes, *self._routed_sink_problems()]
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"] if self.transforms else []
         return list(dict.fromkeys([*problems, *self._row_problems(run, first_cause([*flow, *changes, *of_spark]), problems)]))
@@ -281,6 +287,27 @@ class KafkaToSinkOperator(FromKafkaOperator):
             found = "this sink commits split by split, before the records of a window are counted"
             problems.append(Problem("max_out_of_interval", found, 'Leave it out, or use `atomic="window"`'))
         return problems + (self.replay_problems() if self.on_rerun == "replay" else [])
+
+    def _election_problems(self) -> list[Problem]:
+        """Return topics whose log may be truncated while Spark's source reads it and splits are committed.
+
+        Only tasks that read by themselves compare the leader epoch of each record. Spark's source hands over records without it.
+        """
+        by_split = isinstance(self.sink, Sink) and self.sink.guarantee.by_split
+        if self.read_options.read_with != "spark" or not by_split:
+            return []
+        try:
+            config = self.kafka.topic_config(sorted(self.resolve()))
+        except KafkaSparkError:
+            return []  # Missing topics and rights are problems of their own.
+        unsafe = [name for name, settings in config.items() if settings.get("unclean.leader.election.enable") == "true"]
+        if not unsafe:
+            return []
+        found = f"splits are committed one by one, and topic `{unsafe[0]}` has `unclean.leader.election.enable=true`"
+        action = (
+            'Leave `read_with` out, so that tasks compare leader epochs, or use `atomic="window"`, or set the option to false'
+        )
+        return [Problem("read_with", found, action)]
 
     def _routed_sink_problems(self) -> list[Problem]:
         """Return what is wrong with the sinks that transforms send records to."""
