@@ -305,7 +305,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
             return []
         found = f"splits are committed one by one, and topic `{unsafe[0]}` has `unclean.leader.election.enable=true`"
         action = (
-            'Leave `read_with` out, so that tasks compare leader epochs, or use `atomic="window"`, or set the option to false'
+            'Leave `read_with` out, so that tasks compare leader epochs, use `atomic="window"`, or set it to false'
         )
         return [Problem("read_with", found, action)]
 
