@@ -304,9 +304,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         if not unsafe:
             return []
         found = f"splits are committed one by one, and topic `{unsafe[0]}` has `unclean.leader.election.enable=true`"
-        action = (
-            'Leave `read_with` out, so that tasks compare leader epochs, use `atomic="window"`, or set it to false'
-        )
+        action = 'Leave `read_with` out, so that tasks compare leader epochs, use `atomic="window"`, or set it to false'
         return [Problem("read_with", found, action)]
 
     def _routed_sink_problems(self) -> list[Problem]:
