@@ -20,7 +20,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.road import job
+from airflow_kafka_spark.road import write
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from tests.support.control import forget, rename, reset
 from tests.support.oracle import same_multiset
@@ -341,8 +341,8 @@ class TestRecords:
 
 class TestReport:
     def test_the_report_tells_the_window_is_on_the_asset_event_and_no_record_comes_to_the_driver(self, files, monkeypatch):
-        sizes, decode = [], job.decode_result
-        monkeypatch.setattr(job, "decode_result", lambda text: sizes.append(len(text)) or decode(text))
+        sizes, decode = [], write.decode_result
+        monkeypatch.setattr(write, "decode_result", lambda text: sizes.append(len(text)) or decode(text))
         files.produce(3000)
         operator, ctx = make(**files.arguments), context("run1")
         report = operator.execute(ctx)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
 from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
 from airflow_kafka_spark.hooks.kafka.rights import consume

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.pipelines import existing_ledger
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
 from airflow_kafka_spark.ledger.topic import TOPIC, Found

@@ -34,8 +34,8 @@ from airflow_kafka_spark.errors import (
     RightMissing,
     WindowTooWide,
 )
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.config import identity
+from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.ledger.group import offset_metadata

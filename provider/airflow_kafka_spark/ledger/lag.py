@@ -22,7 +22,7 @@ from airflow_kafka_spark.errors import (
     TopicMissing,
     ValidationError,
 )
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC, LedgerReader
 from airflow_kafka_spark.windows.cadence import CompletedWindow, Periodic, cadence_of_windows

@@ -15,7 +15,7 @@ from threading import Event, Lock, RLock, Thread
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.topic import PROMPT
 from airflow_kafka_spark.ui.airflow_metadata import (

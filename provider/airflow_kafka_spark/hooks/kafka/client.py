@@ -1,13 +1,12 @@
 """Asking a cluster: answers within a time, and errors that say why.
 
-librdkafka retries in the background for ever and tells the reason only on the side, to ``error_cb`` and its log, while the call
-itself just times out. ``ClientEvents`` listens there, ``KafkaCalls`` turns both into one error.
+librdkafka retries in the background for ever, and a call itself just times out. ``KafkaCalls`` adds the reason that
+:class:`~airflow_kafka_spark.hooks.kafka.events.ClientEvents` has collected.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
+from airflow_kafka_spark.hooks.kafka.events import CONNECTION_LOG, REFUSED_LOGIN, ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 
 if TYPE_CHECKING:
@@ -42,13 +42,8 @@ NEVER_SECONDS = 3600.0
 
 _SLICE_SECONDS = 0.05
 _NUDGE_SECONDS = 2.0
-_LOGGED = "log"
 _BACKOFF_SECONDS = (0.1, 0.2, 0.4, 0.8)
 
-_REFUSED = frozenset(
-    {"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE"}
-)
-_REFUSED_RIGHT = re.compile(r"\b[A-Z_]+_AUTHORIZATION_FAILED\b")
 _UNANSWERED = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT_QUEUE", "_DESTROY", "_NOENT"})
 _MISSING = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
 # Passing states of a healthy cluster: elections, restarts, a topic not yet known everywhere, a transaction about to end.
@@ -82,65 +77,6 @@ _TRANSIENT = frozenset(
 )
 # The client's idea of a partition's leader is older than the brokers': asking again helps a new client only.
 _OUTDATED = frozenset({"FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"})
-
-
-class ClientEvents:
-    """Collects what a client of librdkafka reports besides its answers: errors and log lines.
-
-    Pass it as ``logger=events`` and ``error_cb=events.on_error`` to a client of confluent-kafka: nothing goes to stderr any more
-    (log lines go to this module's logger at debug level), and ``reason()`` knows why nothing is answered.
-
-    :param error_cb: called too with every error, for a connection that brought its own.
-    """
-
-    def __init__(self, error_cb: Callable[[KafkaError], None] | None = None) -> None:
-        self._error_cb = error_cb
-        self._seen: dict[str, _Seen] = {}
-
-    def log(self, level: int, message: str, *args: Any) -> None:
-        """Take a log line of librdkafka."""
-        log.debug("librdkafka: " + message, *args)
-        if args and args[0] == "FAIL":
-            self._note(_LOGGED, str(args[-1]).partition("]: ")[2])
-        # Why a transaction has failed is nowhere else: records in it fail as "purged in queue", or by the state of the client.
-        elif args and args[0] == "TXNERR" and (refused := _REFUSED_RIGHT.search(str(args[-1]))):
-            self._note(refused[0], str(args[-1]))
-
-    def on_error(self, error: KafkaError) -> None:
-        """Take an error that belongs to no request."""
-        # A broker that does not like our certificate says so in a TLS alert, which librdkafka takes for a lost connection.
-        self._note("_SSL" if "SSL alert number" in error.str() else error.name(), error.str())
-        if self._error_cb:
-            self._error_cb(error)
-
-    def _note(self, name: str, text: str) -> None:
-        now = time.monotonic()
-        self._seen[name] = _Seen(self._seen[name].first if name in self._seen else now, now, text)
-
-    def first(self, names: Collection[str], since: float) -> float | None:
-        """Return when errors of these names began, not before ``since`` (monotonic clock); None if none came since then."""
-        begun = [max(seen.first, since) for name, seen in list(self._seen.items()) if name in names and seen.last >= since]
-        return min(begun, default=None)
-
-    def reason(self, since: float = 0.0) -> tuple[str, str]:
-        """Return Kafka's name and the text of the error that explains most; ("", "") without errors.
-
-        :param since: only errors from this moment on, on the monotonic clock.
-        """
-        seen = {name: (error.last, error.text) for name, error in list(self._seen.items()) if error.last >= since}
-        for names in (_REFUSED, {"_RESOLVE"}, {"_TRANSPORT"}, {_LOGGED}, seen.keys()):
-            found = [(seen[name], name) for name in names & seen.keys()]
-            if found:
-                (_, text), name = max(found)
-                return name, text
-        return "", ""
-
-
-@dataclass(frozen=True)
-class _Seen:
-    first: float
-    last: float
-    text: str
 
 
 @dataclass
@@ -379,11 +315,11 @@ class KafkaCalls:
             self.client.list_topics(timeout=1)
 
     def _give_up_early(self, doing: str, started: float, now: float) -> None:
-        refused_at = self.events.first(_REFUSED, started)
+        refused_at = self.events.first(REFUSED_LOGIN, started)
         if refused_at is not None and now - refused_at > REFUSED_PATIENCE_SECONDS:
             raise self.refused_login(self.events.reason(started)[1])
         # Any failed connection counts: librdkafka does not always add that all of them failed.
-        down_at = self.events.first({"_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE", _LOGGED}, started)
+        down_at = self.events.first({"_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE", CONNECTION_LOG}, started)
         if down_at is not None and now - down_at > DOWN_PATIENCE_SECONDS:
             raise self.unavailable(doing, self.reason(started))
 
@@ -395,8 +331,8 @@ class KafkaCalls:
         if name in _UNANSWERED:
             self.client.poll(0)
             reason_name, reason = self.events.reason(since)
-            return self.refused_login(reason) if reason_name in _REFUSED else self.unavailable(doing, reason or text)
-        if name in _REFUSED:
+            return self.refused_login(reason) if reason_name in REFUSED_LOGIN else self.unavailable(doing, reason or text)
+        if name in REFUSED_LOGIN:
             return self.refused_login(text)
         if name in _MISSING:
             return TopicMissing(self.conn_id, [str(what)])

@@ -13,7 +13,8 @@ from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, Kafka
 from airflow_kafka_spark.hooks.connections import defined
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaCalls
+from airflow_kafka_spark.hooks.kafka.client import KafkaCalls
+from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.requests import (
     CommittedOffset,
     GroupState,

@@ -18,7 +18,7 @@ from airflow_kafka_spark.hooks.kafka.config import identity
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
 
-    from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+    from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 
 Resource = Literal["topic", "group", "transactional id", "cluster"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import Right, named_rights
 
 if TYPE_CHECKING:

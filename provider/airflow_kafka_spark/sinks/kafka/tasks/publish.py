@@ -31,8 +31,8 @@ from airflow_kafka_spark.errors import (
     SparkJobFailed,
     TransactionTimedOut,
 )
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.config import identity
+from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import Right, named_rights, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
