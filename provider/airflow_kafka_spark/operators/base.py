@@ -206,6 +206,10 @@ class WindowOperator(VisibleOperator):
         """
         run = Run.of(context)
         self.show(context, run)
+        with self.failures_shown():
+            return self._execute(context, run)
+
+    def _execute(self, context: Mapping[str, Any], run: Run) -> dict[str, Any]:
         self.validate(run)
         overtaken = 0
         while True:

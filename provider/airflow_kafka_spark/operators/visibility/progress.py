@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEY = "kafka_spark.progress"
-"""The key in the task state store."""
+"""The key of the progress in the task state store."""
+
+ERROR_KEY = "kafka_spark.error"
+"""The key of the last error in the task state store."""
+
+ERROR_LINES, ERROR_CHARACTERS = 12, 1500
+"""What is stored of an error's message at most."""
 
 PAUSE_SECONDS = 30.0
 """After a failure the store is not used for this time."""
@@ -100,6 +106,15 @@ class Progress:
             "step": self._step,
         }
 
+    def failed(self, error: BaseException) -> None:
+        """Publish the error that ends the attempt, for the pages: class, first lines of the message, and time."""
+        if self._store is None:
+            return
+        try:
+            self._store.set(ERROR_KEY, error_to_dict(error, time.time()))
+        except Exception as failure:
+            log.warning("The error of this attempt was not published for the pages: %s", failure)
+
     def _publish(self) -> None:
         if self._store is None or self._window is None or time.monotonic() < self._again:
             return
@@ -108,6 +123,17 @@ class Progress:
         except Exception as error:
             self._again = time.monotonic() + PAUSE_SECONDS
             log.warning("The progress of window %s was not published, which does it no harm: %s", self._window, error)
+
+
+def error_to_dict(error: BaseException, at: float) -> dict[str, Any]:
+    """Return an error as JSON.
+
+    :param at: seconds since the epoch.
+    """
+    lines = str(error).strip().splitlines()
+    text = "\n".join(lines[:ERROR_LINES])
+    cut = len(lines) > ERROR_LINES or len(text) > ERROR_CHARACTERS
+    return {"class": type(error).__name__, "message": text[:ERROR_CHARACTERS], "cut": cut, "at": round(at, 3)}
 
 
 def window_name(window: Window) -> str:
