@@ -36,8 +36,8 @@ class PipelineOffsetsOperator(BaseOperator):
     """Show the position of a pipeline, its next window and its past ones; move, pause, rename or forget the pipeline.
 
     It is for pipelines what KIP-875 is for connectors. ``show``, ``plan``, ``windows``, ``pause``, ``resume``, ``replay`` and
-    ``resend`` fence no attempt. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while an attempt may be at work on
-    it. Each change is a record in the ledger with who and why. No Spark is started.
+    ``resend`` fence no attempt. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while an attempt may be at
+    work on it. Each change is a record in the ledger with who and why. No Spark is started.
 
     :param action: ``show`` (default), ``plan``, ``windows``, ``reset``, ``forget``, ``pause``, ``resume``, ``skip`` (gives up the
         open window, or else what waits), ``rename`` (lets it go on under another name), ``rebind`` (lets the next run go
