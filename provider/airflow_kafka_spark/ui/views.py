@@ -29,6 +29,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     task_of_run,
 )
 from airflow_kafka_spark.ui.lag_monitor import LagMeasurement
+from airflow_kafka_spark.ui.records import TopicFormats, topic_formats
 from airflow_kafka_spark.ui.responses import RequestRefused, redacted
 from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, completed_at, started_at, window_name
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
@@ -334,6 +335,27 @@ def endpoint_name(uri: str | None, asset: str = "") -> str | None:
     if scheme in ("postgres", "mysql") and len(path) > 1:
         return f"{place.rpartition('@')[2].partition(':')[0]}/{path[0]}: {'.'.join(path[1:])}"
     return unquote(rest) if scheme == "file" and separator else uri
+
+
+def configuration_of(item: PipelineItem) -> JsonObject:
+    """Return the configuration of the pipeline's task; empty if no DAG file has it, or only its runs know it."""
+    for task in item.tasks:
+        try:
+            found = json.loads(task.configuration) if task.configuration else None
+        except ValueError:
+            continue
+        if isinstance(found, dict) and found:
+            return found
+    return {}
+
+
+def browsable_topics(item: PipelineItem) -> dict[str, TopicFormats]:
+    """Return the topics of a pipeline whose records its page shows, with their formats."""
+    summary, published = item.summary, item.summary.report("published") if item.summary else None
+    read = [*(summary.topics if summary else ()), *(topic for task in item.tasks for topic in task.topics)]
+    written = [part["topic"] for part in published or ()]
+    known = topic_formats(configuration_of(item), list(dict.fromkeys(read)))
+    return {**{topic: TopicFormats() for topic in written if topic not in known}, **known}
 
 
 # --- the list -----------------------------------------------------------------------------------------------------------
@@ -778,7 +800,20 @@ class UserView:
             "intervals": {"total": total, "complete": complete},
             "dead_letters": dead_letters_json(windows),
             "series": series_json(windows, samples),
+            "configuration": configuration_of(item),
+            "topics": list(reversed(browsable_topics(item))),
         }
+
+    def all_windows(self, ledger: str, pipeline: str) -> list[WindowView]:
+        """Return all windows of a pipeline that the ledger remembers, the newest first.
+
+        :raises RequestRefused: 409 if the ledger cannot be read.
+        """
+        _, watch = self.find(ledger, pipeline)
+        windows, _, problem = self._windows(watch, pipeline)
+        if problem:
+            raise RequestRefused(409, problem)
+        return windows
 
     def windows(self, ledger: str, pipeline: str, before: str, limit: int, of: tuple[str, str, int | None]) -> JsonObject:
         """Return windows of a pipeline, the newest first.

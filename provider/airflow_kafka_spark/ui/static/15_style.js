@@ -23,6 +23,7 @@ const STYLE = `
 .aks-chip { display: inline-flex; gap: 6px; align-items: center; border: 1px solid var(--chakra-colors-border); border-radius: 4px; padding: 3px 10px; font-size: 13px; background: transparent; color: inherit; cursor: pointer; }
 .aks-chip:hover { background: var(--chakra-colors-bg-muted); }
 .aks-chip[aria-pressed=true] { background: var(--chakra-colors-brand-solid); color: var(--chakra-colors-brand-contrast); border-color: transparent; }
+.aks-check { margin: 3px 0 0; flex: none; width: 15px; height: 15px; cursor: pointer; accent-color: var(--chakra-colors-brand-solid); }
 .aks-dot { width: 8px; height: 8px; border-radius: 50%; flex: none; display: inline-block; }
 .aks-table { width: 100%; border-collapse: collapse; }
 .aks-table th { font-weight: 500; text-align: left; padding: 6px 8px; border-bottom: 1px solid var(--chakra-colors-border); white-space: nowrap; vertical-align: bottom; }
