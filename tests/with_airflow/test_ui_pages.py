@@ -188,10 +188,14 @@ def test_a_failed_window_is_finished_by_the_next_run_and_the_lag_falls_to_zero(p
     assert "window 2 is open" in row(visit, GATED).inner_text()
     row(visit, GATED).locator("[data-failed-attempt='1']").get_by_role("link", name="log", exact=True).wait_for()
     row(visit, GATED).locator("[data-lag='30']").wait_for()
+    # The task's own error, not only a link to its log.
+    assert "RuntimeError: the gate stays shut" in row(visit, GATED).locator("[data-failed-attempt='1']").inner_text()
     visit.see("[data-count=failed]").click()
     rows(visit, 1)
     # To give up a window takes an attempt of its own; to look at what that would do takes nothing.
     visit.go(pipeline_url(LEDGER, GATED))
+    assert "the gate stays shut" in visit.see("[data-error=RuntimeError]").inner_text()
+    picture(visit, "failed")
     visit.see("[data-action=skip]").click()
     visit.page.locator("[name=why]").fill("nobody needs it")
     visit.see("[data-step=plan]").click()
@@ -303,6 +307,67 @@ def test_a_pipeline_is_paused_and_resumed(people):
     assert visit.troubles == []
 
 
+def test_several_pipelines_are_paused_and_resumed_at_once(people):
+    visit = people("editor")
+    for action, done in (("pause", "paused"), ("resume", "idle")):
+        visit.go(f"{PAGE}?q=pages")
+        for name in (COPY, GATED):
+            row(visit, name).get_by_role("checkbox").check()
+        visit.see("[data-selected='2']")
+        visit.see(f"[data-bulk={action}]").click()
+        visit.see(f"[data-dialog=bulk-{action}]")
+        visit.page.locator("[name=why]").fill("the night")
+        visit.see("[data-step=plan]").click()
+        visit.page.wait_for_function("() => document.querySelectorAll('[data-dialog] tr[data-row]').length === 2")
+        visit.see("[data-step=confirm]", has_text=f"{action} 2 pipelines")
+        assert visit.page.locator("[data-plan=dry]").inner_text().count(f"would be {action}d") == 2
+        visit.see("[data-step=confirm]").click()
+        assert visit.see("[data-plan=done]").inner_text().count(f"is {action}d") == 2
+        visit.page.get_by_role("button", name="Close").last.click()
+        visit.gone("[data-dialog]")
+        visit.gone("[data-selected]")
+        for name in (COPY, GATED):
+            activity(visit, name, done)
+    assert visit.troubles == []
+
+
+def test_the_configuration_and_the_records_of_a_topic_are_shown(people, site):
+    visit = people("viewer")
+    visit.go(pipeline_url(LEDGER, GATED) + "&view=configuration")
+    shown = visit.see("[data-configuration=Gated]").inner_text()
+    assert "exactly-once" in shown and "kafka_default" in shown and "pages-dead" in shown and "Json(" in shown
+    visit.page.get_by_role("tab", name="Records").click()
+    visit.page.locator("[name=topic]").select_option(TOPIC)
+    visit.page.locator("[name=offset]").fill("5")
+    visit.see("[data-look=records]").click()
+    visit.see(f"[data-records='{TOPIC}-0']")
+    assert [
+        f'"id": {number}' in visit.see(f"[data-record='{number // 3}'] [data-decoded=value]").inner_text() for number in (0, 9)
+    ]
+    picture(visit, "records")
+    visit.page.get_by_role("button", name="Later").click()
+    visit.see("[data-record='25']")
+    visit.page.get_by_role("tab", name="Windows").click()
+    with visit.page.expect_download() as download:
+        visit.see("[data-export=csv]").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert lines[0].startswith("window,") and len(lines) > 2 and lines[-1].startswith("1,")
+    assert visit.troubles == []
+
+
+def test_dead_letters_are_sent_again_once(people):
+    visit = people("editor")
+    visit.go(pipeline_url(LEDGER, GATED) + "&view=dead")
+    assert "3 dead letters of window 1" in plan(visit, "resend", "the format is mended")
+    picture(visit, "resend", 800)
+    confirm(visit)
+    visit.see("[data-view=dead]", has_text="sent again by editor")
+    assert "Nothing is left to send again" in plan(visit, "resend", "once more")
+    visit.page.get_by_role("button", name="Cancel").click()
+    visit.see("dd [data-lag='3']")
+    assert visit.troubles == []
+
+
 def test_what_is_refused_says_what_to_do(people):
     visit = people("editor")
     visit.go(pipeline_url(LEDGER, COPY))
@@ -336,6 +401,7 @@ def test_a_viewer_may_look_and_is_told_why_not_more(people):
     visit.go(pipeline_url(LEDGER, COPY))
     assert "right to edit its DAG" in visit.see("[data-may-edit=false]").inner_text()
     assert visit.page.locator("[data-action]").count() == 4
+    assert visit.page.get_by_role("checkbox").count() == 0
     assert visit.page.locator("[data-action]:not([disabled])").count() == 0
     assert visit.troubles == []
 

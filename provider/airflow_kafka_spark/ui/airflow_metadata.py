@@ -224,13 +224,14 @@ def _tasks_of(dag_id: str, data: Mapping[str, Any]) -> tuple[PipelineTask, ...]:
 
 
 def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
-    """Return the task, or None if its operator is not one of this package that moves windows.
+    """Return the task, or None if its operator is not one of this package that moves windows, or a subclass of one.
 
     Airflow serializes the template fields and the assets of a task. For other arguments the operator's defaults are assumed.
 
     :param task: the serialized task, decoded.
     """
-    if task.get("_task_module") not in PIPELINE_MODULES:
+    # Only operators of this package, and subclasses of them, have a configuration; a mapped task has none.
+    if task.get("_task_module") not in PIPELINE_MODULES and not task.get("configuration"):
         return None
     expanded = task.get("expand_input")
     mapped = set((expanded or {}).get("value") or ()) if isinstance(expanded, Mapping) else set()
