@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.windows.interval import Interval
+from airflow_kafka_spark.windows.report import parts_of_move
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_kafka_spark.windows.model import Window
+    from airflow_kafka_spark.windows.report import Report
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +53,23 @@ class Progress:
         self._step: Step = "plan"
         self._splits = self._done = 0
         self._started_at = 0.0
+        self._move_began = 0.0
+        self._job_began = 0.0
+        self._jobs: list[tuple[float, float]] = []
         self._again = 0.0
 
     def begin(self, window: Window) -> None:
         """Begin a window that is planned, or taken up again."""
         self._window, self._step, self._started_at = window, "plan", time.time()
         self._splits, self._done = _splits(window), 0
+        self._jobs = []
         self._publish()
 
     def step(self, step: Step) -> None:
         """Begin the window's next step."""
         self._step = step
+        if step == "move":
+            self._move_began = time.time()
         if step == "close":
             self._done = self._splits
         self._publish()
@@ -69,6 +77,7 @@ class Progress:
     # --- called by the job ---
 
     def begun(self, session: SparkSession) -> None:
+        self._job_began = time.time()
         if self._on_session is not None:
             self._on_session(session)
 
@@ -79,8 +88,17 @@ class Progress:
         self._publish()
 
     def done(self) -> None:
+        self._jobs.append((self._job_began, time.time()))
         self._done = self._splits
         self.step("commit")
+
+    def parts_of_move(self, move: float, report: Report) -> dict[str, float]:
+        """Return the seconds of the parts of the step ``move``.
+
+        :param move: seconds of the whole step.
+        :param report: the report of the window.
+        """
+        return parts_of_move(move, self._jobs, self._move_began, report.work, report.work_began)
 
     # --- the store ---
 

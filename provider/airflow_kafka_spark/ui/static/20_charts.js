@@ -155,7 +155,9 @@ function BarChart({ series, columns, valueOf, stacked, ...rest }) {
   return h(Frame, { series, columns, valueOf, largest, draw, ...rest });
 }
 
-const STEP_COLOURS = { fence: "gray", plan: "purple", read: "blue", move: "blue", flush: "teal", commit: "teal", close: "orange" };
+const STEP_COLOURS = { fence: "gray", plan: "purple", session: "cyan", workers: "yellow", read: "blue", decode: "green", write: "teal", wait: "pink", move: "blue", close: "orange" };
+// A step that is divided into parts is not shown beside them.
+const stepsOf = (timings) => Object.entries(timings || {}).filter(([step, value]) => step !== "total" && value > 0 && !(step === "move" && "session" in timings));
 
 // A pipeline that reads rows of a source has no lag and no latency, but bytes.
 function Charts({ series, readsRows }) {
@@ -166,8 +168,7 @@ function Charts({ series, readsRows }) {
   const lag = useMemo(() => (series.lag || []).map((point, i) => ({ ...point, key: i, title: timeText(point.at) })), [series.lag]);
   const lagTimes = lag.map((point) => instant(point.at)?.getTime() ?? 0);
   const steps = useMemo(() => {
-    const found = new Set(windows.flatMap((w) => Object.keys(w.timings || {})));
-    found.delete("total");
+    const found = new Set(windows.flatMap((w) => stepsOf(w.timings).map(([step]) => step)));
     const order = Object.keys(STEP_COLOURS);
     const spare = ["cyan", "pink", "yellow", "green"];
     return [...found]
@@ -196,6 +197,6 @@ function Charts({ series, readsRows }) {
     ),
     readsRows ? h("div", { className: "aks-panel" }, h(BarChart, { label: "Bytes per window", unit: "bytes", columns: windows, valueOf: of, textOf: bytes, empty: none, series: [{ key: "bytes", label: "published", colour: solid("green") }] })) : null,
     readsRows ? null : h("div", { className: "aks-panel" }, h(LineChart, { label: "Latency", unit: "seconds", columns: windows, valueOf: of, textOf: seconds, empty: none, series: [{ key: "p50", label: "p50", colour: solid("blue") }, { key: "p95", label: "p95", colour: solid("purple") }] })),
-    h("div", { className: "aks-panel" }, h(BarChart, { label: "Duration", unit: "seconds", columns: windows, valueOf: (w, key) => (w.timings || {})[key], textOf: seconds, stacked: true, series: steps, empty: none })),
+    h("div", { className: "aks-panel" }, h(BarChart, { label: "Duration", unit: "seconds", columns: windows, valueOf: (w, key) => (stepsOf(w.timings).find(([step]) => step === key) || [])[1], textOf: seconds, stacked: true, series: steps, empty: none })),
   );
 }

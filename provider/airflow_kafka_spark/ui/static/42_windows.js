@@ -61,7 +61,7 @@ function WindowDetails({ w, row, onAction }) {
         w.records_routed ? ["Routed elsewhere", w.routed.map((each) => `${count(each.records)} to ${each.to}`).join(", ") || count(w.records_routed)] : null,
         ["Guarantee", w.guarantee],
         w.latency ? ["Latency", Object.entries(w.latency).map(([name, value]) => `${name} ${seconds(value)}`).join(", ")] : null,
-        w.timings && Object.keys(w.timings).length ? ["Steps", Object.entries(w.timings).map(([step, value]) => `${step} ${seconds(value)}`).join(", ")] : null,
+        w.timings && Object.keys(w.timings).length ? ["Steps", stepsOf(w.timings).map(([step, value]) => `${step} ${seconds(value)}`).join(", ")] : null,
         ["Run", w.run],
       ],
     }),
