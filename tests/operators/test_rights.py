@@ -28,6 +28,8 @@ from confluent_kafka.admin import (
 
 from airflow_kafka_spark.cli.definition import COMMANDS, main
 from airflow_kafka_spark.control.preview import preview
+from airflow_kafka_spark.control.requests import ChangeRequest
+from airflow_kafka_spark.control.resend import resend
 from airflow_kafka_spark.errors import RightMissing, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -195,6 +197,14 @@ def renamed(acl: AclBinding, name: str) -> AclBinding:
     return AclBinding(acl.restype, name, acl.resource_pattern_type, acl.principal, acl.host, acl.operation, acl.permission_type)
 
 
+def rights_of_resend() -> list[AclBinding]:
+    """Return the optional rights that sending dead letters again takes: Write where they came from, Read where they are."""
+    wanted = {(READ, AclOperation.WRITE), (DEAD, AclOperation.READ)}
+    found = [acl for acl in documented()[1] if (acl.name, acl.operation) in wanted]
+    assert len(found) == 2
+    return found
+
+
 def stable(cluster: Cluster) -> None:
     wait_stable(cluster.kafka.connection_extra("admin"), LEDGER)
 
@@ -230,6 +240,7 @@ COMMANDS_IN_ORDER = {
     "resume": {},
     "rebind": {},
     "replay": {"window": "2"},
+    "resend": {"window": "1"},
     "skip": {},
     "reset": {"to": "earliest"},
     "unblock": {},
@@ -243,6 +254,7 @@ LOOKING = ("show", "plan", "windows", "unblock")
 def test_each_command_works_with_exactly_the_documented_rights(cluster, tmp_path):
     assert {command.name for command in COMMANDS} == COMMANDS_IN_ORDER.keys()
     moved(cluster, tmp_path, "by-cli")
+    cluster.grant(rights_of_resend())
     name = "by-cli"
     for command, given in COMMANDS_IN_ORDER.items():
         why = [] if command in LOOKING else ["--why", "a test"]
@@ -258,6 +270,7 @@ def test_each_command_works_with_exactly_the_documented_rights(cluster, tmp_path
 
 def test_each_action_of_the_operator_of_offsets_works_with_exactly_the_documented_rights(cluster, tmp_path):
     moved(cluster, tmp_path, "by-operator")
+    cluster.grant(rights_of_resend())
     name = "by-operator"
     for action in [command for command in COMMANDS_IN_ORDER if command in ACTIONS]:
         given = {"new_name": "renamed-by-operator"} if action == "rename" else COMMANDS_IN_ORDER[action]
@@ -271,11 +284,13 @@ def test_each_action_of_the_operator_of_offsets_works_with_exactly_the_documente
 
 def test_each_action_of_a_page_works_with_exactly_the_documented_rights(cluster, tmp_path):
     moved(cluster, tmp_path, "by-page")
+    cluster.grant(rights_of_resend())
     with KafkaHook("airflow") as hook:
-        for action in ("pause", "resume", "replay", "skip", "reset"):
+        for action in ("pause", "resume", "replay", "resend", "skip", "reset"):
             assert action in UI_ACTIONS
             to = "earliest" if action == "reset" else None
-            asked = ActionRequest(action, f"airflow/{LEDGER}", "by-page", "a test", False, to=to, window=2)
+            window = 1 if action == "resend" else 2
+            asked = ActionRequest(action, f"airflow/{LEDGER}", "by-page", "a test", False, to=to, window=window)
             assert perform(hook, asked, ActionContext(LEDGER, "ann", running=False)).done
             stable(cluster)
 
@@ -311,6 +326,21 @@ def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, tmp_pa
         names = frozenset(record["topic"] for record in DeadLetterReader(frozenset({"files", "seen"}), [landed], 5).read(hook))
         assert names <= {DEAD}
     assert report["group_id"] == "seen"
+
+
+def test_sending_dead_letters_again_names_each_right_that_is_missing_and_works_with_both(cluster, tmp_path):
+    moved(cluster, tmp_path, "again", runs=1)
+    cluster.revoke(rights_of_resend())
+    request = ChangeRequest("again", "a test")
+    with KafkaHook("airflow") as hook:
+        for acl in sorted(rights_of_resend(), key=lambda acl: acl.name, reverse=True):
+            with pytest.raises(RightMissing) as refused:
+                resend(hook, request, window=1)
+            assert (refused.value.name, refused.value.right) == (acl.name, acl.operation.name.title())
+            cluster.grant([acl])
+        assert resend(hook, request, window=1).sent_again
+        stable(cluster)
+        assert not resend(hook, request, window=1).changed
 
 
 # --- what is said without one of them ---------------------------------------------------------------------------------------

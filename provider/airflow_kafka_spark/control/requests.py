@@ -12,7 +12,7 @@ from __future__ import annotations
 import getpass
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -84,11 +84,15 @@ def _user() -> str:
 class Beside:
     """Records that become visible together with the record of a change.
 
+    :param doing: what is done, for errors.
+    :param topics: the topics that they go to, for errors.
     :param produce: produces and flushes them.
     :param seconds: how long the transaction may take.
     :param settings: further settings of the producer.
     """
 
+    doing: str
+    topics: Collection[str]
     produce: Callable[[Producer], None]
     seconds: int = SECONDS
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -126,7 +130,7 @@ class ControlLedger(Ledger):
             try:
                 producer.begin_transaction()
                 if beside is not None:
-                    beside.produce(producer)
+                    self._produce(producer, beside)
                 # The record goes last: until the transaction ends, no reader gets past it in the ledger's partition.
                 self.send(producer, _records(memory, change))
                 faults.reached("control.in_transaction")
@@ -138,6 +142,12 @@ class ControlLedger(Ledger):
                 log.warning("Writing change %d of pipeline %s failed: %s", change.number, self.pipeline, failure)
         assert failure is not None
         raise failure
+
+    def _produce(self, producer: Producer, beside: Beside) -> None:
+        try:
+            beside.produce(producer)
+        except Exception as error:
+            raise self.translated(error, beside.doing, "`, `".join(sorted(beside.topics))) from error
 
     def _find(self) -> Found:
         """Read the ledger. Only control records that an open transaction hides are waited for; an attempt at work may take as

@@ -104,8 +104,9 @@ def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     def produce(producer: Producer) -> None:
         _produce(producer, letters)
 
-    largest = max((hook.largest_record(topic) for topic in {part.topic for part in parts}), default=0)
-    beside = Beside(produce, SECONDS, {"message.max.bytes": largest} if largest else {})
+    topics = {part.topic for part in parts}
+    largest = max(hook.largest_record(topic) for topic in topics)
+    beside = Beside("sending dead letters again", topics, produce, SECONDS, {"message.max.bytes": largest})
     change, memory = request_change(hook, memory, request, decide, beside)
     if change is None:
         done = memory.resends(number, interval)
