@@ -58,7 +58,7 @@ def site(
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(directory / "passwords"),
-                "AIRFLOW__KAFKA_SPARK__LEDGERS": "kafka_default/airflow-windows, kafka_default/no-such-ledger",
+                "AIRFLOW__KAFKA_SPARK__LEDGERS": "kafka_default/airflow-windows, kafka_default/no-such-ledger, kafka_default/nor-this-one",
                 "PYTHONPATH": AIRFLOW_PATH,
                 faults.FAULT: "close.begin",
                 faults.ONCE: str(directory / "fault"),
