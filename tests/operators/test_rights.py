@@ -40,6 +40,7 @@ from airflow_kafka_spark.operators import (
     SourceToKafkaOperator,
 )
 from airflow_kafka_spark.operators.control import ACTIONS
+from airflow_kafka_spark.operators.visibility.configuration import described
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource
@@ -48,8 +49,9 @@ from airflow_kafka_spark.ui.actions import ACTIONS as UI_ACTIONS
 from airflow_kafka_spark.ui.actions import ActionContext, ActionRequest, perform
 from airflow_kafka_spark.ui.airflow_metadata import LedgerName
 from airflow_kafka_spark.ui.previews import DeadLetterReader
+from airflow_kafka_spark.ui.records import RecordReader, TopicFormats
 from airflow_kafka_spark.ui.watcher import LedgerWatch
-from airflow_kafka_spark.windows.model import Landed
+from airflow_kafka_spark.windows.model import Landed, TopicPartition
 from tests.support.intervals import hour
 from tests.support.oracle import wait_stable
 from tests.support.pipelines import SCHEMA, SPARK, order
@@ -325,6 +327,8 @@ def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, tmp_pa
         landed = Landed(DEAD, 0, 0, 0, 1)
         names = frozenset(record["topic"] for record in DeadLetterReader(frozenset({"files", "seen"}), [landed], 5).read(hook))
         assert names <= {DEAD}
+        shown = RecordReader(TopicPartition(READ, 0), None, 5, TopicFormats(described(Json(schema=SCHEMA)))).read(hook)
+        assert len(shown["records"]) == 5 and not shown["problem"]
     assert report["group_id"] == "seen"
 
 

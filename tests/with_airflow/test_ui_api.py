@@ -230,6 +230,22 @@ def test_a_running_window_shows_how_far_it_is_and_a_failed_one_that_it_failed(si
     assert row["last_window"]["number"] == 1
 
 
+def test_a_task_that_fails_before_it_plans_a_window_shows_its_error(site, listed):
+    viewer = site.login("viewer")
+    before = the(viewer.get("pipelines", dag_id="broken").json["pipelines"], "broken.load")
+    assert (before["activity"], before["failure"]) == ("new", None)
+    site.wait("broken", site.trigger("broken"), "failed")
+    row = eventually(
+        lambda: (
+            (r := the(viewer.get("pipelines", dag_id="broken").json["pipelines"], "broken.load"))["activity"] == "failed" and r
+        )
+    )
+    assert row["failure"]["error"]["class"] == "ValidationError"
+    assert "ui-no-such-topic" in row["failure"]["error"]["message"]
+    assert row["failure"]["url"].startswith("dags/broken/runs/")
+    assert the(viewer.get("pipelines", sort="status").json["pipelines"][:5], "broken.load"), "failed pipelines come first"
+
+
 def test_an_action_is_planned_first_then_done_and_remembered_with_the_user(site, listed):
     editor = site.login("editor")
     place = {"ledger": LEDGER, "pipeline": AWKWARD[0]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_kafka_spark.operators.visibility.progress import KEY, Progress, store_of
+from airflow_kafka_spark.operators.visibility.progress import ERROR_KEY, KEY, Progress, error_to_dict, store_of
 from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, TargetTopic, Window
 
 RANGES = tuple(OffsetRange("t", p, 100, 200 if p else 100) for p in range(5))
@@ -68,6 +68,28 @@ def test_without_a_store_nothing_is_told():
     progress = Progress(store_of({}))
     progress.begin(window())
     progress.step("close")
+
+
+def test_of_an_error_class_time_and_first_lines_are_stored(caplog):
+    kept = {}
+
+    class Kept:
+        def set(self, key, value):
+            kept[key] = value
+
+    Progress(Kept()).failed(ValueError("line 1\nline 2"))
+    assert kept.keys() == {ERROR_KEY}
+    assert (kept[ERROR_KEY]["class"], kept[ERROR_KEY]["message"], kept[ERROR_KEY]["cut"]) == (
+        "ValueError",
+        "line 1\nline 2",
+        False,
+    )
+    long = error_to_dict(ValueError("\n".join(f"{n} {'x' * 500}" for n in range(50))), 7.0)
+    assert (len(long["message"]), long["cut"], long["at"]) == (1500, True, 7.0)
+    store = Store()
+    store.down = True
+    Progress(store).failed(ValueError("x"))
+    assert "was not published for the pages" in caplog.text
 
 
 def test_the_window_of_an_interval_goes_by_the_name_of_that():
