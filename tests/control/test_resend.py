@@ -18,7 +18,7 @@ from airflow_kafka_spark.windows.model import BadRecord, SourcePlan, SplitResult
 from tests.support.control import pause, resend, resume
 from tests.support.oracle import committed_messages
 from tests.support.piped import BASE
-from tests.support.victim import Victim
+from tests.support.runs import Victim
 
 HEADERS = [("trace", b"7"), ("__connect.errors.of", b"another tool"), ("none", None)]
 
