@@ -207,6 +207,16 @@ def rights_of_resend() -> list[AclBinding]:
     return found
 
 
+@contextmanager
+def may_resend(cluster: Cluster) -> Iterator[None]:
+    """Grant these rights for a while. Write includes Describe, which other tests take away."""
+    cluster.grant(rights_of_resend())
+    try:
+        yield
+    finally:
+        cluster.revoke(rights_of_resend())
+
+
 def stable(cluster: Cluster) -> None:
     wait_stable(cluster.kafka.connection_extra("admin"), LEDGER)
 
@@ -256,14 +266,14 @@ LOOKING = ("show", "plan", "windows", "unblock")
 def test_each_command_works_with_exactly_the_documented_rights(cluster, tmp_path):
     assert {command.name for command in COMMANDS} == COMMANDS_IN_ORDER.keys()
     moved(cluster, tmp_path, "by-cli")
-    cluster.grant(rights_of_resend())
     name = "by-cli"
-    for command, given in COMMANDS_IN_ORDER.items():
-        why = [] if command in LOOKING else ["--why", "a test"]
-        words = [word for option, value in given.items() for word in (f"--{option}", value)]
-        assert main([command, name, *words, *why, "--kafka-conn-id", "airflow"]) == 0, command
-        stable(cluster)
-        name = given["to"] if command == "rename" else name
+    with may_resend(cluster):
+        for command, given in COMMANDS_IN_ORDER.items():
+            why = [] if command in LOOKING else ["--why", "a test"]
+            words = [word for option, value in given.items() for word in (f"--{option}", value)]
+            assert main([command, name, *words, *why, "--kafka-conn-id", "airflow"]) == 0, command
+            stable(cluster)
+            name = given["to"] if command == "rename" else name
 
     moved(cluster, tmp_path, "deleted", runs=1)
     cluster.grant([renamed(acl, "deleted") for acl in documented()[1] if acl.name == GROUP])
@@ -272,22 +282,21 @@ def test_each_command_works_with_exactly_the_documented_rights(cluster, tmp_path
 
 def test_each_action_of_the_operator_of_offsets_works_with_exactly_the_documented_rights(cluster, tmp_path):
     moved(cluster, tmp_path, "by-operator")
-    cluster.grant(rights_of_resend())
     name = "by-operator"
-    for action in [command for command in COMMANDS_IN_ORDER if command in ACTIONS]:
-        given = {"new_name": "renamed-by-operator"} if action == "rename" else COMMANDS_IN_ORDER[action]
-        operator = PipelineOffsetsOperator(
-            task_id="task", action=action, pipeline=name, why="a test", kafka_conn_id="airflow", **given
-        )
-        assert operator.execute(context("run1")), action
-        stable(cluster)
-        name = given.get("new_name", name)
+    with may_resend(cluster):
+        for action in [command for command in COMMANDS_IN_ORDER if command in ACTIONS]:
+            given = {"new_name": "renamed-by-operator"} if action == "rename" else COMMANDS_IN_ORDER[action]
+            operator = PipelineOffsetsOperator(
+                task_id="task", action=action, pipeline=name, why="a test", kafka_conn_id="airflow", **given
+            )
+            assert operator.execute(context("run1")), action
+            stable(cluster)
+            name = given.get("new_name", name)
 
 
 def test_each_action_of_a_page_works_with_exactly_the_documented_rights(cluster, tmp_path):
     moved(cluster, tmp_path, "by-page")
-    cluster.grant(rights_of_resend())
-    with KafkaHook("airflow") as hook:
+    with may_resend(cluster), KafkaHook("airflow") as hook:
         for action in ("pause", "resume", "replay", "resend", "skip", "reset"):
             assert action in UI_ACTIONS
             to = "earliest" if action == "reset" else None
@@ -327,14 +336,13 @@ def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, tmp_pa
         landed = Landed(DEAD, 0, 0, 0, 1)
         names = frozenset(record["topic"] for record in DeadLetterReader(frozenset({"files", "seen"}), [landed], 5).read(hook))
         assert names <= {DEAD}
-        shown = RecordReader(TopicPartition(READ, 0), None, 5, TopicFormats(described(Json(schema=SCHEMA)))).read(hook)
+        shown = RecordReader(TopicPartition(READ, 0), 0, 5, TopicFormats(described(Json(schema=SCHEMA)))).read(hook)
         assert len(shown["records"]) == 5 and not shown["problem"]
     assert report["group_id"] == "seen"
 
 
 def test_sending_dead_letters_again_names_each_right_that_is_missing_and_works_with_both(cluster, tmp_path):
     moved(cluster, tmp_path, "again", runs=1)
-    cluster.revoke(rights_of_resend())
     request = ChangeRequest("again", "a test")
     with KafkaHook("airflow") as hook:
         for acl in sorted(rights_of_resend(), key=lambda acl: acl.name, reverse=True):
@@ -345,6 +353,7 @@ def test_sending_dead_letters_again_names_each_right_that_is_missing_and_works_w
         assert resend(hook, request, window=1).sent_again
         stable(cluster)
         assert not resend(hook, request, window=1).changed
+    cluster.revoke(rights_of_resend())
 
 
 # --- what is said without one of them ---------------------------------------------------------------------------------------
