@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 
 import pyarrow as pa
 import pytest
@@ -11,10 +12,13 @@ from confluent_kafka import Producer
 from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
 from airflow_kafka_spark.control.pipelines import to_json
 from airflow_kafka_spark.errors import ResendRefused, WindowOpen
+from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import utc_now
+from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
 from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, dead_letters, to_bytes
-from airflow_kafka_spark.windows.model import BadRecord, SourcePlan, SplitResult
+from airflow_kafka_spark.windows.interval import Interval
+from airflow_kafka_spark.windows.model import BadRecord, OffsetRange, SourcePlan, SplitResult, Window
 from tests.support.control import pause, resend, resume
 from tests.support.oracle import committed_messages
 from tests.support.piped import BASE
@@ -31,20 +35,25 @@ def dead(moved):
     return topic
 
 
+def send(moved, ledger, dead, bad, with_context=True):
+    """Send these offsets of partition 1 as dead letters, as the operator does."""
+    places = [BadRecord(moved.topic, 1, offset, "no number", "VALUE_CONVERTER") for offset in bad]
+    record = {
+        "timestamp": pa.array([BASE + 1000 * offset for offset in bad], pa.int64()),
+        "key": pa.array([b"key%d" % offset for offset in bad], pa.binary()),
+        "value": pa.array([None if offset % 2 else b"\xff%d" % offset for offset in bad], pa.binary()),
+        "headers": pa.array([HEADERS] * len(bad), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    }
+    letters = to_bytes(pa.Table.from_batches([dead_letters(places, record)]))
+    topic = DeadLetterTopic(moved.hook, dead, -1, Envelope(moved.name, {}, with_context))
+    assert topic.send([SplitResult(0, letters=letters, rejected=len(bad))], ledger) is not None
+
+
 def fail(moved, dead, bad, *ends, with_context=True):
-    """Move a window in which these offsets of partition 1 are dead letters, sent as the operator sends them."""
+    """Move a window in which these offsets of partition 1 are dead letters."""
     with moved.ledger() as ledger:
         entry = ledger.plan(moved.window(ledger, *ends))
-        places = [BadRecord(moved.topic, 1, offset, "no number", "VALUE_CONVERTER") for offset in bad]
-        record = {
-            "timestamp": pa.array([BASE + 1000 * offset for offset in bad], pa.int64()),
-            "key": pa.array([b"key%d" % offset for offset in bad], pa.binary()),
-            "value": pa.array([None if offset % 2 else b"\xff%d" % offset for offset in bad], pa.binary()),
-            "headers": pa.array([HEADERS] * len(bad), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        }
-        letters = to_bytes(pa.Table.from_batches([dead_letters(places, record)]))
-        topic = DeadLetterTopic(moved.hook, dead, -1, Envelope(moved.name, {}, with_context))
-        assert topic.send([SplitResult(0, letters=letters, rejected=len(bad))], ledger) is not None
+        send(moved, ledger, dead, bad, with_context)
         report = {"group_id": moved.name, "completed_at": utc_now(), "timings": {"total": 1.0}}
         ledger.close(report, entry.window.ends)
     moved.settle()
@@ -96,6 +105,22 @@ def test_dead_letters_are_sent_again_once_as_they_were_read_to_where_they_came_f
     json.dumps(to_json([done, moved.memory.history]))
 
 
+def test_dead_letters_of_a_data_interval_are_sent_again_once(moved, dead, ask):
+    hour = Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 1, 1, tzinfo=timezone.utc))
+    fail(moved, dead, [10], 12, 12)
+    with IntervalLedger(moved.hook, moved.name, "run-hour", hour, topic=moved.ledger_topic) as ledger:
+        log, ranges = read_log(moved.hook, [moved.topic]), tuple(OffsetRange(moved.topic, p, 12, 16) for p in range(2))
+        bounds = (hour.start_ms, hour.end_ms)
+        ledger.plan(Window(ledger.pipeline, 1, ranges, ledger.run, utc_now(), log.cluster_id, log.topic_ids, interval=bounds))
+        send(moved, ledger, dead, [13, 14])
+        ledger.close({"completed_at": utc_now()}, {})
+    # A letter of another window between them is left alone.
+    assert ask(window=None, name=hour.name).sent_of == hour.name
+    assert came_back(moved) == [record(13), record(14)]
+    assert not ask(window=None, name=f"{moved.name}.{hour.name}").changed
+    assert ask().changed and len(came_back(moved)) == 3
+
+
 def test_a_resend_is_remembered_as_long_as_its_window_however_many_changes_follow(moved, dead, ask, monkeypatch):
     monkeypatch.setattr("airflow_kafka_spark.control.requests.KEEP_CONTROLS", 2)
     fail(moved, dead, [12], 15, 15)
@@ -143,7 +168,7 @@ def test_what_cannot_be_sent_again_is_refused_and_nothing_is_sent(moved, dead, a
     fail(moved, dead, [12], 15, 15, with_context=False)
     with pytest.raises(ResendRefused, match="None of the 1 dead letters .* was found.*context_headers_enable"):
         ask()
-    with pytest.raises(ResendRefused, match="window 1 .* has no dead letters"):
+    with pytest.raises(ResendRefused, match="Window 1 .* has no dead letters"):
         ask(window=1)
     with pytest.raises(ResendRefused, match="remembers no window 9.*windows 1 to 2"):
         ask(window=9)
