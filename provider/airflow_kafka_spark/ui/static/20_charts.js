@@ -188,15 +188,15 @@ function Charts({ series, readsRows }) {
       h(BarChart, {
         label: readsRows ? "Rows per window" : "Records per window", unit: readsRows ? "rows" : "records", columns: windows, valueOf: of, textOf: count, empty: none,
         series: [
-          { key: "published", label: "published", colour: "var(--chakra-colors-fg-subtle)" },
+          readsRows ? null : { key: "published", label: "published", colour: "var(--chakra-colors-fg-subtle)" },
           { key: "read", label: "read", colour: solid("blue") },
           { key: "gaps", label: "lost (gaps)", colour: solid("red"), on: "read" },
           { key: "written", label: "written", colour: solid("green") },
-        ].filter(told),
+        ].filter((each) => each && told(each)),
       }),
     ),
     readsRows ? h("div", { className: "aks-panel" }, h(BarChart, { label: "Bytes per window", unit: "bytes", columns: windows, valueOf: of, textOf: bytes, empty: none, series: [{ key: "bytes", label: "published", colour: solid("green") }] })) : null,
     readsRows ? null : h("div", { className: "aks-panel" }, h(LineChart, { label: "Latency", unit: "seconds", columns: windows, valueOf: of, textOf: seconds, empty: none, series: [{ key: "p50", label: "p50", colour: solid("blue") }, { key: "p95", label: "p95", colour: solid("purple") }] })),
-    h("div", { className: "aks-panel" }, h(BarChart, { label: "Duration", unit: "seconds", columns: windows, valueOf: (w, key) => (stepsOf(w.timings).find(([step]) => step === key) || [])[1], textOf: seconds, stacked: true, series: steps, empty: none })),
+    h("div", { className: `aks-panel${readsRows ? " aks-whole" : ""}` }, h(BarChart, { label: "Duration", unit: "seconds", columns: windows, valueOf: (w, key) => (stepsOf(w.timings).find(([step]) => step === key) || [])[1], textOf: seconds, stacked: true, series: steps, empty: none })),
   );
 }

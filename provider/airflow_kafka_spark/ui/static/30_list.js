@@ -140,7 +140,7 @@ function Ledgers({ ledgers }) {
         h(
           "details",
           null,
-          h("summary", { style: { cursor: "pointer" } }, h("span", { className: "aks-strong" }, `${count(found.length)} ledgers ${many}: `), found.map((ledger) => ledger.ledger).join(", ")),
+          h("summary", { style: { cursor: "pointer" } }, h("span", { className: "aks-strong" }, `${count(found.length)} ledgers ${many}`), h("span", { className: "aks-wide-only" }, `: ${found.map((ledger) => ledger.ledger).join(", ")}`)),
           ...found.map((ledger) => h("div", { key: ledger.ledger, style: { marginTop: 4 } }, h("span", { className: "aks-strong" }, `${ledger.ledger}. `), ledgerDetails(ledger))),
         ),
       );

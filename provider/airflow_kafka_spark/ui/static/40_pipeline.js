@@ -52,20 +52,20 @@ function FailureNote({ failure }) {
   );
 }
 
-function About({ row, partitionsAge }) {
+function About({ row, partitionsAge, guarantee }) {
   const last = row.last_window;
   return h(Facts, {
     facts: [
-      ["Lag", known(row.lag_records) ? h("span", { "data-lag": row.lag_records }, plural(row.lag_records, "record")) : null, known(row.lag_age ?? partitionsAge) ? `Measured ${seconds(row.lag_age ?? partitionsAge)} ago` : undefined],
-      ["Behind", known(row.lag_seconds) ? seconds(row.lag_seconds) : null, "Age of the oldest record that is not yet moved"],
+      row.reads_rows ? null : ["Lag", known(row.lag_records) ? h("span", { "data-lag": row.lag_records }, plural(row.lag_records, "record")) : null, known(row.lag_age ?? partitionsAge) ? `Measured ${seconds(row.lag_age ?? partitionsAge)} ago` : undefined],
+      row.reads_rows ? null : ["Behind", known(row.lag_seconds) ? seconds(row.lag_seconds) : null, "Age of the oldest record that is not yet moved"],
       ["Rate", rateOf(row.rate), "Records per second of the last window"],
       ["Last window", last ? h(Fragment, null, `${windowText(last)}, `, h(Ago, { at: last.completed_at })) : null],
       ["DAG and task", row.dag_id ? h(Fragment, null, h(Host, { to: dagPath(row.dag_id) }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "", row.dag_paused ? " (paused in Airflow)" : "") : "no DAG names it"],
       row.topics?.length ? ["Topics", row.topics.join(", ")] : null,
-      row.source ? ["Source", row.source_name, row.source] : null,
+      row.source && !row.topics?.length ? ["Source", row.source_name, row.source] : null,
       row.sink ? ["Sink", row.sink_name, row.sink] : null,
       row.group ? ["Group", row.group] : null,
-      ["Guarantee", row.guarantee],
+      ["Guarantee", row.guarantee || guarantee],
       ["Ledger", row.ledger],
     ],
   });
@@ -113,8 +113,8 @@ function Pipeline({ ledger, pipeline, where, alone }) {
   const tabs = [
     { key: "charts", label: "Charts" },
     { key: "windows", label: "Windows", count: data.windows_total },
-    ...(row.reads_rows ? [] : [{ key: "partitions", label: "Partitions", count: data.partitions.length }]),
-    { key: "next", label: "Next window" },
+    // Only its source knows what comes next.
+    ...(row.reads_rows ? [] : [{ key: "partitions", label: "Partitions", count: data.partitions.length }, { key: "next", label: "Next window" }]),
     { key: "records", label: "Records" },
     { key: "dead", label: "Dead letters", count: data.dead_letters?.total || 0 },
     { key: "changes", label: "Changes", count: data.changes.length },
@@ -137,7 +137,7 @@ function Pipeline({ ledger, pipeline, where, alone }) {
     h(Unfresh, { live }),
     h(Header, { row, where: alone ? { dagId: null } : where, onAction: setAction }),
     h(NowRunning, row),
-    h("div", { className: "aks-panel" }, h(About, { row, partitionsAge: data.partitions_age })),
+    h("div", { className: "aks-panel" }, h(About, { row, partitionsAge: data.partitions_age, guarantee: data.configuration?.guarantee })),
     h(Intervals, data),
     h(Tabs, { tabs, chosen, label: "Views of the pipeline", onChoose: (next) => set({ view: next, window: next === "windows" ? wanted : null }) }),
     h("div", { role: "tabpanel", "aria-label": tabs.find((tab) => tab.key === chosen).label, "data-view": chosen }, views[chosen]()),

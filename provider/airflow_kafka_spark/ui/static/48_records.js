@@ -70,16 +70,19 @@ function Records({ ledger, pipeline, topics, partitions }) {
   );
 }
 
-// An object of options, as a sink or a format, as its constructor is written.
-function argumentText(value, indent = "") {
+// An object of options, as a sink or a format, as its constructor is written; on one line where it is short.
+function argumentText(value, indent = "", nested = false) {
   const deeper = `${indent}  `;
-  if (value && typeof value === "object" && !Array.isArray(value) && "class" in value && "arguments" in value) {
-    const given = Object.entries(value.arguments);
-    if (!given.length) return `${value.class}()`;
-    return `${value.class}(\n${given.map(([name, each]) => `${deeper}${name}=${argumentText(each, deeper)}`).join(",\n")}\n${indent})`;
-  }
-  if (Array.isArray(value)) return value.length ? `[\n${value.map((each) => `${deeper}${argumentText(each, deeper)}`).join(",\n")}\n${indent}]` : "[]";
-  if (value && typeof value === "object") return `{\n${Object.entries(value).map(([name, each]) => `${deeper}${name}: ${argumentText(each, deeper)}`).join(",\n")}\n${indent}}`;
+  const listed = (open, items, close) => {
+    const line = `${open}${items.join(", ")}${close}`;
+    return line.length <= 80 && !line.includes("\n") ? line : `${open}\n${items.map((each) => `${deeper}${each}`).join(",\n")}\n${indent}${close}`;
+  };
+  const of = (each) => argumentText(each, deeper, true);
+  if (Array.isArray(value)) return listed("[", value.map(of), "]");
+  if (value && typeof value === "object" && "class" in value && "arguments" in value)
+    return listed(`${value.class}(`, Object.entries(value.arguments).map(([name, each]) => `${name}=${of(each)}`), ")");
+  if (value && typeof value === "object") return listed("{", Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${of(each)}`), "}");
+  if (typeof value === "string") return nested ? JSON.stringify(value) : value;
   return value === null ? "None" : value === true ? "True" : value === false ? "False" : String(value);
 }
 
@@ -94,8 +97,6 @@ function Configuration({ configuration, row }) {
       facts: [
         ["Operator", configuration.operator],
         ["Guarantee", configuration.guarantee || row.guarantee],
-        ["DAG and task", row.dag_id ? `${row.dag_id} · ${row.task_id}` : null],
-        ["Ledger", row.ledger],
         ...Object.entries(configuration.connections || {}).map(([name, connection]) => [`Connection (${name})`, connection]),
       ],
     })),
