@@ -58,7 +58,8 @@ class Letter:
 def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None, name: str | None = None) -> ChangeResult:
     """Send the dead letters of a complete window again, to the topics that they came from, where the pipeline reads them anew.
 
-    Each record is sent as it was read, key, value, timestamp and headers, to the partition that it came from.
+    Each record is sent as it was read, key, value, timestamp and headers, to the partition that it came from. Those of a partition
+    keep their order.
 
     Guarantee: one Kafka transaction sends them, and records in the ledger that they were sent. So a ``read_committed`` reader of
     the topic sees each of them exactly once more, whatever is killed meanwhile and however often this is repeated. An attempt at
@@ -222,7 +223,8 @@ def _read(hook: KafkaHook, pipeline: str, entry: Entry, landed: Sequence[Landed]
             expected="dead letters that the topic still holds, with the headers that say where they came from",
             action="See the retention of the topic, and `errors_deadletterqueue_context_headers_enable` of the operator",
         )
-    return found
+    # The dead letter topic may have several partitions. Records of a partition keep the order in which they were read.
+    return sorted(found, key=lambda letter: (letter.origin, letter.offset))
 
 
 def _too_many(found: str, expected: str) -> ResendRefused:
