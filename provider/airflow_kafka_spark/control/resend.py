@@ -58,8 +58,8 @@ class Letter:
 def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None, name: str | None = None) -> ChangeResult:
     """Send the dead letters of a complete window again, to the topics that they came from, where the pipeline reads them anew.
 
-    Each record is sent as it was read, key, value, timestamp and headers, to the partition that it came from. Those of a partition
-    keep their order.
+    Each record is sent as it was read (key, value, timestamp and headers), to the partition that it came from. The records of a
+    partition keep their order.
 
     Guarantee: one Kafka transaction sends them, and records in the ledger that they were sent. So a ``read_committed`` reader of
     the topic sees each of them exactly once more, whatever is killed meanwhile and however often this is repeated. An attempt at
