@@ -165,7 +165,7 @@ def test_a_pipeline_that_works_and_does_not_move_is_seen_to_stall(people):
 def test_a_window_runs_and_its_progress_moves(people, gate):
     visit = people("editor")
     gate.produce(997, b"no json", b'{"id": "<img src=x onerror=alert(1)>"}', b"\xff\xfe")
-    visit.go(f"{PAGE}?sort=activity")
+    visit.go(f"{PAGE}?sort=activity&q=pages")
     visit.see("tr[data-row]")
     gate.say("1/4")
     first = gate.site.trigger(DAG)

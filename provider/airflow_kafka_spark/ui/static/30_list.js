@@ -239,7 +239,8 @@ function List({ where, onOne }) {
     where.dagId ? null : h("h1", { className: "aks-heading" }, "Kafka pipelines"),
     h(Unfresh, { live }),
     live.error && !live.data ? h(Failure, { title: "The pipelines could not be read", error: live.error, again: live.refresh }) : null,
-    data ? h(Ledgers, data) : null,
+    // Beside a DAG only its own ledgers matter.
+    data ? h(Ledgers, { ledgers: where.dagId ? data.ledgers.filter((each) => data.pipelines.some((row) => row.ledger === each.ledger)) : data.ledgers }) : null,
     data ? h(Counts, { data, status, onStatus: (next) => set({ status: next, offset: null }) }) : null,
     data && (data.total || filtered)
       ? h(C.Input, { type: "search", size: "sm", placeholder: "Search pipelines, DAGs, topics, groups", "aria-label": "Search pipelines", value: typed, onChange: (event) => setTyped(event.target.value) })
