@@ -1,30 +1,25 @@
-"""The transforms of a pipeline as Spark expressions.
-
-:class:`SinkChain` is for records on the way to a sink, :class:`TopicChain` for records on the way to another topic, and
-:class:`SourceChain` for the rows of a source.
-
-A chain is built from column expressions only. Spark is asked for the types, and reads nothing for it.
-"""
+"""The transforms of a pipeline as Spark expressions, and Spark's SQL settings under which rows become records."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
-
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.formats.base import Format, Part, as_struct, spark_column
 from airflow_kafka_spark.formats.internal_columns import END, ERROR, LEFT_OUT, ROUTE
 from airflow_kafka_spark.road.columns import GIVEN, ORIGINAL, TOMBSTONE, NullValues
-from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
 from airflow_kafka_spark.windows.model import PackedSplits, Split
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
-
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.arrow.tasks.program import Program
     from airflow_kafka_spark.road.tasks.account import Tolerance
@@ -35,6 +30,30 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms import Transform
     from airflow_kafka_spark.transforms.chain import TransformLike
+
+
+SETTINGS: Mapping[str, str] = {
+    # A batch is what a task holds at once, and what it hands to the producer.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+@contextmanager
+def sql_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Set SQL settings for the time of one job, since the session may be shared."""
+    before = {name: session.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, old)
+
 
 MADE, BYTES = "__kafka_made_", "__kafka_bytes_"
 """How the names of columns begin that hold a part as the transforms have made it, and as it is written."""
