@@ -1,5 +1,6 @@
-"""Listing and opening files of a directory, on a mounted file system or in an object store; and the columns, types and row counts in the
-footers of Parquet and ORC files.
+"""Listing and opening files of a directory: on a mounted file system, or in an object store.
+
+Columns, types and row counts come from the footers of Parquet and ORC files.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import IO, Any, TypeVar
-from airflow_kafka_spark.errors import Problem
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,29 +1,38 @@
-"""Where a window of files ends and how it is split: the new files of a directory, from the oldest; the files that a pipeline has read, as
-it remembers them between windows; and splits exactly as Spark's file sources make them, so that Spark reads what was frozen.
+"""Where a window of files ends and how it is split: the new files of a directory, from the oldest.
+
+**Files that were read** (:class:`SeenFiles`). Every file that was read is remembered by 16 bytes (hashes of its name and of its
+size, modification time and etag), which needs no clock and no order. Beyond :data:`FORGET_ABOVE` files the oldest are
+forgotten, up to the *horizon*, a modification time and name: a file at or before the horizon counts as read. The horizon stays
+before every file that was listed and not read, and before the time of the listing by the allowed lateness.
+
+**Splits.** A window's files are split exactly as Spark's file sources split them, so that Spark reads the splits that were
+frozen. Spark orders the slices of files by length, longest first, and fills partitions with them one after the other
+(``FilePartition.getFilePartitions``). With :func:`spark_settings` the outcome depends on order and sizes of the files only.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
-from airflow_kafka_spark.sources.files.store import ListedFile
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+import struct
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any
+
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
-from airflow_kafka_spark.sources.files.schema import read_footers, require_same_columns
-from airflow_kafka_spark.sources.files.store import FileSelection, FileStore, ListedFile, join_names
-
+from airflow_kafka_spark.sources.files.store import (
+    FileSelection,
+    FileStore,
+    ListedFile,
+    join_names,
+    read_footers,
+    require_same_columns,
+)
 
 FORGET_ABOVE = 10_000
 """Number of files above which the oldest are forgotten: 213 KB of a ledger record."""

@@ -1,16 +1,20 @@
-"""Where a window of rows ends, how it is split (by counting in the database, in the order of the split columns), and how its splits are
-read: by Spark's JDBC reader as a DataFrame with one partition each, or by Spark's tasks themselves.
+"""Where a window of rows ends, how it is split, and how its splits are read.
+
+The end is found by counting in the database, in the order of the split columns. Splits are read by Spark's JDBC reader, as a
+DataFrame with one partition each, or by Spark's tasks themselves.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
+
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
 from airflow_kafka_spark.sources.jdbc.database import (
@@ -22,15 +26,10 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SplitKey,
 )
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.formats.types import backticked
-from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceColumn, SourceDatabase
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
     from airflow_kafka_spark.sources.base import SplitReader
 
 
