@@ -1,13 +1,18 @@
-"""The transforms of a pipeline as Spark expressions, and Spark's SQL settings under which rows become records."""
+"""The transforms of a pipeline as Spark expressions.
+
+:class:`SinkChain` is for records on the way to a sink, :class:`TopicChain` for records on the way to another topic, and
+:class:`SourceChain` for the rows of a source.
+
+A chain is built from column expressions only. Spark is asked for the types, and reads nothing for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
+
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.formats.base import Format, Part, as_struct, spark_column
@@ -16,10 +21,10 @@ from airflow_kafka_spark.road.columns import GIVEN, ORIGINAL, TOMBSTONE, NullVal
 from airflow_kafka_spark.windows.model import PackedSplits, Split
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
+
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.arrow.tasks.program import Program
     from airflow_kafka_spark.road.tasks.account import Tolerance

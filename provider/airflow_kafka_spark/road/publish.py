@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
 from airflow_kafka_spark.formats.base import Format, spark_column
 from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
 from airflow_kafka_spark.road.columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, TOMBSTONE, VALUE
-from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect
 from airflow_kafka_spark.road.write import ReadWith
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json

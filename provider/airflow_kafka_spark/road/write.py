@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
+from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect, progress_line
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import PackedSplits, Split, SplitResult, TopicPartition, Window

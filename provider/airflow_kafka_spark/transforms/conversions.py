@@ -1,16 +1,17 @@
-"""Conversions of types: Cast and TimestampConverter; values in text, as Connect writes them; and timestamps as texts, by the patterns of
-Java's SimpleDateFormat that Connect uses.
+"""Conversions of types: Cast and TimestampConverter; values in text, as Connect writes them; and date patterns.
+
+Date patterns write timestamps as texts, by the patterns of Java's SimpleDateFormat that Connect uses. Spark's own patterns
+differ: what Spark does not know is computed here, as far as possible.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING
-from airflow_kafka_spark.errors import Problem
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal, get_args
+
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.transforms.base import KeyOrValueTransform, NullDefaultTransform
 from airflow_kafka_spark.transforms.options import parse_names, parse_pairs

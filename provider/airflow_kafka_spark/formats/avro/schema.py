@@ -1,5 +1,7 @@
-"""Avro schemas: parsed from JSON, read as columns, derived from columns; and which types can be read as which, by Avro's schema
-resolution, and which columns can be written as which types.
+"""Avro schemas: parsed from JSON, read as columns, and derived from columns.
+
+Compatibility, too: which types can be read as which, by Avro's schema resolution, and which columns can be written as which
+types.
 """
 
 from __future__ import annotations
@@ -9,10 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
 from airflow_kafka_spark.errors import AvroSchemaInvalid
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Struct, Text
-from collections.abc import Iterator, Sequence
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
 

@@ -1,20 +1,17 @@
-"""Connect's schemas, as its JSON converter writes them beside each value: read as columns, and derived from columns; and the logical types
-of Connect and Debezium: dates, timestamps and decimals that are written as numbers or base64.
+"""Connect's schemas, as its JSON converter writes them beside each value: read as columns, and derived from columns.
+
+The logical types of Connect and Debezium are dates, timestamps and decimals that are written as numbers or base64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
-from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
 from airflow_kafka_spark.formats.text import BadValue, short
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
-
 
 Representation = Literal["days", "millis", "micros", "nanos", "unscaled", "variable", "text", "iso"]
 """How a value is written: ``days`` to ``nanos`` since 1970; ``unscaled``, a decimal's unscaled value in base64; ``variable``, the

@@ -1,5 +1,6 @@
-"""Schemas of Protobuf: compiled by protoc, searched for messages, compared with older versions, and derived from columns; and the columns of
-a message: its descriptor read once, as values that are sent to tasks.
+"""Schemas of Protobuf: compiled by protoc, searched for messages, compared with older versions, and derived from columns.
+
+:class:`MessageLayout` holds the columns of a message: its descriptor read once, as values that are sent to tasks.
 """
 
 from __future__ import annotations
@@ -12,17 +13,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
 from airflow_kafka_spark.errors import ProtobufNotInstalled, SchemaUnusable
 from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
-from airflow_kafka_spark.errors import SchemaUnusable
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor

@@ -1,23 +1,22 @@
-"""From what Spark's analyzer has made of a chain of transforms to a program in Arrow, where all of it is known here: types, literals, casts
-and expressions.
+"""Translate a chain of transforms, as Spark's analyzer leaves it, into a program over Arrow batches.
+
+Only what is known here is translated: types, literals, casts and expressions. A chain with anything else in it is left to Spark.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
-from decimal import Decimal
-from typing import Any
-import pyarrow as pa
-from airflow_kafka_spark.road.arrow.building import Unknown
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
 from airflow_kafka_spark.road.arrow.building import Builder, Unknown
 from airflow_kafka_spark.road.arrow.tasks.functions import is_common
-import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.road.arrow.tasks.program import Program
 
 if TYPE_CHECKING:

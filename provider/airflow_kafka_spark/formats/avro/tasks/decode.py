@@ -36,7 +36,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.avro.compatibility import branch_to_read, field_for, is_readable_as, read_symbols, unit_ratio
 from airflow_kafka_spark.formats.avro.schema import (
     AvroArray,
     AvroEnum,
@@ -48,7 +47,12 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     AvroUnion,
+    branch_to_read,
     columns_of,
+    field_for,
+    is_readable_as,
+    read_symbols,
+    unit_ratio,
 )
 from airflow_kafka_spark.formats.avro.tasks.encode import varint_sizes
 from airflow_kafka_spark.formats.avro.tasks.row_decode import (
