@@ -1,9 +1,12 @@
-"""Errors found before a window starts: options, connections, Java, jars, brokers that do not answer, and the embedded servers."""
+"""Errors found before a window starts: options, connections, Java, jars, and brokers that do not answer; and errors of the
+embedded servers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
 from airflow_kafka_spark.errors.base import KafkaSparkError
 
 

@@ -1,5 +1,6 @@
-"""A real Airflow, embedded: api-server, scheduler with the LocalExecutor and dag-processor, for demos and end-to-end tests. Its metadata
-database is on an embedded PostgreSQL where that is installed, else on SQLite.
+"""A real Airflow, embedded: api-server, scheduler with the LocalExecutor and dag-processor, for demos and end-to-end tests.
+
+Its metadata database is on an embedded PostgreSQL where that is installed, else on SQLite.
 """
 
 from __future__ import annotations
@@ -7,30 +8,29 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import os
+import secrets
 import shutil
+import signal
 import sqlite3
+import subprocess
 import sys
 import threading
+import time
+import urllib.error
+import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import ClassVar
-from airflow_kafka_spark.hooks.jars import cache_directory
-from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
-import json
-import secrets
-import signal
-import subprocess
-import time
-import urllib.error
-import urllib.request
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
 from airflow_kafka_spark.errors import ServerFailed
+from airflow_kafka_spark.hooks.jars import cache_directory
 from airflow_kafka_spark.testing._embedded import Embedded
 from airflow_kafka_spark.testing._processes import LOOPBACK, Server, free_ports, tail, wait_until
-
+from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
 
 SETTING = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
 _OF_DATABASE = ("AIRFLOW__DATABASE__", "AIRFLOW__CORE__AUTH_MANAGER")
