@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
+from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.model import Applied, OffsetRange, Window
@@ -159,8 +160,6 @@ def make_below(base: Path, names: Sequence[str]) -> Path:
 
 
 LOCK = "lock"
-ABANDONED_DAYS = 7.0
-"""Minimum age of an attempt that an attempt of another pipeline removes."""
 SWEPT_AT_ONCE = 20
 """Maximum number of abandoned attempts that one attempt removes."""
 _REMOVED = ".removed"
@@ -242,7 +241,7 @@ class Staging:
     def sweep_abandoned(self) -> None:
         """Remove up to :data:`SWEPT_AT_ONCE` abandoned attempts, whose pipelines no longer run and so do not remove them.
 
-        Guarantee: nothing that a live attempt needs is removed. Only attempts count that began more than :data:`ABANDONED_DAYS`
+        Guarantee: nothing that a live attempt needs is removed. Only attempts count that began more than :data:`.ABANDONED_DAYS`
         days ago and whose lock is free: an attempt holds it for as long as it lives, on any machine. On a file system without
         locks nothing is removed. Never raises.
         """

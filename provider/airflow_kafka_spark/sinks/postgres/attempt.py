@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from airflow_kafka_spark.errors import SinkRejected, WindowConflict
 from airflow_kafka_spark.hooks.postgres import APPLICATION, Name, parse_name, resolve, rows, run
+from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
     StageColumn,
@@ -41,8 +42,6 @@ OFFSET, TOMBSTONE = "__airflow_offset", "__airflow_tombstone"
 KEEP_SPLITS = "Set back `split_records` (and whatever else decides the size of splits) until this window is complete"
 STAGES = "airflow_stage_"
 """The beginning of the names of all stages."""
-ABANDONED_DAYS = 7.0
-"""Minimum age of an attempt whose tables an attempt of another pipeline removes."""
 _POLL = 0.02
 _DROPPED_AT_ONCE = 50
 
@@ -238,7 +237,7 @@ def _with_short_locks(
 def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
     """Drop up to 50 tables of abandoned attempts, whose pipelines no longer run and so do not remove them.
 
-    Guarantee: nothing that a live attempt needs is dropped. Only attempts count that began more than :data:`ABANDONED_DAYS` days
+    Guarantee: nothing that a live attempt needs is dropped. Only attempts count that began more than :data:`.ABANDONED_DAYS` days
     ago and whose pipeline has no session on the server: an attempt has one for as long as it lives. Never waits for a lock, and
     never fails an attempt.
     """
