@@ -69,11 +69,11 @@ MADE, BYTES = "__kafka_made_", "__kafka_bytes_"
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """What Spark says of a chain of transforms, before anything is read.
+    """The plan of a chain of transforms, as Spark's analyzer resolves it before anything is read.
 
     :param schema: the rows' columns.
-    :param program: what the chain is in Arrow, with all that may be carried past it; None where Spark has to compute it.
-    :param unknown: what of it is not known in Arrow.
+    :param program: the chain in Arrow, with all columns that may be carried past it; None if Spark has to compute it.
+    :param unknown: the first expression that is not known in Arrow; empty if all are.
     """
 
     schema: pa.Schema
@@ -220,7 +220,7 @@ class SinkChain:
 
 @dataclass(frozen=True)
 class TopicChain:
-    """What transforms make of records, and how that is written.
+    """Transforms of records on the way to another topic, and how their results are written.
 
     A key or a value that no transform changes keeps its bytes. Others are written in the formats given, by default as Connect
     would: structs as JSON, numbers and texts as text, bytes as they are.
@@ -229,9 +229,9 @@ class TopicChain:
     :param topics: where records go whose topic a transform changes.
     :param value: how values are written; None: by their type.
     :param key: how keys are; None: by their type.
-    :param timestamps: whether records keep the time that they have behind the transforms.
-    :param headers: whether they keep the headers.
-    :param partitions: whether they keep the partition's number.
+    :param timestamps: True if records keep the timestamp that they have after the transforms.
+    :param headers: True if they keep their headers.
+    :param partitions: True if they keep the number of their partition.
     :param pipeline: the pipeline's name, for records that a filter sends elsewhere.
     """
 
@@ -320,11 +320,11 @@ class TopicChain:
 
 @dataclass(frozen=True)
 class SourceChain:
-    """What transforms make of the records that a source's rows would have become.
+    """Transforms of the records that a source's rows become.
 
-    What comes to the first one is a record as the sink's options make it of a row: ``value`` has its columns, ``key`` is the
+    The first transform gets a record as the sink's options make it of a row: ``value`` has its columns, ``key`` is the
     value of one column, or has those of several, ``topic``, ``partition``, ``timestamp`` and ``headers`` are where it would go.
-    What comes out of the last one is written.
+    The result of the last transform is written.
 
     :param transforms: in the order in which they apply.
     :param sink: how rows become records, and how these are written.

@@ -105,10 +105,10 @@ class Keeper:
                 answer = b""
         if not answer:
             raise ServerFailed(self.server, "it was stopped, or the process that keeps it was killed")
-        told = json.loads(answer)
-        if "error" in told:
-            raise ServerFailed(self.server, told["error"])
-        return told["result"]
+        reply = json.loads(answer)
+        if "error" in reply:
+            raise ServerFailed(self.server, reply["error"])
+        return reply["result"]
 
 
 class Server:

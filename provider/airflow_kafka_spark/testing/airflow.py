@@ -45,7 +45,7 @@ class MetadataDatabase(ABC):
 
     _suffix: ClassVar[str]
     _is_new: bool = False
-    """Whether :meth:`start` has made it, so that it is empty."""
+    """True if :meth:`start` has made it, so that it is empty."""
 
     @abstractmethod
     def start(self) -> None:
@@ -172,9 +172,9 @@ _START_SECONDS = 300.0
 _ASK_AGAIN_SECONDS = 60.0
 _FINAL = frozenset({"success", "failed"})
 
-# On a machine that has too much to do nobody is to be given up who is only slow.
+# On a busy machine a process that is only slow must not be given up.
 _PATIENCE = {
-    # Longer than the api-server waits for SQLite: a task that asks for the same once more is told that it is another one.
+    # Longer than the api-server waits for SQLite: a task that repeats its request is refused as another one.
     "WORKERS__EXECUTION_API_TIMEOUT": 60,
     "CORE__DAGBAG_IMPORT_TIMEOUT": 300,
     "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": 120,

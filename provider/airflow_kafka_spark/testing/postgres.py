@@ -277,7 +277,7 @@ def _alive(process: Any) -> bool:
     import psutil
 
     try:
-        # One that nobody has reaped yet holds nothing any more.
+        # A zombie process that is not reaped yet holds nothing any more.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

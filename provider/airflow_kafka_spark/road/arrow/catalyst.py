@@ -84,7 +84,7 @@ def whole_literal(value: Any, kind: pa.DataType) -> Any:
     return float(value) if t.is_floating(kind) and abs(value) <= 2 ** (53 if kind == pa.float64() else 24) else None
 
 
-def type_of(told: Any) -> pa.DataType:
+def type_of(spark_type: Any) -> pa.DataType:
     """Return a type of Spark as an Arrow type.
 
     :raises Unknown: none that is read from Kafka.
@@ -92,33 +92,33 @@ def type_of(told: Any) -> pa.DataType:
     from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import StructField
 
-    if told == "void":
+    if spark_type == "void":
         return pa.null()
-    field = {"name": "it", "type": told, "nullable": True, "metadata": {}}
+    field = {"name": "it", "type": spark_type, "nullable": True, "metadata": {}}
     try:
         return to_arrow_type(StructField.fromJson(field).dataType)
     except Exception:
-        raise Unknown(f"the type {told}") from None
+        raise Unknown(f"the type {spark_type}") from None
 
 
-def value_of(told: str | None, kind: pa.DataType) -> Any:
+def value_of(text: str | None, kind: pa.DataType) -> Any:
     """Return the value of a literal.
 
     :raises Unknown: of a type whose text is not plain.
     """
     t = pa.types
-    if told is None:
+    if text is None:
         return None
     if t.is_boolean(kind):
-        return told == "true"
+        return text == "true"
     if t.is_integer(kind):
-        return int(told)
+        return int(text)
     if kind == TEXT:
-        return told
+        return text
     if t.is_decimal(kind):
-        return Decimal(told)
+        return Decimal(text)
     if t.is_floating(kind):
-        return float(told)
+        return float(text)
     raise Unknown(f"a literal of type {kind}")
 
 
@@ -151,7 +151,7 @@ _OF_ONE = {
 
 @dataclass(frozen=True)
 class LevelColumn:
-    """A column of a level; its node is made when somebody asks."""
+    """A column of a level. Its node is made on first use."""
 
     name: str
     made: Callable[[], int]
@@ -424,10 +424,10 @@ def _program_of(frame: DataFrame, schema: pa.Schema) -> Program:
 
     plan = _plan(frame)
     # A plan's text repeats a struct's type wherever that is named, so it grows with the square of the fields.
-    told = str(plan.toJSON())
-    if len(told) > _LARGEST:
-        raise Unknown(f"a plan of {len(told)} characters")
-    levels = json.loads(told)
+    text = str(plan.toJSON())
+    if len(text) > _LARGEST:
+        raise Unknown(f"a plan of {len(text)} characters")
+    levels = json.loads(text)
     *upper, leaf = levels
     if any(level["num-children"] != 1 for level in upper) or leaf["num-children"]:
         raise Unknown("a plan that is no chain")

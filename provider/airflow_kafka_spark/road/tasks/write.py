@@ -65,7 +65,7 @@ class WriteTask:
         if self.read is None:
             yield self._write(self.splits[partition_id()], Incoming(batches, from_spark=True), RecordOrigin())
         elif self.from_spark:
-            # A range without records: the driver writes the split, empty, since nobody knows here which one it is.
+            # A range without records: which split it is cannot be known here, so the driver writes it as an empty split.
             if (rows := self.read.read_from_spark(batches)) is not None:
                 yield self.write(rows)
         else:
@@ -119,7 +119,7 @@ class WriteTask:
 
 @dataclass
 class Output:
-    """What one split hands to the sink's writer. A context manager: left with an error, it leaves nothing behind.
+    """The rows of one split on their way to the sink's writer. A context manager: an error in it aborts the split.
 
     :param writer: the sink's writer.
     :param split: the split.

@@ -142,7 +142,7 @@ def _concatenate(parts: Sequence[Encoded]) -> Encoded:
 
 
 BytesPart: TypeAlias = "bytes | pa.Array"
-"""The same bytes for every row, or a column of bytes without nulls."""
+"""Bytes that all rows share, or a column of bytes without nulls."""
 WriteParts = Callable[[pa.Array], list[BytesPart]]
 """Returns the parts of a column's values; the column holds nulls only if the type is a union."""
 

@@ -144,7 +144,9 @@ class Incoming:
     result: SplitResult | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """:raises RowsCutOff: the task that reads the records has failed before their end.
+        """Yield the records, without the row that carries the account.
+
+        :raises RowsCutOff: the task that reads the records has failed before their end.
         :raises KafkaSparkError: the error that ended the reading.
         """
         ends_itself = False
