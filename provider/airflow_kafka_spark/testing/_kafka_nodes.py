@@ -41,7 +41,7 @@ class Broker:
     internal_port: int
     controller_port: int
     directory: Path
-    process: processes.Server | None = None
+    process: processes.ServerProcess | None = None
 
     @property
     def log(self) -> Path:

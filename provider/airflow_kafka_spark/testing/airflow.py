@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Literal
 from airflow_kafka_spark.errors import ServerFailed
 from airflow_kafka_spark.hooks.jars import cache_directory
 from airflow_kafka_spark.testing._embedded import Embedded
-from airflow_kafka_spark.testing._processes import LOOPBACK, Server, free_ports, tail, wait_until
+from airflow_kafka_spark.testing._processes import LOOPBACK, ServerProcess, free_ports, tail, wait_until
 from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
 
 SETTING = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
@@ -114,7 +114,7 @@ class SqliteDatabase(MetadataDatabase):
             migrated.backup(target)
 
 
-class PostgresDatabase(MetadataDatabase):
+class PostgresMetadataDatabase(MetadataDatabase):
     """A database of an embedded PostgreSQL.
 
     :param home: AIRFLOW_HOME; several Airflows with different ones may share a server.
@@ -230,7 +230,7 @@ class EmbeddedAirflow(Embedded):
         self._components = (*components, *(("dag-processor",) if dag_processor else ()))
         self._metadata = metadata
         self._database: MetadataDatabase | None = None
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[str, ServerProcess] = {}
         self.home = Path()
         self.port = 0
 
@@ -253,11 +253,11 @@ class EmbeddedAirflow(Embedded):
         if SETTING in self._extra:
             return None
         if isinstance(self._metadata, EmbeddedPostgres):
-            return PostgresDatabase(self.home, self._metadata)
+            return PostgresMetadataDatabase(self.home, self._metadata)
         # A home that was kept from an earlier start has its database already.
         if self._metadata == "sqlite" or (self.home / "airflow.db").exists() or not is_postgres_installed():
             return SqliteDatabase(self.home)
-        return PostgresDatabase(self.home, directory=self.home / "postgres" if self._given_directory else None)
+        return PostgresMetadataDatabase(self.home, directory=self.home / "postgres" if self._given_directory else None)
 
     def _begin(self, *, last_attempt: bool) -> bool:
         # 1. The api-server, which every task asks. While it starts, another process reads the DAG files.

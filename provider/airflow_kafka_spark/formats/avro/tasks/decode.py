@@ -213,7 +213,7 @@ class BatchReader:
         text = json.dumps({"type": "record", "name": "T", "fields": [*ahead, *fields, last]}).encode()
         meta = encode_long(1) + encode_long(11) + b"avro.schema" + encode_long(len(text)) + text + encode_long(0)
         self._head = b"Obj\x01" + meta + _SYNC
-        self._layout = RecordLayout([step.layout for step, _ in self._steps])
+        self._layout = AvroRecordLayout([step.layout for step, _ in self._steps])
 
     def read(self, values: Sequence[bytes], head: bytes) -> pa.RecordBatch:
         """Return one row per value.
@@ -325,7 +325,7 @@ class BatchReader:
 
         fields = [{"name": "k", "type": key.schema}, {"name": "v", "type": item.schema}]
         schema = {"type": "array", "items": {"type": "record", "name": self._name(), "fields": fields}}
-        return FieldReader(schema, ArrayLayout(RecordLayout([key.layout, item.layout])), change)
+        return FieldReader(schema, ArrayLayout(AvroRecordLayout([key.layout, item.layout])), change)
 
     def _record(self, writer: AvroRecord, reader: AvroRecord) -> FieldReader:
         if not writer.fields:
@@ -339,7 +339,7 @@ class BatchReader:
 
         fields = [{"name": f"f{n}", "type": step.schema} for n, (step, _) in enumerate(steps)]
         return FieldReader(
-            {"type": "record", "name": self._name(), "fields": fields}, RecordLayout([s.layout for s, _ in steps]), change
+            {"type": "record", "name": self._name(), "fields": fields}, AvroRecordLayout([s.layout for s, _ in steps]), change
         )
 
     def _fields(
@@ -645,7 +645,7 @@ class OptionalLayout(WireLayout):
             self._value.check(array.filter(valid), starts[there] + 1, body)
 
 
-class RecordLayout(WireLayout):
+class AvroRecordLayout(WireLayout):
     """Values one after the other."""
 
     def __init__(self, parts: Sequence[WireLayout]) -> None:
