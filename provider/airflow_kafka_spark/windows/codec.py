@@ -174,7 +174,7 @@ def marker_from_json(value: Mapping[str, Any]) -> Marker:
 
 
 _STREAMS = ("letters", "routes")
-"""What a task tells of records themselves, in Arrow."""
+"""The records in a task's result, as Arrow."""
 _OPTIONAL = ("began", "seconds", "interval", "out_of_interval", "farthest")
 """Facts that not every result has: how long its task took, and those of data intervals."""
 
