@@ -31,8 +31,8 @@ def test_a_job_without_the_splits_that_are_published_already_counts_them_as_done
     progress = Progress(store)
     progress.begin(window(target=TargetTopic("u", "id", 1)))
     progress.step("move")
-    progress.told(0, 3)
-    progress.told(2, 3)
+    progress.on_progress(0, 3)
+    progress.on_progress(2, 3)
     progress.done()
     assert store.told == [
         ("plan", 0, 4, 0, 400),
@@ -47,7 +47,7 @@ def test_a_source_that_has_not_counted_its_rows_has_no_total():
     store = Store()
     progress = Progress(store)
     progress.begin(window(ranges=(), source=SourcePlan(({}, {}), {}, None, False, {})))
-    progress.told(1, 2)
+    progress.on_progress(1, 2)
     assert store.told == [("plan", 0, 2, 0, 0), ("plan", 1, 2, 0, 0)]
 
 
@@ -58,7 +58,7 @@ def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while
     progress.begin(window())
     progress.step("move")
     for finished in range(9):
-        progress.told(finished, 9)
+        progress.on_progress(finished, 9)
     progress.done()
     assert (store.asked, store.told) == (1, [])
     assert caplog.text.count("was not published, which does it no harm: 404") == 1
