@@ -24,7 +24,6 @@ from airflow_kafka_spark.operators.options import (
     WindowOptions,
 )
 from airflow_kafka_spark.operators.routed_sinks import (
-    RoutedPart,
     RoutedSink,
     RoutedSinks,
     refuse_rejected,
@@ -33,7 +32,6 @@ from airflow_kafka_spark.operators.routed_sinks import (
     routed_sinks_of,
     with_routed,
     without_routed_sinks,
-    without_routing_filters,
 )
 from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
@@ -54,8 +52,9 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.chain import SinkChain
     from airflow_kafka_spark.road.tasks.account import Tolerance
+    from airflow_kafka_spark.road.tasks.write import OtherSink
     from airflow_kafka_spark.road.write import ReadWith, SinkJob
-    from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
+    from airflow_kafka_spark.sinks.base import Shape, WindowWriter
     from airflow_kafka_spark.transforms import Transform
     from airflow_kafka_spark.transforms.chain import TransformLike
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
@@ -347,13 +346,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return self.sink.last_applied(pipeline)
 
     def splits(self, window: Window) -> tuple[Split, ...]:
-        return self.splits_for(window, self.sink)
-
-    def splits_for(self, window: Window, sink: Sink) -> tuple[Split, ...]:
-        """Return what single Spark tasks read on the way to a sink."""
         read = self.read_options
-        whole = read.read_with == "spark" or sink.whole_partitions
-        span = max(window.span, 1) if whole else read.split_records or sink.split_records
+        whole = read.read_with == "spark" or self.sink.whole_partitions
+        span = max(window.span, 1) if whole else read.split_records or self.sink.split_records
         return make_splits(window, span, without=self.lost_topics(window))
 
     # --- 4. move, 5. commit ---
@@ -382,16 +377,31 @@ class KafkaToSinkOperator(FromKafkaOperator):
         shape: Shape,
         tolerance: Tolerance | None,
         left_out: Mapping[TopicPartition, Set[int]],
+        others: tuple[OtherSink, ...] = (),
     ) -> SinkJob:
-        """Return the Spark job that moves splits of the window to the operator's own sink.
+        """Return the Spark job that moves splits of the window to the operator's own sink, and to others.
 
         :param left_out: offsets of records that are somewhere else already.
+        :param others: the sinks that transforms send records to.
         """
         from airflow_kafka_spark.road.write import RowJob
 
         if self.transforms:
-            chain = self._chain(without_routing_filters(self._transforms), self.null_values)
-            return self._chain_job(chain, window, splits, shape, tolerance, left_out)
+            from airflow_kafka_spark.road.write import ChainJob
+
+            return ChainJob(
+                chain=self._chain(self._transforms, self.null_values),
+                schema=shape.schema,
+                kafka=self.kafka,
+                spark=self.spark,
+                window=window,
+                splits=splits,
+                skip_lost=self.read_options.skips_lost,
+                patience=self.read_options.read_timeout,
+                tolerance=tolerance,
+                routed=left_out,
+                others=others,
+            )
         return RowJob(
             layout=self.layout(),
             read_with=self.read_options.read_with,
@@ -410,36 +420,6 @@ class KafkaToSinkOperator(FromKafkaOperator):
         :param pipeline: the pipeline's name.
         """
         return [(routed, self._shape_of(routed, routed.pipeline(pipeline))) for routed in self._routed_sinks]
-
-    def routed_job(self, part: RoutedPart, tolerance: Tolerance | None, left_out: Mapping[TopicPartition, Set[int]]) -> SinkJob:
-        """Return the Spark job that moves to another sink what is for that."""
-        before = without_routing_filters(self._transforms[: part.routed.index])
-        chain = self._chain(part.routed.chain(before), part.routed.null_values)
-        return self._chain_job(chain, part.window, part.splits, part.shape, tolerance, left_out)
-
-    def _chain_job(
-        self,
-        chain: SinkChain,
-        window: Window,
-        splits: tuple[Split, ...],
-        shape: Shape,
-        tolerance: Tolerance | None,
-        left_out: Mapping[TopicPartition, Set[int]],
-    ) -> SinkJob:
-        from airflow_kafka_spark.road.write import ChainJob
-
-        return ChainJob(
-            chain=chain,
-            schema=shape.schema,
-            kafka=self.kafka,
-            spark=self.spark,
-            window=window,
-            splits=splits,
-            skip_lost=self.read_options.skips_lost,
-            patience=self.read_options.read_timeout,
-            tolerance=tolerance,
-            routed=left_out,
-        )
 
     def dead_letters(self, pipeline: str) -> DeadLetterTopic | None:
         """Return where bad records go; None where they do not go anywhere."""
@@ -583,8 +563,7 @@ class SinkMove:
         with ExitStack() as opened:
             writer = opened.enter_context(self.operator.sink.begin(self.window, self.splits, self.shape))
             others = self._begin_other_sinks(opened)
-            others.run(self._fill_other_sink)
-            self._fill_own_sink(writer, others.left_out)
+            self._fill_sinks(writer, others)
             faults.reached("job.done")
             self._check(others)
             self._sort_out_refused(writer, others)
@@ -599,30 +578,23 @@ class SinkMove:
         sent_before = self.known.routed(self.window.replay) if self.known else {}
         others = RoutedSinks(opened, self.known, sent_before, partial(compacted_topics, self.operator.kafka))
         for routed, shape in self.operator.routed_sinks_and_shapes(self.window.pipeline):
-            others.begin(routed, self.window, self.operator.splits_for(self.window, routed.sink), shape)
+            others.begin(routed, self.window, self.splits, shape)
         return others
 
-    def _fill_other_sink(
-        self, part: RoutedPart, out: SplitWriter, left_out: Mapping[TopicPartition, Set[int]]
-    ) -> list[SplitResult]:
-        """Write what is for another sink to where no reader sees it."""
-        job = self.operator.routed_job(part, self.tolerance, left_out)
-        with self.operator.running(job):
-            results = job.run(out) if part.splits else []
-        if self.tolerance is None:
-            self.operator.check_results(self.window, results)
-        self.operator.check_counts(part.window, results)
-        self.operator.progress.step("move")
-        return results
-
-    def _fill_own_sink(self, writer: WindowWriter, left_out: Mapping[TopicPartition, Set[int]]) -> None:
-        """Write the rest to where no reader sees it; last the splits that commit by themselves."""
+    def _fill_sinks(self, writer: WindowWriter, others: RoutedSinks) -> None:
+        """Write all rows to where no reader sees them; last the splits that commit by themselves."""
         from airflow_kafka_spark.bad_records.refused import replaced
 
-        make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=left_out)
+        make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=others.left_out)
+        results: list[SplitResult] = []
         if self.splits:
-            with self.operator.running(make(self.splits)) as job:
-                self.results = job.run(writer.split_writer())
+            with self.operator.running(make(self.splits, others=others.outputs())) as job:
+                results = job.run(writer.split_writer())
+        if others.parts and self.tolerance is None:
+            # Writing of a split with a bad record was given up in all sinks, so it has no account of theirs.
+            self.operator.check_results(self.window, results)
+        self.results = others.keep(results)
+        # Only a sink that commits splits by themselves defers some. Then there are no other sinks.
         if put_off := tuple(writer.deferred(self.results)):
             self.operator.progress.step("move")
             with self.operator.running(make(put_off)) as job:
@@ -636,6 +608,8 @@ class SinkMove:
         if self.tolerance is None:
             operator.check_results(window, self.results)
         operator.check_counts(window, self.results)
+        for part in others.parts:
+            operator.check_counts(part.window, part.results)
         others.check(window, self.results)
         self._refuse_out_of_interval()
         operator.check_followed(window, sum(result.records for result in self.results))

@@ -1,8 +1,8 @@
 """Sinks that a ``Filter(to=<sink>)`` routes records to. Each takes its part of the operator's window in the same attempt.
 
-A routed sink has a Spark job of its own over the same frozen offsets: transforms before the filter, and its negation.
-The offsets of all records that the job hands to its sink are noted, and all later jobs leave them out; the operator's own job is
-the last one. So a record is in one place even if its condition gives another result when it is computed again.
+One Spark job writes to all sinks. The filter puts a row into a column of its sink, and later transforms pass over the record. So
+a condition is computed once, and a record is in one place. The offsets of all records that are handed to a sink are noted; the
+ledger keeps their count and digest for retries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRejected, Unchecked, ValidationError
-from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
+from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.transforms.base import Transform
 from airflow_kafka_spark.transforms.chain import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
@@ -26,6 +26,7 @@ from airflow_kafka_spark.windows.offset_set import OffsetSet, digest_of
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.road.columns import NullValues
+    from airflow_kafka_spark.road.tasks.write import OtherSink
     from airflow_kafka_spark.windows.report import Report
 
 SHOWN = 5
@@ -123,11 +124,6 @@ def without_routed_sinks(transforms: Sequence[Transform]) -> tuple[Transform, ..
     return tuple(replace(t, to=None) if isinstance(t, Filter) and t.captured_by else t for t in transforms)
 
 
-def without_routing_filters(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """Return transforms without the filters that route to sinks: their records are left out before."""
-    return tuple(t for t in transforms if not (isinstance(t, Filter) and t.captured_by))
-
-
 def routed_sink_problems(sinks: Sequence[RoutedSink], own: Sink, *, unordered: bool) -> list[Problem]:
     """Return what is wrong with routed sinks, without asking a server.
 
@@ -160,7 +156,7 @@ class RoutedPart:
     :param applied: the sink's own record of the window, if it has committed it already.
     :param known: what an earlier attempt has decided about this part, if it came so far.
     :param taken: the offsets of the records for this sink, including those that it refuses.
-    :param results: the accounts of the splits of its job.
+    :param results: the accounts of the splits, of the rows for this sink only.
     :param decided: what the sink takes, once that is decided.
     """
 
@@ -185,7 +181,7 @@ class RoutedPart:
         return sum(map(len, self.taken.values()))
 
     def keep(self, results: list[SplitResult]) -> None:
-        """Keep the results of the job, and the offsets that it has handed over.
+        """Keep the results of the job for this sink, and the offsets that it has handed over.
 
         :raises CountMismatch: a row was handed over whose offset was not noted.
         """
@@ -270,8 +266,6 @@ class RoutedPart:
 class RoutedSinks:
     """The parts of one window that routed sinks take, in one attempt.
 
-    Guarantee: each record that a job of this attempt has handed to a sink is in :attr:`left_out` of all later jobs.
-
     :param opened: closes the sinks' writers.
     :param known: what earlier attempts have decided.
     :param left_out: offsets of records that are somewhere else already.
@@ -297,26 +291,32 @@ class RoutedSinks:
         applied = routed.sink.applied(window)
         self.parts.append(RoutedPart(routed, pipeline, window, splits, shape, writer, applied, known.get(routed.name)))
 
-    def run(self, move: Callable[[RoutedPart, SplitWriter, RoutedOffsets], list[SplitResult]]) -> None:
-        """Run the jobs of all parts, one after the other.
-
-        :param move: runs the job of a part, and checks its results.
-        """
+    def outputs(self) -> tuple[OtherSink, ...]:
+        """Return what a task of the window's job needs of each sink."""
+        from airflow_kafka_spark.road.columns import CAPTURED
+        from airflow_kafka_spark.road.tasks.write import OtherSink
         from airflow_kafka_spark.sinks.tasks.capture import CapturingWriter
 
-        for part in self.parts:
+        made = []
+        for number, part in enumerate(self.parts):
             writer = CapturingWriter(part.writer.split_writer() if part.applied is None else None)
-            part.keep(move(part, writer, self.left_out))
-            self._leave_out(part.taken)
+            made.append(OtherSink(f"{CAPTURED}{number}", part.shape.schema, writer, part.routed.null_values))
+        return tuple(made)
 
-    def _leave_out(self, taken: Mapping[TopicPartition, OffsetSet]) -> None:
-        found: dict[TopicPartition, Set[int]] = dict(self.left_out)
-        for tp, offsets in taken.items():
-            both = OffsetSet()
-            both.add(found.get(tp, ()))
-            both.add(offsets)
-            found[tp] = both
-        self.left_out = found
+    def keep(self, results: Sequence[SplitResult]) -> list[SplitResult]:
+        """Keep what the job has done for these sinks, and return the results without it.
+
+        :raises CountMismatch: a row was handed over whose offset was not noted.
+        """
+        if not self.parts:
+            return list(results)
+        from airflow_kafka_spark.road.tasks.write import OTHERS
+        from airflow_kafka_spark.windows.codec import decode_result
+
+        found = [[decode_result(text) for text in result.token[OTHERS]] for result in results]
+        for number, part in enumerate(self.parts):
+            part.keep([of_split[number] for of_split in found])
+        return [replace(r, token={name: value for name, value in r.token.items() if name != OTHERS}) for r in results]
 
     @property
     def count(self) -> int:
@@ -329,10 +329,10 @@ class RoutedSinks:
         return tuple(part.decided for part in self.parts if part.decided is not None)
 
     def check(self, window: Window, results: Sequence[SplitResult]) -> None:
-        """Make sure that the operator's own job has left out exactly the records that went elsewhere.
+        """Make sure that the operator's own sink has not got exactly the records that went elsewhere.
 
-        :param results: the accounts of its splits.
-        :raises CountMismatch: it has left out others.
+        :param results: the accounts of the splits.
+        :raises CountMismatch: others are missing.
         """
         if not self.parts:
             return

@@ -17,7 +17,7 @@ from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.formats.base import Format, Part, as_struct, spark_column
 from airflow_kafka_spark.formats.internal_columns import END, ERROR, LEFT_OUT, ROUTE
-from airflow_kafka_spark.road.columns import GIVEN, ORIGINAL, TOMBSTONE, NullValues
+from airflow_kafka_spark.road.columns import CAPTURED, GIVEN, ORIGINAL, TOMBSTONE, NullValues
 from airflow_kafka_spark.windows.model import PackedSplits, Split
 
 if TYPE_CHECKING:
@@ -157,11 +157,34 @@ class SinkChain:
 
         from airflow_kafka_spark.transforms import apply_chain
 
-        frame = apply_chain(records, self.transforms)
+        transforms = self._with_captures()
+        if transforms != self.transforms:
+            records = records.select("*", F.lit(False).alias(LEFT_OUT))
+        frame = apply_chain(records, transforms)
         columns = self._columns(frame)
         absent = F.col("value").isNull().alias(TOMBSTONE)
         carried = [spark_column(name) for name in frame.columns if name.startswith("__kafka_")]
         return frame.select(*(column.alias(name) for name, column in columns.items()), absent, *carried)
+
+    def _with_captures(self) -> tuple[Transform, ...]:
+        """Return the transforms with each ``Filter(to=<sink>)`` as a transform that puts that sink's rows into a column."""
+        from airflow_kafka_spark.transforms.routing import Capture, Filter
+
+        made: list[Transform] = []
+        number = 0
+        for transform in self.transforms:
+            if isinstance(transform, Filter) and transform.captured_by is not None:
+                column = f"{CAPTURED}{number}"
+                made.append(Capture(column, self._captured_row, predicate=transform.predicate, negate=transform.negate))
+                number += 1
+            else:
+                made.append(transform)
+        return tuple(made)
+
+    def _captured_row(self, frame: DataFrame) -> dict[str, Column]:
+        from pyspark.sql import functions as F
+
+        return {**self._columns(frame), TOMBSTONE: F.col("value").isNull()}
 
     def _columns(self, frame: DataFrame) -> dict[str, Column]:
         from pyspark.sql import functions as F

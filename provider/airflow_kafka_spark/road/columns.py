@@ -28,6 +28,9 @@ GIVEN = {name: f"__kafka_given_{name}" for name in ("key", "value", "timestamp",
 """The parts of a source's row as the source has it, carried past the transforms where a dead letter or a filter needs them.
 The key is bytes if it could be written, otherwise a struct, like the value."""
 
+CAPTURED = "__kafka_captured_"
+"""The beginning of the names of columns that hold the rows for other sinks; the sink's number follows, from 0."""
+
 KEY, VALUE, TIMESTAMP, HEADERS, PARTITION = (f"__kafka_{name}" for name in ("key", "value", "timestamp", "headers", "partition"))
 """The parts of a record that is copied, carried past Spark's SQL."""
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.chain import SinkChain
     from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.layout import RowLayout
-    from airflow_kafka_spark.road.tasks.write import WriteTask
+    from airflow_kafka_spark.road.tasks.write import OtherSink, WriteTask
     from airflow_kafka_spark.sinks.base import SplitWriter
 
 log = logging.getLogger(__name__)
@@ -167,11 +167,13 @@ class ChainJob(SinkJob):
     :param chain: how records become rows.
     :param schema: the rows' columns, as in the sink's :class:`Shape`.
     :param routed: records that earlier attempts at the window have sent elsewhere; they are not sent again.
+    :param others: the sinks that the chain's filters send rows to, in the order of these filters.
     """
 
     chain: SinkChain
     schema: pa.Schema
     routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
+    others: tuple[OtherSink, ...] = ()
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
         with self.spark.session() as session, sql_settings(session, SETTINGS), self._watch.over(session):
@@ -193,7 +195,7 @@ class ChainJob(SinkJob):
         )
         # One row a task: which split it shall read.
         numbers = session.range(0, len(self.splits), 1, len(self.splits))
-        write = WriteTask(read.splits, self.schema, writer, self.chain.null_values, self.tolerance)
+        write = WriteTask(read.splits, self.schema, writer, self.chain.null_values, self.tolerance, others=self.others)
         plan = self.chain.plan(self.spark)
         program = plan.program_for(read)
         if program is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.transforms.base import ColumnTransform
+from airflow_kafka_spark.formats.base import spark_column
+from airflow_kafka_spark.formats.internal_columns import LEFT_OUT
+from airflow_kafka_spark.transforms.base import ColumnTransform, Transform, mark_matching
 from airflow_kafka_spark.transforms.conversions import date_format_problems, format_timestamp
 from airflow_kafka_spark.transforms.options import (
     java_regex_problems,
@@ -20,11 +22,11 @@ from airflow_kafka_spark.transforms.options import (
     replacement_problems,
 )
 from airflow_kafka_spark.transforms.predicates import Condition
-from airflow_kafka_spark.transforms.record import RecordSchema
+from airflow_kafka_spark.transforms.record import MEETS, PARTS, RecordSchema, applies_to, carried_columns
 from airflow_kafka_spark.windows.model import TOPIC_NAME
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
     from airflow_kafka_spark.sinks.base import Sink
 
@@ -94,6 +96,39 @@ class Filter(ColumnTransform):
         if isinstance(self.predicate, Condition):
             return f"`{self.predicate.sql}` {'does not hold' if self.negate else 'holds'}"
         return f"it {'does not meet' if self.negate else 'meets'} {self.predicate!r}"
+
+
+@dataclass(frozen=True)
+class Capture(Transform):
+    """Puts the rows of records that a ``Filter(to=<sink>)`` takes into a column. Later transforms pass over these records.
+
+    :param column: the column's name. It is null in all other rows.
+    :param row: returns the columns of a row, of a record frame.
+    """
+
+    column: str
+    row: Callable[[DataFrame], Mapping[str, Column]]
+
+    @property
+    def name(self) -> str:
+        return "Filter"
+
+    def apply(self, frame: DataFrame) -> DataFrame:
+        return self.apply_guarded(frame)
+
+    def apply_guarded(self, frame: DataFrame) -> DataFrame:
+        """Return the frame with the column.
+
+        :param frame: has the column :data:`~airflow_kafka_spark.formats.internal_columns.LEFT_OUT`.
+        """
+        from pyspark.sql import functions as F
+
+        frame = mark_matching(frame, self.predicate, self.negate)
+        row = F.struct(*(column.alias(name) for name, column in self.row(frame).items()))
+        taken = frame.select("*", F.when(applies_to(frame), row).alias(self.column))
+        kept = [name for name in carried_columns(taken) if name not in (MEETS, LEFT_OUT)]
+        left_out = F.col(LEFT_OUT) | F.col(self.column).isNotNull()
+        return taken.select(*PARTS, *map(spark_column, kept), left_out.alias(LEFT_OUT))
 
 
 def encode_route(topic: str, reason: str) -> str:

@@ -94,21 +94,17 @@ class Sorter:
     :param account: the split's account.
     :param origin: the origin of its rows.
     :param null_values: what a record without a value means; None if that was decided before, or for rows of a source.
-    :param names: the names of columns that arrive under others.
     """
 
     account: SplitAccount
     origin: Origin = field(default_factory=RecordOrigin)
     null_values: NullValues | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
 
     def sort(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Return the good rows of a batch, and the records that a filter sends elsewhere, in the schema :data:`ROUTED`.
 
         The routed ones are not counted yet.
         """
-        if self.names:
-            batch = pa.RecordBatch.from_arrays(batch.columns, [self.names.get(name, name) for name in batch.schema.names])
         rows, routed = self._part(batch)
         return self._kept(self._without_errors(rows)), routed
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.road.columns import OFFSET, TOMBSTONE, NullValues
+from airflow_kafka_spark.formats.internal_columns import LEFT_OUT
+from airflow_kafka_spark.road.columns import OFFSET, ORIGINAL, TOMBSTONE, NullValues
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Timed, Tolerance, split_seconds
 from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, partition_id
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin, Sorter
@@ -29,6 +31,26 @@ from airflow_kafka_spark.windows.model import TASK_PUT, PackedSplits, Split, Spl
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.arrow.tasks.program import Program
     from airflow_kafka_spark.sinks.base import SplitWriter
+
+
+OTHERS = "others"
+"""Key of a token: the results of the other sinks, in their order."""
+
+
+@dataclass(frozen=True)
+class OtherSink:
+    """A sink that takes the rows in one column.
+
+    :param column: the column; null in rows for other sinks.
+    :param schema: the sink's columns.
+    :param writer: the sink's writer.
+    :param null_values: what a record without a value means.
+    """
+
+    column: str
+    schema: pa.Schema
+    writer: SplitWriter
+    null_values: NullValues
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,8 @@ class WriteTask:
     :param read: reads and decodes a split.
     :param program: the transforms, where Arrow computes them; None without transforms.
     :param from_spark: True if Spark's Kafka source reads.
+    :param others: other sinks that take some of the rows. Their results are in the token of the split's result
+        (:data:`OTHERS`).
     """
 
     splits: PackedSplits
@@ -58,6 +82,7 @@ class WriteTask:
     read: ReadTask | None = None
     program: Program | None = None
     from_spark: bool = False
+    others: tuple[OtherSink, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for result in self._results(batches):
@@ -89,38 +114,100 @@ class WriteTask:
 
     def _move(self, split: Split, incoming: Incoming, origin: RecordOrigin) -> SplitResult:
         account = SplitAccount(split.index, split.range.topic_partition, self.tolerance)
-        sorter, written = Sorter(account, origin, self.null_values, self.names), 0
+        sorter = Sorter(account, origin, self.null_values)
         arriving, begun = Timed(incoming), time.monotonic()
-        with Output(self.writer, split) as output:
-            for batch in arriving:
+        with ExitStack() as opened:
+            own = RowWriter(sorter, self.schema, opened.enter_context(Output(self.writer, split)))
+            others = {other.column: self._other(other, split, origin, opened) for other in self.others}
+            for batch in map(self._named, arriving):
+                if others:
+                    for column, other in others.items():
+                        account.add_routed(_write_captured(batch, column, other))
+                    batch = batch.filter(pc.invert(batch.column(LEFT_OUT)))
                 good, routed = sorter.sort(batch)
                 account.add_routed(routed.num_rows, routed)
-                rows = self._rows(good)
-                if account.is_lost:
-                    output.give_up()
-                elif self.tolerance is not None and (refused := output.unwritable(rows)):
-                    rows = self._rows(sorter.refuse(good, {at: (TASK_PUT, refused[at]) for at in sorted(refused)}))
-                written += rows.batch.num_rows
-                output.write(rows)
+                own.write(good)
             assert incoming.result is not None
             account.add_read(incoming.result)
-            if account.is_lost:
-                output.give_up()
-            elif account.is_undecided:
-                output.defer()
-            token = output.close()
+            written = [encode_result(other.close(account)) for other in others.values()]
+            result = own.close(account)
         faults.reached("split.flushed")
-        read = incoming.result.seconds
         seconds = split_seconds(
-            time.monotonic() - begun, arriving.seconds, output.seconds, read, is_one_stage=self.read is not None
+            time.monotonic() - begun,
+            arriving.seconds,
+            own.output.seconds + sum(other.output.seconds for other in others.values()),
+            incoming.result.seconds,
+            is_one_stage=self.read is not None,
         )
-        return account.result(written, token=token, seconds=seconds)
+        token = {**result.token, OTHERS: written} if written else result.token
+        return replace(result, token=token, seconds=seconds)
+
+    def _other(self, other: OtherSink, split: Split, origin: RecordOrigin, opened: ExitStack) -> RowWriter:
+        account = SplitAccount(split.index, split.range.topic_partition, self.tolerance)
+        output = opened.enter_context(Output(other.writer, split))
+        return RowWriter(Sorter(account, origin, other.null_values), other.schema, output)
+
+    def _named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.names:
+            return batch
+        return pa.RecordBatch.from_arrays(batch.columns, [self.names.get(name, name) for name in batch.schema.names])
+
+
+def _write_captured(batch: pa.RecordBatch, column: str, writer: RowWriter) -> int:
+    """Write the rows that a column holds for another sink, and return how many there are."""
+    rows = batch.column(column)
+    count = len(rows) - rows.null_count
+    if count:
+        taken = batch.filter(rows.is_valid())
+        found = taken.column(column)
+        arrays = dict(zip((f.name for f in found.type), found.flatten(), strict=True))
+        arrays |= {name: taken.column(name) for name in (OFFSET, *ORIGINAL.values()) if name in taken.schema.names}
+        writer.sorter.account.add_rows(count)
+        writer.write(pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays)))
+    return count
+
+
+@dataclass
+class RowWriter:
+    """Writes good rows of one split to one sink, and counts those that the sink cannot write.
+
+    :param sorter: sorts and counts the split's rows for this sink.
+    :param schema: the sink's columns.
+    :param output: where they go.
+    :param written: the number of rows that were written.
+    """
+
+    sorter: Sorter
+    schema: pa.Schema
+    output: Output
+    written: int = 0
+
+    def write(self, good: pa.RecordBatch) -> None:
+        """Write the rows, without those that the sink cannot write if bad records are tolerated."""
+        account, rows = self.sorter.account, self._rows(good)
+        if account.is_lost:
+            self.output.give_up()
+        elif account.tolerance is not None and (refused := self.output.unwritable(rows)):
+            rows = self._rows(self.sorter.refuse(good, {at: (TASK_PUT, refused[at]) for at in sorted(refused)}))
+        self.written += rows.batch.num_rows
+        self.output.write(rows)
+
+    def close(self, split: SplitAccount) -> SplitResult:
+        """Flush, unless the split is lost, and return the account of this sink's rows.
+
+        :param split: the account of the whole split.
+        """
+        if split.is_lost:
+            self.output.give_up()
+        elif split.is_undecided:
+            self.output.defer()
+        return self.sorter.account.result(self.written, token=self.output.close())
 
     def _rows(self, batch: pa.RecordBatch) -> Rows:
         """Return the rows for the sink."""
         arrays = [_as_type(batch.column(batch.schema.get_field_index(f.name)), f.type) for f in self.schema]
         flags = batch.column(TOMBSTONE)
-        tombstones = flags if self.null_values in (None, "delete") and flags.true_count else None
+        tombstones = flags if self.sorter.null_values in (None, "delete") and flags.true_count else None
         return Rows(pa.RecordBatch.from_arrays(arrays, schema=self.schema), batch.column(OFFSET), tombstones)
 
 

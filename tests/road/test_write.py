@@ -1,0 +1,115 @@
+"""The task that writes a split writes to several sinks: each row is in one of them, and an error in one aborts all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.formats.internal_columns import END, ERROR, LEFT_OUT
+from airflow_kafka_spark.road.columns import CAPTURED, OFFSET, ORIGINAL, TOMBSTONE
+from airflow_kafka_spark.road.tasks.account import Tolerance
+from airflow_kafka_spark.road.tasks.sort import RecordOrigin
+from airflow_kafka_spark.road.tasks.write import OTHERS, OtherSink, WriteTask
+from airflow_kafka_spark.sinks.base import Rows, SplitWriter
+from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
+from airflow_kafka_spark.sinks.tasks.capture import REFUSED, TAKEN, CapturingWriter
+from airflow_kafka_spark.windows.codec import decode_result, encode_result
+from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult
+from airflow_kafka_spark.windows.offset_set import OffsetSet
+
+COLUMN = f"{CAPTURED}0"
+COLUMNS = pa.schema([("id", pa.int64())])
+ROW = pa.struct([("id", pa.int64()), (TOMBSTONE, pa.bool_())])
+ORIGINALS = {"key": pa.binary(), "value": pa.binary(), "timestamp": pa.int64(), "headers": HEADERS}
+SPLIT = Split(0, OffsetRange("orders", 0, 0, 10))
+
+
+class ListWriter(SplitWriter):
+    """Keeps the rows of a split in a list.
+
+    :param unfit: ids that it cannot hold.
+    :param fails: whether writing fails.
+    """
+
+    def __init__(self, unfit: frozenset[int] = frozenset(), *, fails: bool = False) -> None:
+        self.unfit, self.fails = unfit, fails
+        self.ids: list[int] = []
+        self.is_open = self.is_aborted = False
+
+    def open(self, split: Split) -> None:
+        self.is_open = True
+
+    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+        return {at: "too wide" for at, i in enumerate(rows.batch.column("id").to_pylist()) if i in self.unfit}
+
+    def write(self, rows: Rows) -> None:
+        if self.fails:
+            raise SinkUnavailable("file:///lake", "writing", "no space left")
+        self.ids += rows.batch.column("id").to_pylist()
+
+    def close(self) -> Mapping[str, Any]:
+        return {"rows": len(self.ids)}
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def batch(
+    offsets: list[int], taken: set[int], filtered: set[int] = frozenset(), end: SplitResult | None = None
+) -> pa.RecordBatch:
+    """Records whose id is the offset; those that are taken have ten times as much in the other sink's row."""
+    count = len(offsets)
+    rows = [{"id": 10 * at, TOMBSTONE: False} if at in taken else None for at in offsets]
+    columns = {
+        "id": pa.array(offsets, pa.int64()),
+        TOMBSTONE: pa.array([False] * count),
+        OFFSET: pa.array(offsets, pa.int64()),
+        ERROR: pa.nulls(count, pa.string()),
+        COLUMN: pa.array(rows, ROW),
+        LEFT_OUT: pa.array([at in taken or at in (filtered or ()) for at in offsets]),
+        **{ORIGINAL[part]: pa.nulls(count, kind) for part, kind in ORIGINALS.items()},
+        END: pa.array([encode_result(end) if end else None] * count, pa.string()),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def write(own: SplitWriter, other: SplitWriter, tolerance: Tolerance | None) -> SplitResult:
+    """Six records at the offsets 0 to 5: a filter removes 0, and 1, 2 and 5 are for the other sink."""
+    others = (OtherSink(COLUMN, COLUMNS, CapturingWriter(other), "write"),)
+    task = WriteTask(PackedSplits.of([SPLIT]), COLUMNS, own, "fail", tolerance, others=others)
+    batches = [batch([0, 1, 2], {1, 2}, {0}), batch([3, 4, 5], {5}), batch([-1], set(), end=SplitResult(0, records=6))]
+    return decode_result(task._write(SPLIT, Incoming(iter(batches)), RecordOrigin()))
+
+
+def test_each_row_is_in_one_sink_and_counted_there() -> None:
+    own, other = ListWriter(), ListWriter()
+    result = write(own, other, None)
+    (there,) = map(decode_result, result.token[OTHERS])
+    assert (own.ids, other.ids) == ([3, 4], [10, 20, 50])
+    assert (result.records, result.filtered, result.routed, result.handed_over) == (6, 1, 3, 2)
+    assert (there.records, there.filtered, there.handed_over) == (3, 0, 3)
+    assert list(OffsetSet.from_text(there.token[TAKEN])) == [1, 2, 5]
+
+
+def test_a_row_that_the_other_sink_cannot_hold_is_a_bad_record_of_that_sink() -> None:
+    own, other = ListWriter(), ListWriter(frozenset({20}))
+    result = write(own, other, Tolerance())
+    (there,) = map(decode_result, result.token[OTHERS])
+    assert (own.ids, other.ids) == ([3, 4], [10, 50])
+    assert (result.rejected, result.routed) == (0, 3)
+    assert (there.records, there.rejected, there.handed_over) == (3, 1, 2)
+    assert [(bad.offset, bad.reason) for bad in there.samples] == [(2, "too wide")] and there.letters
+    assert list(OffsetSet.from_text(there.token[REFUSED])) == [2]
+
+
+@pytest.mark.parametrize("failing", ["own", "other"])
+def test_an_error_of_one_sink_aborts_the_split_in_all(failing: str) -> None:
+    own, other = ListWriter(fails=failing == "own"), ListWriter(fails=failing == "other")
+    with pytest.raises(SinkUnavailable, match="no space left"):
+        write(own, other, None)
+    assert own.is_open and own.is_aborted and other.is_open and other.is_aborted
