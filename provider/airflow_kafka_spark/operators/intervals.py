@@ -112,7 +112,7 @@ class IntervalPlan:
             # Offsets that progress windows of this pipeline have moved, or are about to move, are left out.
             moved = ledger.parent_memory.claimed_position
             current = self._compared(current, starts, ends)
-            others = [state for state in ledger.parent_memory.intervals.spans if state.interval != interval]
+            others = [state for state in ledger.parent_memory.intervals.spans if not state.is_of(interval)]
             planned = interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
         return Window(
             pipeline=ledger.pipeline,
