@@ -221,7 +221,13 @@ class WindowOperator(VisibleOperator):
                     faults.reached("fenced")
                 done = ledger.completed(run.id)
                 if done is not None:
-                    bindings.refuse_other_writer(ledger.parent_pipeline, ledger.parent_memory, done, run)
+                    bindings.refuse_other_window(
+                        ledger.parent_pipeline,
+                        ledger.parent_memory,
+                        done,
+                        self.binding(run),
+                        is_free=self._destination_is_free,
+                    )
                 if done is not None and not self._moves_again(ledger, done, run):
                     self.log.info("Window %s of this run is complete already: nothing to do", done.window)
                     if not is_paused:
@@ -347,6 +353,7 @@ class WindowOperator(VisibleOperator):
         :return: the binding of the window.
         :raises BindingChanged: the pipeline is bound to others.
         """
+        bindings.warn_without_name(ledger.parent_pipeline, ledger.parent_memory, found)
         kept = ledger.bind(lambda whole: bindings.bound(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free))
         return replace(found, writer=replace(found.writer, deployment=kept.writer.deployment), decided=kept.decided)
 

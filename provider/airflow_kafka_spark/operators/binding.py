@@ -6,6 +6,7 @@ origin.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,6 +23,8 @@ from airflow_kafka_spark.windows.model import TopicPartition, Tries
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
     from airflow_kafka_spark.ledger.attempt import Ledger
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,18 +76,34 @@ def writer_of(run: Run) -> Writer:
     return Writer(run.dag_id, run.task_id, run.map_index, run.run_id, deployment())
 
 
-def refuse_other_writer(pipeline: str, whole: Memory, entry: Entry, run: Run) -> None:
-    """Refuse a complete window that names this run and was moved by another writer: a run of another deployment may have the same
-    name.
+def refuse_other_window(pipeline: str, whole: Memory, entry: Entry, found: Binding, *, is_free: bool) -> None:
+    """Refuse a complete window that names this run and was moved by another task, or to another destination: a run of another
+    deployment may have the same name.
 
     :param pipeline: the pipeline's name.
     :param whole: what the ledger holds of the whole pipeline.
     :param entry: the window.
+    :param found: the binding of this run.
+    :param is_free: True if the destination is a template, which may have another value in each attempt.
     :raises PipelineTaken: another writer has moved it.
+    :raises DestinationChanged: it was moved to another destination.
     """
     known = entry.window.binding or whole.binding
-    if known is not None and whole.rebound_after(known) is None:
-        _refuse_writer(pipeline, f"window {entry.window}", known.writer, writer_of(run))
+    if known is None or whole.rebound_after(known) is not None:
+        return
+    _refuse_writer(pipeline, f"window {entry.window}", known.writer, found.writer)
+    if entry.window.binding is not None and not is_free and (other := other_place(known.destination, found.destination)):
+        raise DestinationChanged(pipeline, f"pipeline `{pipeline}`", "", other)
+
+
+def warn_without_name(pipeline: str, whole: Memory, found: Binding) -> None:
+    """Log a warning if the first window of a pipeline is planned by a deployment that has no name."""
+    if whole.binding is None and not found.writer.deployment:
+        log.warning(
+            "This Airflow deployment has no name, so pipeline %s cannot tell its runs from those of another deployment with the "
+            "same DAG: set `[kafka_spark] deployment` (or `[api] base_url`) where several of them share a Kafka cluster",
+            pipeline,
+        )
 
 
 def bound(pipeline: str, whole: Memory, found: Binding, *, is_free: bool) -> Binding:
