@@ -482,6 +482,7 @@ def attempt(
     run_id: str,
     *,
     hour: int | None = None,
+    length: int = 1,
     beside: bool = False,
     max_tries: int = 0,
     on_rerun: str | None = "skip",
@@ -491,6 +492,7 @@ def attempt(
     """One attempt of a task, from beginning to end.
 
     :param hour: the data interval of its run, as an hour of the epoch; None moves what is new.
+    :param length: of the interval, in hours.
     :param beside: the pipeline has intervals, too.
     :param uri: of the sink.
     """
@@ -503,7 +505,7 @@ def attempt(
         )  # fmt: skip
         made.__dict__["kafka"] = HOOK
         _OPERATORS[key] = made
-    start, end = (instant_of(hour * HOUR), instant_of((hour + 1) * HOUR)) if hour is not None else (None, None)
+    start, end = (instant_of(hour * HOUR), instant_of((hour + length) * HOUR)) if hour is not None else (None, None)
     ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id="task", map_index=-1, max_tries=max_tries)
     dag_run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
     _OPERATORS[key].execute({"ti": ti, "dag_run": dag_run, "outlet_events": defaultdict(SimpleNamespace)})

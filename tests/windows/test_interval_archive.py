@@ -130,6 +130,7 @@ def test_no_archive_is_made_around_another_one():
     old = [archive for archive, _ in archived(chain(20, 10))]
     assert [archive.count for archive, _ in archived(chain(0, 5) + chain(40, 6), old)] == [5, 6]
     assert [archive.count for archive, _ in archived(chain(0, 2) + chain(40, 6), old)] == [6]
+    assert archived(chain(22, 6), old) == [], "those that are moved once more"
 
 
 @pytest.mark.parametrize("length", [timedelta(hours=1), timedelta(minutes=15)], ids=["an hour a day", "a quarter of an hour"])

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from airflow_kafka_spark.errors import BindingChanged, ChangeRefused, PipelineRenamed, PipelineUnknown
+from airflow_kafka_spark.errors import BindingChanged, ChangeRefused, IntervalOverlaps, PipelineRenamed, PipelineUnknown
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
@@ -139,6 +139,34 @@ def test_an_interval_beside_a_progress_window(model):
     explore(one_hour(), {"A": NEXT_HOUR, "B": BESIDE}, [NEXT_HOUR, LAST_BESIDE], **DISJOINT)
 
 
+def finish_hours() -> None:
+    """Move what is left by hours, as far as no longer interval has it."""
+    for hour in (1, 2):
+        with suppress(IntervalOverlaps):
+            attempt(f"last-{hour}", hour=hour)
+
+
+LONG = partial(attempt, "long", hour=1, length=2)
+
+
+@pytest.mark.parametrize("finish", [[NEXT_HOUR, LONG], [LONG, NEXT_HOUR]], ids=["the hour first", "the longer one first"])
+def test_two_intervals_that_overlap(model, finish):
+    def retried(act):
+        def run() -> None:
+            with suppress(IntervalOverlaps):
+                act()
+
+        return run
+
+    world = one_hour()._replace(end=6)
+    found = explore(world, {"A": NEXT_HOUR, "B": LONG}, [*map(retried, finish), finish_hours], **DISJOINT)
+    assert all(found.ends[name].keys() >= {"done", "IntervalOverlaps"} for name in "AB")
+
+
+def test_two_tries_of_an_interval(model):
+    explore(one_hour(), {"A": NEXT_HOUR, "B": NEXT_HOUR}, [NEXT_HOUR, LAST_BESIDE], records=0)
+
+
 def finish_wherever() -> None:
     """Move what is left to the place that the pipeline is bound to."""
     for run in (ONE, ELSEWHERE, LAST, partial(attempt, "last", uri="model://elsewhere")):
@@ -146,9 +174,8 @@ def finish_wherever() -> None:
             run()
 
 
-@pytest.mark.parametrize("attempts", [{"A": ELSEWHERE}, {"A": ELSEWHERE, "B": ELSEWHERE}], ids=["one attempt", "two"])
-def test_an_open_window_is_allowed_another_sink_while_attempts_ask_for_that(model, attempts):
-    found = explore(open_window(), {**attempts, "rebind": REBIND}, [finish_wherever], records=0)
+def test_an_open_window_is_allowed_another_sink_while_an_attempt_asks_for_that(model):
+    found = explore(open_window(), {"A": ELSEWHERE, "rebind": REBIND}, [finish_wherever], records=0)
     assert found.ends["A"].keys() >= {"done", "DestinationChanged"}
 
 

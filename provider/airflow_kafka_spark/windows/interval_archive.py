@@ -12,7 +12,6 @@ the first to the last of them, and says that there are holes: a question that th
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -148,9 +147,9 @@ def archived(
     """Return the archives that can be made of old intervals, each with what it holds.
 
     :param old: complete intervals with a record of their own.
-    :param archives: those that there are: no other one is made around them, so that their spans do not overlap.
-    :return: nothing where there are :data:`ARCHIVE_AFTER` of them or fewer. Few intervals that share no topics with their
-        neighbours, or lie between archives, are left out.
+    :param archives: those that there are. Their spans and those of new ones do not overlap.
+    :return: nothing where there are :data:`ARCHIVE_AFTER` of them or fewer. Intervals within the span of an archive are left out,
+        and few ones that share no topics with their neighbours, or lie between two archives.
     """
     candidates = sorted(old, key=lambda state: state.interval)
     if len(candidates) <= ARCHIVE_AFTER:
@@ -159,7 +158,7 @@ def archived(
     chain: list[IntervalState] = []
     ends: dict[TopicPartition, int] = {}
     size = 0
-    begins = sorted(archive.span.interval.start for archive in archives)
+    spans = [archive.span.interval for archive in archives]
 
     def close() -> None:
         if len(chain) >= LEAST:
@@ -168,11 +167,14 @@ def archived(
         ends.clear()
 
     for state in candidates:
+        if any(state.interval.overlaps(span) for span in spans):
+            close()
+            continue
         own = len(json.dumps(interval_to_json(state)))
         if chain:
-            first, before = chain[0].interval, chain[-1]
-            is_between = bisect_left(begins, first.start) != bisect_left(begins, state.interval.start)
-            if is_between or size + own > MOST_BYTES or not _follows(before, state, ends):
+            whole = Interval(chain[0].interval.start, state.interval.end)
+            is_around = any(whole.overlaps(span) for span in spans)
+            if is_around or size + own > MOST_BYTES or not _follows(chain[-1], state, ends):
                 close()
         size = own if not chain else size + own
         chain.append(state)
