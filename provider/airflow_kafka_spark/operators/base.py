@@ -221,14 +221,10 @@ class WindowOperator(VisibleOperator):
                     faults.reached("fenced")
                 done = ledger.completed(run.id)
                 if done is not None:
-                    bindings.refuse_other_window(
-                        ledger.parent_pipeline,
-                        ledger.parent_memory,
-                        done,
-                        self.binding(run),
-                        is_free=self._destination_is_free,
-                    )
+                    bindings.refuse_other_writer(ledger.parent_pipeline, ledger.parent_memory, done, run)
                 if done is not None and not self._moves_again(ledger, done, run):
+                    if not self._destination_is_free:
+                        bindings.refuse_other_place(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
                     self.log.info("Window %s of this run is complete already: nothing to do", done.window)
                     if not is_paused:
                         self.follow(ledger)

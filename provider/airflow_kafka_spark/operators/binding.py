@@ -76,23 +76,34 @@ def writer_of(run: Run) -> Writer:
     return Writer(run.dag_id, run.task_id, run.map_index, run.run_id, deployment())
 
 
-def refuse_other_window(pipeline: str, whole: Memory, entry: Entry, found: Binding, *, is_free: bool) -> None:
-    """Refuse a complete window that names this run and was moved by another task, or to another destination: a run of another
-    deployment may have the same name.
+def refuse_other_writer(pipeline: str, whole: Memory, entry: Entry, run: Run) -> None:
+    """Refuse a complete window that names this run and was moved by another writer: a run of another deployment may have the same
+    name.
+
+    :param pipeline: the pipeline's name.
+    :param whole: what the ledger holds of the whole pipeline.
+    :param entry: the window.
+    :raises PipelineTaken: another writer has moved it.
+    """
+    known = entry.window.binding or whole.binding
+    if known is not None and whole.rebound_after(known) is None:
+        _refuse_writer(pipeline, f"window {entry.window}", known.writer, writer_of(run))
+
+
+def refuse_other_place(pipeline: str, whole: Memory, entry: Entry, found: Binding) -> None:
+    """Refuse to report a complete window that names this run and was moved to another place: it may be that of another deployment
+    that has no name.
 
     :param pipeline: the pipeline's name.
     :param whole: what the ledger holds of the whole pipeline.
     :param entry: the window.
     :param found: the binding of this run.
-    :param is_free: True if the destination is a template, which may have another value in each attempt.
-    :raises PipelineTaken: another writer has moved it.
-    :raises DestinationChanged: it was moved to another destination.
+    :raises DestinationChanged: it was moved to another destination, and nobody has decided that it may change.
     """
-    known = entry.window.binding or whole.binding
+    known = entry.window.binding
     if known is None or whole.rebound_after(known) is not None:
         return
-    _refuse_writer(pipeline, f"window {entry.window}", known.writer, found.writer)
-    if entry.window.binding is not None and not is_free and (other := other_place(known.destination, found.destination)):
+    if other := other_place(known.destination, found.destination):
         raise DestinationChanged(pipeline, f"pipeline `{pipeline}`", "", other)
 
 
