@@ -122,6 +122,18 @@ def test_other_topics_end_an_archive(broken):
     assert [archive.count for archive, _ in archived(states)] == [5, 4]
 
 
+def test_the_group_passes_holes_in_time_without_taking_archives_apart(monkeypatch):
+    states = [
+        replace(state, interval=Interval(state.interval.start, state.interval.start + timedelta(minutes=30)))
+        for state in chain(0, 20)
+    ]
+    ((archive, _),) = archived(states)
+    (read,) = remember("p", [archive_record("p", archive)._replace(offset=3)]).intervals.archives
+    assert read.has_holes and read.only_in_time
+    monkeypatch.setattr(interval_archive, "unpacked", None)
+    assert contiguous([read.as_one], {TopicPartition("t", 0): 0}) == {TopicPartition("t", 0): 200}
+
+
 def test_few_intervals_are_not_worth_an_archive():
     assert archived(chain(0, 3)) == []
 

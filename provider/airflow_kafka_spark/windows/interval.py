@@ -104,6 +104,7 @@ class IntervalState:
     :param tries: Airflow's counters, see :class:`~airflow_kafka_spark.windows.memory.Entry`.
     :param parts: of several intervals as one that leave holes in time or in offsets: returns them in parts that leave none. The
         whole then covers more than its intervals have, and whatever touches it has to ask the parts. None (default): no holes.
+    :param only_in_time: True if the holes of the parts are in time only: their offsets continue each other.
     """
 
     interval: Interval
@@ -118,6 +119,7 @@ class IntervalState:
     leading: timedelta | None = None
     tries: Mapping[str, Tries] = field(default_factory=dict)
     parts: Callable[[], Sequence[IntervalState]] | None = field(default=None, compare=False, repr=False)
+    only_in_time: bool = field(default=False, compare=False, repr=False)
 
     def is_of(self, interval: Interval) -> bool:
         """Return True if this is the state of that interval, not of several intervals that cover it as one."""
@@ -261,7 +263,7 @@ def contiguous(
         starts.update({TopicPartition(g.topic, g.partition): g.start for g in gaps})
         length = entry.leading or entry.interval.end - entry.interval.start
         begins = first is not None and entry.interval.start - length < first <= entry.interval.end
-        if entry.parts is not None:
+        if entry.parts is not None and (begins or not entry.only_in_time):
             # Where none of its offsets comes next, none of its parts does.
             if begins or any(r.start <= reached.get(r.topic_partition, 0) < r.end for r in ranges):
                 for part in entry.parts():

@@ -38,6 +38,7 @@ class IntervalArchive:
     :param packed: the intervals themselves, compressed.
     :param offset: where the record lies in the ledger partition; -1 when it was not read from there.
     :param has_holes: True if they do not continue each other in time and in offsets.
+    :param only_in_time: True if they do so in offsets.
     """
 
     span: IntervalState
@@ -45,17 +46,20 @@ class IntervalArchive:
     packed: str = field(repr=False)
     offset: int = field(default=-1, compare=False)
     has_holes: bool = False
+    only_in_time: bool = False
 
     @classmethod
     def of(cls, chain: Sequence[IntervalState]) -> IntervalArchive:
         """Return the archive of intervals of the same topics, in ascending order."""
         has_holes = len(_without_holes(chain)) > 1
-        return cls(_span(chain), len(chain), packed([interval_to_json(state) for state in chain]), has_holes=has_holes)
+        only_in_time = has_holes and len(_without_holes(chain, in_time=False)) == 1
+        members = packed([interval_to_json(state) for state in chain])
+        return cls(_span(chain), len(chain), members, has_holes=has_holes, only_in_time=only_in_time)
 
     @cached_property
     def as_one(self) -> IntervalState:
         """All of them as one interval. If there are holes, it gives its parts when it is asked."""
-        return replace(self.span, parts=self._parts) if self.has_holes else self.span
+        return replace(self.span, parts=self._parts, only_in_time=self.only_in_time) if self.has_holes else self.span
 
     def _parts(self) -> tuple[IntervalState, ...]:
         return self._found
@@ -219,10 +223,12 @@ def _is_in_one_piece(state: IntervalState) -> bool:
     return True
 
 
-def _without_holes(chain: Sequence[IntervalState]) -> list[list[IntervalState]]:
+def _without_holes(chain: Sequence[IntervalState], *, in_time: bool = True) -> list[list[IntervalState]]:
     """Return intervals that follow each other in groups that leave no hole, in time and in offsets.
 
     A partition that is new leaves none if it begins with the first record there ever was.
+
+    :param in_time: False asks for holes in the offsets only.
     """
     groups: list[list[IntervalState]] = []
     ends: dict[TopicPartition, int] = {}
@@ -230,7 +236,7 @@ def _without_holes(chain: Sequence[IntervalState]) -> list[list[IntervalState]]:
         outer = _outer(state)
         goes_on = (
             bool(groups)
-            and groups[-1][-1].interval.end == state.interval.start
+            and (not in_time or groups[-1][-1].interval.end == state.interval.start)
             and _is_in_one_piece(state)
             and _is_in_one_piece(groups[-1][-1])
             and all(ends.get(tp, 0) == start for tp, (start, _) in outer.items())
@@ -273,7 +279,7 @@ def archive_to_json(archive: IntervalArchive) -> dict[str, object]:
         "count": archive.count,
         "span": interval_to_json(archive.span),
         "leading": round(leading / timedelta(milliseconds=1)),
-        **({"holes": True} if archive.has_holes else {}),
+        **({"holes": "time" if archive.only_in_time else "offsets"} if archive.has_holes else {}),
         "intervals": archive.packed,
     }
 
@@ -285,5 +291,5 @@ def archive_from_json(value: Mapping[str, object], offset: int) -> IntervalArchi
     """
     span, count, leading, intervals = (value[name] for name in ("span", "count", "leading", "intervals"))
     assert isinstance(span, dict) and isinstance(count, int) and isinstance(leading, int) and isinstance(intervals, str)
-    has_holes = bool(value.get("holes", False))
-    return IntervalArchive(interval_from_json(span, leading=timedelta(milliseconds=leading)), count, intervals, offset, has_holes)
+    holes, state = value.get("holes"), interval_from_json(span, leading=timedelta(milliseconds=leading))
+    return IntervalArchive(state, count, intervals, offset, has_holes=holes is not None, only_in_time=holes == "time")
