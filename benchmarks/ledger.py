@@ -2,7 +2,8 @@
 
 500 pipelines have moved 10,000 windows; three of them also 17,520 hourly intervals each, of a topic with 50 partitions. Needs
 neither Spark nor a database. Each window is moved by a process of its own, as a task is. ``unarchived-0`` finds all of its old
-intervals, and all boundaries of its topic, with a record of their own, and archives them.
+intervals, and all boundaries of its topic, with a record of their own, and archives them. ``holes-3`` is a fourth pipeline whose
+schedule leaves holes: 17,520 intervals of half an hour, one in each hour.
 """
 
 from __future__ import annotations
@@ -35,7 +36,16 @@ def run() -> None:
     )
     with EmbeddedKafka() as kafka:
         _fill(kafka)
-        for what in ("progress-7", "source-9", "interval-1", "interval-2", "unarchived-0", "unarchived-0", "progress-7"):
+        for what in (
+            "progress-7",
+            "source-9",
+            "interval-1",
+            "interval-2",
+            "holes-3",
+            "unarchived-0",
+            "unarchived-0",
+            "progress-7",
+        ):
             env = {**os.environ, "AIRFLOW_CONN_KAFKA_DEFAULT": kafka.connection_json()}
             done = subprocess.run([sys.executable, "-m", "benchmarks.ledger", what], env=env, capture_output=True, text=True)
             if done.returncode:
@@ -43,11 +53,12 @@ def run() -> None:
             print(done.stdout.splitlines()[-1], flush=True)
 
 
-def _hour(number: int) -> Any:
+def _hour(number: int, pipeline: str = "") -> Any:
+    """Return an interval of a pipeline: an hour, or its first half where the schedule has holes."""
     from airflow_kafka_spark.windows.interval import Interval
 
     start = END - (INTERVALS - number) * HOUR
-    return Interval(start, start + HOUR)
+    return Interval(start, start + (HOUR / 2 if pipeline.startswith("holes") else HOUR))
 
 
 def _fill(kafka: Any) -> None:
@@ -85,8 +96,8 @@ def _fill(kafka: Any) -> None:
 def _records(topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
     """Yield the ledger's records, each with the name that decides its partition."""
     yield from _windows()
-    for index in range(OF_INTERVALS):
-        yield from _intervals(index, topic_ids)
+    for index, kind in enumerate(("unarchived", *["interval"] * (OF_INTERVALS - 1), "holes")):
+        yield from _intervals(index, f"{kind}-{index}", topic_ids)
     for topic, topic_id in topic_ids.items():
         yield from _boundaries(topic, topic_id)
 
@@ -109,17 +120,17 @@ def _windows() -> Iterator[tuple[str, Any]]:
             yield name, position_record(name, position, number)
 
 
-def _intervals(index: int, topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
+def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
     from airflow_kafka_spark.windows.interval import IntervalState
     from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, archived
     from airflow_kafka_spark.windows.memory import Attempt, Entry, archive_record, interval_record, window_record
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
     from airflow_kafka_spark.windows.report import Report
 
-    name, topic = (f"interval-{index}", TOPIC) if index else (f"unarchived-{index}", OLD_TOPIC)
+    topic = TOPIC if index else OLD_TOPIC
     ids, old = {topic: topic_ids[topic]}, []
     for number in range(INTERVALS):
-        interval = _hour(number)
+        interval = _hour(number, name)
         ranges = tuple(OffsetRange(topic, p, number, number + 1) for p in range(PARTITIONS))
         run = f"flow/scheduled__{interval.start.isoformat()}/task_{index}"
         is_old = number < INTERVALS - 100
@@ -180,8 +191,8 @@ def _move(what: str) -> None:
     libraries = _peak()
     marks = [time.monotonic()]
     kind, _, number = what.partition("-")
-    topic = TOPIC if kind == "interval" else OLD_TOPIC
-    if kind in ("interval", "unarchived"):
+    topic = OLD_TOPIC if kind == "unarchived" else TOPIC
+    if kind in ("interval", "holes", "unarchived"):
         interval = _next(hook, what)
         ledger: Ledger = IntervalLedger(hook, what, f"run-{interval}", interval, group_id=what)
     else:
@@ -237,7 +248,7 @@ def _next(hook: Any, pipeline: str) -> Any:
     from airflow_kafka_spark.control.pipelines import find
 
     intervals = find(hook, pipeline).memory.intervals
-    return next(hour for hour in (_hour(INTERVALS + n) for n in range(MORE)) if hour.name not in intervals)
+    return next(hour for hour in (_hour(INTERVALS + n, pipeline) for n in range(MORE)) if hour.name not in intervals)
 
 
 if __name__ == "__main__":

@@ -28,21 +28,27 @@ _OF_LEDGER = (
     Mutant(
         name="ledger-read-before-fencing",
         path="ledger/attempt.py",
-        old="""        with ThreadPoolExecutor(2) as pool:
-            planner, closer = pool.submit(self._fence, "plan"), pool.submit(self._fence, "close")
-            self._planner, self._closer = planner.result(), closer.result()
+        old="""        self._fence_both()
         self.hint = self.hint or self._find_hint()
         return self.look()
 """,
         new="""        self.hint = self.hint or self._find_hint()
         self.look()
-        with ThreadPoolExecutor(2) as pool:
-            planner, closer = pool.submit(self._fence, "plan"), pool.submit(self._fence, "close")
-            self._planner, self._closer = planner.result(), closer.result()
+        self._fence_both()
         return self.memory
 """,
         breaks="An attempt sees everything that earlier attempts have written before they were fenced.",
         tests=(f"{_LEDGER}::test_what_an_older_attempt_writes_until_it_is_fenced_is_seen",),
+    ),
+    Mutant(
+        name="ledger-change-under-the-id-of-closes",
+        path="ledger/attempt.py",
+        old="""        producer, self._planner = self._planner, None
+        assert producer is not None, "one ledger is amended""",
+        new="""        producer, self._closer = self._closer, None
+        assert producer is not None, "one ledger is amended""",
+        breaks="An attempt that fences at the same moment as a change by hand plans nothing by what it saw before.",
+        tests=("tests/windows/test_ledger_model.py::test_a_pipeline_is_moved_back_while_attempts_are_at_work",),
     ),
     Mutant(
         name="ledger-close-without-offsets",
@@ -170,10 +176,10 @@ _OF_INTERVALS = (
     Mutant(
         name="intervals-archive-over-a-hole",
         path="windows/interval_archive.py",
-        old="and all(ends.get(tp, 0) == start for tp, (start, _) in pieces.items())",
-        new="and all(ends.get(tp, 0) <= start for tp, (start, _) in pieces.items())",
-        breaks="Intervals of an archive continue each other in their offsets.",
-        tests=("tests/windows/test_interval_archive.py::test_a_hole_ends_an_archive",),
+        old="and all(ends.get(tp, 0) == start for tp, (start, _) in outer.items())",
+        new="and all(ends.get(tp, 0) <= start for tp, (start, _) in outer.items())",
+        breaks="An archive of intervals that leave a hole in the offsets is taken apart by what touches it.",
+        tests=("tests/windows/test_interval_archive.py::test_an_archive_knows_its_holes",),
     ),
     Mutant(
         name="ledger-reads-on-behind-what-is-hidden",

@@ -325,6 +325,22 @@ def test_another_deployment_does_not_take_windows_whatever_its_runs_are_called(f
     same_multiset(orders(files), files_rows(mine))
 
 
+def test_a_deployment_without_a_name_does_not_take_the_window_of_another_one_for_its_own(files, tmp_path, deployment, caplog):
+    deployment("")
+    files.produce(30)
+    files.run("run1")
+    assert "set `[kafka_spark] deployment`" in caplog.text
+    caplog.clear()
+    elsewhere = FilesSink(path=str(tmp_path / "theirs"))
+    with pytest.raises(DestinationChanged, match="has moved its windows into path"):
+        files.run("run1", sink=elsewhere)
+    decide(files)
+    assert files.run("run1", sink=elsewhere)["records_read"] == 30, "it was allowed: the window of this run is complete"
+    assert "set `[kafka_spark] deployment`" not in caplog.text
+    same_multiset(orders(files), files.rows())
+    assert not files_rows(elsewhere.path)
+
+
 def test_another_task_of_the_same_pipeline_is_refused_mapped_or_not(files):
     files.produce(30)
     files.run("run1", facts={"map_index": 0})

@@ -40,7 +40,7 @@ def values(pipeline) -> list[tuple[int, int, tuple]]:
 
 def test_moved_back_records_come_twice_moved_forward_they_are_skipped_and_a_jump_without_a_reset_is_refused(sunk):
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.ledger.attempt import Ledger
+    from airflow_kafka_spark.ledger.attempt import ChangeLedger
     from airflow_kafka_spark.windows.memory import position_record
     from airflow_kafka_spark.windows.plan import Position
 
@@ -67,7 +67,7 @@ def test_moved_back_records_come_twice_moved_forward_they_are_skipped_and_a_jump
     assert Counter(sunk.rows()) == expected + Counter(newest) and (len(skipped), len(newest)) == (60, 20)
     # The position is moved behind the ledger's back, as a ledger restored from a backup would: the sink does not take it.
     sunk.produce(30)
-    with KafkaHook() as hook, Ledger(hook, sunk.name, "backup", topic=f"ledger-{sunk.name}") as ledger:
+    with KafkaHook() as hook, ChangeLedger(hook, sunk.name, "backup", topic=f"ledger-{sunk.name}") as ledger:
         known = ledger.memory.position
         back = Position({tp: offset - 5 for tp, offset in known.offsets.items()}, known.topic_ids, known.cluster_id)
         ledger.amend([position_record(sunk.name, back, 4)], {}, lambda topic: "", lambda memory: False)

@@ -6,11 +6,12 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from airflow_kafka_spark.errors import BeginningDeleted, IntervalOverlaps, IntervalsOpen
+from airflow_kafka_spark.errors import BeginningDeleted, IntervalOverlaps, IntervalsLost, IntervalsOpen
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import TopicPartition
 from tests.support.dry import Dry
-from tests.support.intervals import BEGIN
+from tests.support.intervals import BEGIN, hour
 
 
 @pytest.fixture
@@ -174,3 +175,28 @@ def test_a_backfill_of_what_retention_has_removed_fails_or_tells_the_gap_and_the
     dry.run(2)
     assert dry.offsets() == {f"{dry.topic}-0": [3, 4]}
     assert dry.committed() == {f"{dry.topic}-0": 5}
+
+
+class TestALedgerThatIsLost:
+    @pytest.fixture
+    def lost(self, dry):
+        """Two hours were moved, and the end of the second was decided before two more records came, the first of them late."""
+        dry.produce(0, 30, 70)
+        assert [dry.run(number)["records_read"] for number in (0, 1)] == [2, 1]
+        dry.produce(100, 130)
+        dry.kafka.delete_topic(f"ledger-{dry.name}")
+        return dry
+
+    def test_the_next_interval_begins_where_the_group_stands_whatever_its_boundary_is_now(self, lost):
+        assert ranges(lost.run(2)) == [("a", 3, 5)]
+        assert lost.offsets() == {f"{lost.topic}-0": [*range(5)]}
+        assert lost.committed() == {f"{lost.topic}-0": 5}
+
+    @pytest.mark.parametrize(("number", "length"), [(0, 1), (0, 3), (1, 2)])
+    def test_an_interval_before_the_group_is_refused(self, lost, number, length):
+        with pytest.raises(IntervalsLost) as refused:
+            lost.run(number, length=length)
+        error = refused.value
+        assert (error.group_id, error.offset, error.start) == (lost.name, 3, 2 * (number > 0))
+        assert error.named == Interval(*hour(1))
+        assert lost.offsets() == {f"{lost.topic}-0": [*range(3)]}

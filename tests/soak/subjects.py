@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -98,10 +98,67 @@ class Subject(ABC):
 
     def command(self, chance: random.Random) -> str | None:
         """Do what an operator may ask for between two runs; return what it was, None where nothing was asked for."""
-        if chance.random() < 0.5:
+        commands = [self._clear, self._clear, self._clear, self._pause, self._other_deployment, *self.more_commands]
+        return chance.choice(commands)(chance) if chance.random() < 0.7 else None
+
+    @property
+    def more_commands(self) -> Sequence[Callable[[random.Random], str | None]]:
+        """What only this kind of pipeline is asked for."""
+        return ()
+
+    def _ask(self, action: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Give a command for this pipeline."""
+        given = self.attempts.arguments
+        pipeline, ledger = str(given["pipeline"]), str(given["ledger_topic"])
+        wait_stable(self.kafka.connection_extra(), ledger)
+        with KafkaHook() as hook:
+            return action(hook, pipeline, *arguments, why="soak", who="soak", ledger_topic=ledger, **options)
+
+    @property
+    def kafka(self) -> EmbeddedKafka:
+        return self.attempts.kafka  # type: ignore[attr-defined,no-any-return]
+
+    def _clear(self, chance: random.Random) -> str:
+        self.run()
+        return "clear"
+
+    def _pause(self, chance: random.Random) -> str:
+        from airflow.providers.common.compat.sdk import AirflowSkipException
+
+        self.feed(chance)
+        self.next_run()
+        self._ask(pause)
+        try:
             self.run()
-            return "clear"
-        return None
+        except AirflowSkipException:
+            pass
+        else:
+            raise AssertionError("a paused pipeline moved a window")
+        self._ask(resume)
+        self.run()
+        return "pause"
+
+    def _leave_open(self, chance: random.Random) -> bool:
+        """Leave a window that is planned, and nothing of it is moved."""
+        self.feed(chance)
+        self.next_run()
+        victim = self.victim("planned")
+        victim.wait()
+        return victim.fired
+
+    def _other_deployment(self, chance: random.Random) -> str | None:
+        """A run of another deployment must be refused."""
+        from airflow_kafka_spark.errors import BindingChanged
+
+        if not self._leave_open(chance):
+            return None
+        try:
+            with variable("AIRFLOW__KAFKA_SPARK__DEPLOYMENT", "another"):
+                self.run()
+        except BindingChanged:
+            self.run()
+            return "another deployment"
+        raise AssertionError("a run of another deployment took an open window")
 
 
 class ToSink(Subject):
@@ -157,10 +214,13 @@ class ToSink(Subject):
     def _delete_what_was_read(self) -> None:
         """Delete records that were moved, as retention does."""
         self._look()
-        done = {p: offset for p, offset in self.flow.committed().items() if offset > 0}
-        if done:
+        self._delete({p: offset for p, offset in self.flow.committed().items() if offset > 0})
+
+    def _delete(self, offsets: Mapping[int, int]) -> None:
+        """Delete the records below some offsets, by partition."""
+        if offsets:
             admin = AdminClient(self.flow.kafka.connection_extra())
-            deleted = admin.delete_records([TopicPartition(self.flow.topic, p, offset) for p, offset in done.items()])
+            deleted = admin.delete_records([TopicPartition(self.flow.topic, p, offset) for p, offset in offsets.items()])
             for answer in deleted.values():
                 answer.result(30)
 
@@ -171,10 +231,7 @@ class ToSink(Subject):
     @property
     def _name(self) -> str:
         """The pipeline's, which changes."""
-        return str(self.flow.options.get("pipeline", self.flow.name))
-
-    def _told(self) -> dict[str, Any]:
-        return {"why": "soak", "who": "soak", "ledger_topic": f"ledger-{self.flow.name}"}
+        return str(self.flow.arguments["pipeline"])
 
     def check(self) -> int:
         self._look()
@@ -183,34 +240,22 @@ class ToSink(Subject):
         expected = [row_of(value) for place, value in self._records.items() for _ in range(self._times.get(place, 1))]
         return same_multiset(expected, self.flow.rows()) if expected else 0
 
-    def _ask(self, action: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        wait_stable(self.flow.kafka.connection_extra(), f"ledger-{self.flow.name}")
-        with KafkaHook() as hook:
-            return action(hook, self._name, *arguments, **self._told(), **options)
-
-    def command(self, chance: random.Random) -> str | None:
-        commands = [self._clear, self._pause, self._replay, self._skip, self._reset, self._go_elsewhere, self._rename]
-        return chance.choice(commands)(chance) if chance.random() < 0.8 else None
+    @property
+    def more_commands(self) -> Sequence[Callable[[random.Random], str | None]]:
+        return (
+            self._replay,
+            self._skip,
+            self._reset,
+            self._go_elsewhere,
+            self._rename,
+            self._change_arguments,
+            self._stop_at_a_time,
+            self._lose_records,
+        )
 
     def _clear(self, chance: random.Random) -> str:
         assert self.run()["window"] == self.flow.reports[-1]["window"]
         return "clear"
-
-    def _pause(self, chance: random.Random) -> str:
-        from airflow.providers.common.compat.sdk import AirflowSkipException
-
-        self._ask(pause)
-        self.next_run()
-        before = len(self.flow.rows())
-        try:
-            self.run()
-        except AirflowSkipException:
-            assert len(self.flow.rows()) == before
-        else:
-            raise AssertionError("a paused pipeline moved a window")
-        self._ask(resume)
-        self.run()
-        return "pause"
 
     def _replay(self, chance: random.Random) -> str | None:
         last, low = self.flow.reports[-1], self._lows()
@@ -248,30 +293,87 @@ class ToSink(Subject):
         return "reset"
 
     def _go_elsewhere(self, chance: random.Random) -> str | None:
-        """A run with another destination, or of another deployment, must be refused while a window is open."""
+        """A run with another destination must be refused while a window is open."""
         from airflow_kafka_spark.errors import BindingChanged
+
+        if not self._leave_open(chance):
+            return None
+        options: dict[str, Any] = {"place": f"{self.flow.place}-elsewhere"}
+        if "sink" in self.flow.options:
+            options["sink"] = PostgresSink(conn_id="warehouse", table=options["place"], window_column="window")
+        try:
+            self.attempts.run(self.run_id, facts=self.facts, **options)
+        except BindingChanged:
+            self.run()
+            return "another place"
+        raise AssertionError("a run with another destination took an open window")
+
+    def _change_arguments(self, chance: random.Random) -> str | None:
+        """A run with other arguments finishes a window of which any part may be done."""
+        from airflow_kafka_spark.errors import SinkRejected
 
         self.feed(chance)
         self.next_run()
-        victim = self.victim("planned")
+        victim = self.victim(chance.choice([point for point in self.points if point != "fenced"]))
         victim.wait()
-        if not victim.fired:
-            return None
+        name, value = chance.choice([("max_records", 40), ("keep_windows", 2), ("split_records", 37), ("split_records", 1000)])
         try:
-            if chance.random() < 0.5:
-                what = "another deployment"
-                with variable("AIRFLOW__KAFKA_SPARK__DEPLOYMENT", "another"):
-                    self.run()
-            else:
-                what = "another place"
-                options: dict[str, Any] = {"place": f"{self.flow.place}-elsewhere"}
-                if "sink" in self.flow.options:
-                    options["sink"] = PostgresSink(conn_id="warehouse", table=options["place"], window_column="window")
-                self.attempts.run(self.run_id, facts=self.facts, **options)
-        except BindingChanged:
+            self.attempts.run(self.run_id, facts=self.facts, **{name: value})
+        except SinkRejected:
+            # Splits of the other cut are in the table.
+            assert (self.flow.kind, name) == ("postgres-split", "split_records")
             self.run()
-            return what
-        raise AssertionError(f"a run of {what} took an open window")
+        # What `max_records` has left.
+        self.next_run()
+        self.run()
+        return f"another {name}"
+
+    def _stop_at_a_time(self, chance: random.Random) -> str:
+        """A record with a timestamp in the future must not end all windows that stop at a time."""
+        producer = Producer({**self.flow.kafka.connection_extra(), "enable.idempotence": True})
+        ahead = datetime.now(timezone.utc) + timedelta(days=chance.choice([2, 900, 300_000]))
+        for partition in range(3):
+            number = self.flow._produced
+            producer.produce(self.flow.topic, order(number), b"%d" % number, partition, timestamp=round(ahead.timestamp() * 1000))
+            self.flow._produced += 1
+        assert producer.flush(60) == 0
+        self.flow.produce(chance.randrange(20, 100))
+        until = datetime.now(timezone.utc) + timedelta(minutes=1)
+        self.next_run()
+        report = self.attempts.run(self.run_id, facts=self.facts, ending_offsets=until.isoformat())
+        # Records behind those of the future are moved, unless an open transaction hides them.
+        assert self._open is not None or report["records_read"] >= 20, report
+        self.next_run()
+        self.run()
+        return "records of the future"
+
+    def _lose_records(self, chance: random.Random) -> str | None:
+        """Delete records that were not read: that is refused until it is said that they may be left out."""
+        from airflow_kafka_spark.errors import DataLoss
+
+        if self._open is not None:
+            return None
+        self.next_run()
+        self.run()
+        self.flow.produce(chance.randrange(30, 120))
+        self._look()
+        at = self.flow.committed()
+        with KafkaHook() as hook:
+            ends = {tp.partition: offsets.lso for tp, offsets in hook.offsets([self.flow.topic]).items()}
+        gone = {p: chance.randrange(at[p], end + 1) for p, end in ends.items() if 0 < at[p] < end}
+        gone = {p: offset for p, offset in gone.items() if offset > at[p]}
+        if not gone:
+            return None
+        self._delete(gone)
+        self.next_run()
+        try:
+            self.run()
+        except DataLoss:
+            self._times |= {(p, offset): 0 for p, end in gone.items() for offset in range(at[p], end)}
+            report = self.attempts.run(self.run_id, facts=self.facts, data_loss="skip")
+            assert len(report["gaps"]) == len(gone), report
+            return "lost records"
+        raise AssertionError("records that were deleted unread were passed over")
 
     def _rename(self, chance: random.Random) -> str:
         """Go on under another name. With an open window that must be refused, and a run under the old name afterwards."""
@@ -326,12 +428,35 @@ class BetweenTopics(Subject):
     def __init__(self, made: Any) -> None:
         super().__init__(made, faults.PUBLISHING)
         self.relay = made
+        self._skipped: set[tuple[int, int]] = set()
 
     def feed(self, chance: random.Random) -> None:
         self.relay.send(chance.randrange(1, 400))
 
+    @property
+    def more_commands(self) -> Sequence[Callable[[random.Random], str | None]]:
+        return self._skip, self._fewer
+
+    def _skip(self, chance: random.Random) -> str | None:
+        if not self._leave_open(chance):
+            return None
+        gaps = self._ask(skip, running=False).skipped
+        self._skipped |= {(gap.partition, offset) for gap in gaps for offset in range(gap.start, gap.end)}
+        self.next_run()
+        self.run()
+        return "skip"
+
+    def _fewer(self, chance: random.Random) -> str:
+        """A window of fewer records, and one of the rest."""
+        self.feed(chance)
+        self.next_run()
+        self.attempts.run(self.run_id, facts=self.facts, max_records=40)
+        self.next_run()
+        self.run()
+        return "another max_records"
+
     def check(self) -> int:
-        return self.relay.check()
+        return self.relay.check(lambda r: None if (r.partition, r.offset) in self._skipped else r.content)
 
 
 class FromTable(Subject):
@@ -460,11 +585,13 @@ class ByInterval(Subject):
         self._done[self._current] = super().run(**facts)
         return self._done[self._current]
 
-    def command(self, chance: random.Random) -> str | None:
-        if chance.random() < 0.3:
-            self.run(max_tries=self.number)
-            return "clear and replay"
-        return super().command(chance)
+    @property
+    def more_commands(self) -> Sequence[Callable[[random.Random], str | None]]:
+        return (self._clear_and_replay,) * 3
+
+    def _clear_and_replay(self, chance: random.Random) -> str:
+        self.run(max_tries=self.number)
+        return "clear and replay"
 
     def check(self) -> int:
         while self._waiting:

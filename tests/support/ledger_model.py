@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
-from airflow_kafka_spark.control import pause, position_change, replay, requests
+from airflow_kafka_spark.control import pause, position_change, rebind, rename, replay, requests
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
 from airflow_kafka_spark.formats import String
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
@@ -399,13 +399,16 @@ HOOK = Hook()
 
 @dataclass(frozen=True)
 class ModelSink(Sink):
-    """Takes a window whole, once, and remembers it."""
+    """Takes a window whole, once, and remembers it. A sink of another URI has a record of its own."""
 
     guarantee = Guarantee.EXACTLY_ONCE
-    uri = "model://sink"
+    uri: str = "model://sink"
 
     def destination(self) -> Endpoint:
         return Endpoint({"sink": self.uri})
+
+    def _key(self, pipeline: str) -> str:
+        return pipeline if self.uri == ModelSink.uri else f"{pipeline} in {self.uri}"
 
     def validate(self, shape: Any) -> list[Any]:
         return []
@@ -414,11 +417,11 @@ class ModelSink(Sink):
         return []
 
     def last_applied(self, pipeline: str) -> Applied | None:
-        found = _ask("sink.look", pipeline)
+        found = _ask("sink.look", self._key(pipeline))
         return applied(max(found, key=lambda t: t.number)) if found else None
 
     def applied(self, window: Window) -> Applied | None:
-        for taken in _ask("sink.look", window.pipeline):
+        for taken in _ask("sink.look", self._key(window.pipeline)):
             if taken.number == window.number:
                 refuse_other(applied(taken), window, "the sink")
                 return applied(taken) if taken.replay >= window.replay else None
@@ -429,7 +432,7 @@ class ModelSink(Sink):
 
     def commit(self, window: Window) -> None:
         """See :meth:`~airflow_kafka_spark.sinks.base.WindowWriter.commit`."""
-        facts = (window.pipeline, window.number)
+        facts = (self._key(window.pipeline), window.number)
         told = _ask("sink.commit", *facts, window.ranges, window.replay, window.moved)
         if told not in ("taken", "there"):
             raise WindowConflict(str(window), told, "")
@@ -476,23 +479,33 @@ class FixedBoundaries:
 
 
 def attempt(
-    run_id: str, *, hour: int | None = None, beside: bool = False, max_tries: int = 0, on_rerun: str | None = "skip"
+    run_id: str,
+    *,
+    hour: int | None = None,
+    length: int = 1,
+    beside: bool = False,
+    max_tries: int = 0,
+    on_rerun: str | None = "skip",
+    pipeline: str = PIPELINE,
+    uri: str = "model://sink",
 ) -> None:
     """One attempt of a task, from beginning to end.
 
     :param hour: the data interval of its run, as an hour of the epoch; None moves what is new.
+    :param length: of the interval, in hours.
     :param beside: the pipeline has intervals, too.
+    :param uri: of the sink.
     """
-    key = (beside or hour is not None, on_rerun)
+    key = (beside or hour is not None, on_rerun, pipeline, uri)
     if key not in _OPERATORS:
         window = {"window": "interval", "on_missing_interval": "progress", "grace": 0} if key[0] else {}
         made = ModelOperator(
-            task_id="task", topics=TOPIC, group_id=GROUP, pipeline=PIPELINE, value=String(), sink=ModelSink(),
+            task_id="task", topics=TOPIC, group_id=GROUP, pipeline=pipeline, value=String(), sink=ModelSink(uri),
             on_rerun=on_rerun, ledger_topic=LEDGER, **window,
         )  # fmt: skip
         made.__dict__["kafka"] = HOOK
         _OPERATORS[key] = made
-    start, end = (instant_of(hour * HOUR), instant_of((hour + 1) * HOUR)) if hour is not None else (None, None)
+    start, end = (instant_of(hour * HOUR), instant_of((hour + length) * HOUR)) if hour is not None else (None, None)
     ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id="task", map_index=-1, max_tries=max_tries)
     dag_run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
     _OPERATORS[key].execute({"ti": ti, "dag_run": dag_run, "outlet_events": defaultdict(SimpleNamespace)})
@@ -520,7 +533,7 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(base, "emit", lambda report: None),
         patch.object(base.Stopwatch, "stop", lambda watch: {}),
         patch.object(binding, "deployment", lambda: ""),
-        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, position_change, pause, replay)),
+        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, position_change, pause, rebind, rename, replay)),
         # Who loses against somebody else tries again; twice shows what happens then.
         *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (requests, "TRIES"))),
         patch.object(requests, "_user", lambda: "somebody"),

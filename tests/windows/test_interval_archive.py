@@ -86,26 +86,97 @@ def test_a_record_of_its_own_counts_before_an_archive():
 
 
 @pytest.mark.parametrize(
-    ("broken", "pieces"),
+    ("broken", "parts"),
     [
         (lambda s: replace(s, interval=Interval(s.interval.start + timedelta(minutes=1), s.interval.end)), [5, 5]),
         (lambda s: replace(s, ranges=(OffsetRange("t", 0, 53, 60),)), [5, 5]),
-        (lambda s: replace(s, topic_ids={"t": "another"}), [5, 4]),
-        (lambda s: replace(s, ranges=(*s.ranges, OffsetRange("u", 0, 0, 0))), [5, 4]),
         (lambda s: replace(s, ranges=(OffsetRange("t", 0, 55, 60),), gaps=(Gap("t", 0, 50, 55),)), [10]),
-        (lambda s: replace(s, ranges=(OffsetRange("t", 0, 57, 60),), gaps=(Gap("t", 0, 50, 55),)), [5, 4]),
+        (lambda s: replace(s, ranges=(OffsetRange("t", 0, 57, 60),), gaps=(Gap("t", 0, 50, 55),)), [5, 1, 4]),
         (lambda s: replace(s, ranges=(OffsetRange("t", 0, 50, 50),)), [6, 4]),
     ],
-    ids=["a hole in time", "a hole in the offsets", "another topic", "one more topic", "a gap", "a gap and a hole", "no records"],
+    ids=["a hole in time", "a hole in the offsets", "a gap", "a gap and a hole", "no records"],
 )
-def test_a_hole_ends_an_archive(broken, pieces):
+def test_an_archive_knows_its_holes(broken, parts):
     states = chain(0, 10)
     states[5] = broken(states[5])
-    assert [archive.count for archive, _ in archived(states)] == pieces
+    ((archive, _),) = archived(states)
+    assert archive.count == 10
+    assert archive.has_holes == (archive.as_one.parts is not None) == (len(parts) > 1)
+    if archive.has_holes:
+        assert [part.interval.start for part in archive.as_one.parts()] == [
+            states[sum(parts[:n])].interval.start for n in range(len(parts))
+        ]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda s: replace(s, topic_ids={"t": "another"}),
+        lambda s: replace(s, ranges=(*s.ranges, OffsetRange("u", 0, 0, 0))),
+    ],
+    ids=["another topic", "one more topic"],
+)
+def test_other_topics_end_an_archive(broken):
+    states = chain(0, 10)
+    states[5] = broken(states[5])
+    assert [archive.count for archive, _ in archived(states)] == [5, 4]
+
+
+def test_the_group_passes_holes_in_time_without_taking_archives_apart(monkeypatch):
+    states = [
+        replace(state, interval=Interval(state.interval.start, state.interval.start + timedelta(minutes=30)))
+        for state in chain(0, 20)
+    ]
+    ((archive, _),) = archived(states)
+    (read,) = remember("p", [archive_record("p", archive)._replace(offset=3)]).intervals.archives
+    assert read.has_holes and read.only_in_time
+    monkeypatch.setattr(interval_archive, "unpacked", None)
+    assert contiguous([read.as_one], {TopicPartition("t", 0): 0}) == {TopicPartition("t", 0): 200}
 
 
 def test_few_intervals_are_not_worth_an_archive():
-    assert archived(chain(0, 3) + chain(10, 3)) == []
+    assert archived(chain(0, 3)) == []
+
+
+def test_no_archive_is_made_around_another_one():
+    old = [archive for archive, _ in archived(chain(20, 10))]
+    assert [archive.count for archive, _ in archived(chain(0, 5) + chain(40, 6), old)] == [5, 6]
+    assert [archive.count for archive, _ in archived(chain(0, 2) + chain(40, 6), old)] == [6]
+    assert archived(chain(22, 6), old) == [], "those that are moved once more"
+
+
+@pytest.mark.parametrize("length", [timedelta(hours=1), timedelta(minutes=15)], ids=["an hour a day", "a quarter of an hour"])
+def test_intervals_of_a_schedule_with_holes_are_archived(length, monkeypatch):
+    """One interval a day, whose archive is taken apart only by what touches it."""
+    days = 365
+    states = []
+    for day in range(days):
+        interval = Interval(hour(24 * day).start, hour(24 * day).start + length)
+        ranges = tuple(OffsetRange("t", p, day * 100, day * 100 + 10) for p in range(50))
+        states.append(IntervalState(interval, State.COMPLETE, ranges, "run", topic_ids={"t": "id"}, offset=day))
+    monkeypatch.setattr(interval_archive, "ARCHIVE_AFTER", ARCHIVE_AFTER)
+    known = Intervals()
+    for state in states:
+        recent = {**known.recent, state.interval.name: state}
+        made = archived(recent.values(), known.archives)
+        gone = {member.interval.name for _, members in made for member in members}
+        kept = {name: found for name, found in recent.items() if name not in gone}
+        known = Intervals(kept, (*known.archives, *(archive for archive, _ in made)))
+    assert (len(known), len(known.recent), len(known.archives)) == (days, days % (ARCHIVE_AFTER + 1), 3)
+    taken_apart = []
+    unpack = interval_archive.unpacked
+    monkeypatch.setattr(interval_archive, "unpacked", lambda text: taken_apart.append(1) or unpack(text))
+    new = hour(24 * days)
+    assert not overlapping(new, known.spans)
+    assert not list(sharing_offsets([OffsetRange("t", 0, days * 100, days * 100 + 10)], {"t": "id"}, known.spans))
+    assert taken_up_at("t", "id", new, known.spans) == new.start
+    assert not taken_apart
+    assert contiguous(known.spans, {TopicPartition("t", p): 0 for p in range(50)}, topic_ids={"t": "id"}) == {
+        TopicPartition("t", p): 10 for p in range(50)
+    }
+    assert len(taken_apart) == 1, "the one that holds what comes next"
+    assert overlapping(hour(24 * 200), known.spans) == [states[200]] * (length < timedelta(hours=1))
+    assert overlapping(hour(24 * 200 + 5), known.spans) == []
 
 
 def test_an_archive_fits_into_a_record(monkeypatch):
@@ -153,21 +224,34 @@ def _states(steps: list[tuple[str, int]]) -> list[IntervalState]:
 
 
 # Hours without records, then a hole in the offsets, are not one piece: their archive would let the group pass over the hole.
-@example([("go on", 0)] * 3 + [("miss offsets", 0)], 0, 1, 0, 1, 0, 1)
+@example([("go on", 0)] * 3 + [("miss offsets", 0)], 0, 1, 0, 1, 0, 1, -1)
 # A partition that is new in the seventh hour and does not begin with its first record.
-@example([("go on", 1)] * 7 + [("miss offsets", 1)] + [("go on", 1)] * 3, 0, 1, 0, 1, 0, 1)
+@example([("go on", 1)] * 7 + [("miss offsets", 1)] + [("go on", 1)] * 3, 0, 1, 0, 1, 0, 1, -1)
+# An archive of two hours, and an interval of the same two hours.
+@example([("go on", 0)] * 12 + [("miss an hour", 0)] * 4 + [("go on", 0)], 21, 2, 0, 1, 0, 0, 0)
+@example([("go on", 0)] * 4, 1, 4, 0, 1, 0, 0, -1)
 @settings(max_examples=150)
 @given(
-    HOURS, st.integers(0, 30), st.integers(1, 3), st.integers(0, 60), st.integers(1, 9), st.integers(0, 40), st.integers(0, 30)
+    HOURS,
+    st.integers(0, 30),
+    st.integers(1, 4),
+    st.integers(0, 60),
+    st.integers(1, 9),
+    st.integers(0, 40),
+    st.integers(0, 30),
+    st.integers(-1, 23),
 )
-def test_spans_answer_as_the_intervals_one_by_one(steps, start, length, offset, count, committed, first):
+def test_spans_answer_as_the_intervals_one_by_one(steps, start, length, offset, count, committed, first, late):
+    """:param late: which of the intervals is moved once the others are archived; -1 for none."""
     states = _states(steps)
-    spans = split(states).spans
+    spans = split([state for number, state in enumerate(states) if number != late]).spans + tuple(states[late : late + 1])
+    assume(late < len(states))
     mine, topic_ids = hour(start, length), {"t": states[-1].topic_ids["t"]}
     assume(mine not in [s.interval for s in states])
     wanted = [OffsetRange("t", partition, offset, offset + count) for partition in (0, 1)]
     assert bool(overlapping(mine, spans)) == bool([s for s in states if s.interval.overlaps(mine)])
     assert bool(list(sharing_offsets(wanted, topic_ids, spans))) == bool(list(sharing_offsets(wanted, topic_ids, states)))
+    assert split(states).complete == len(states)
     assert what_others_leave(wanted, topic_ids, spans) == what_others_leave(wanted, topic_ids, states)
     if not overlapping(mine, states):
         assert taken_up_at("t", topic_ids["t"], mine, spans) == taken_up_at("t", topic_ids["t"], mine, states)

@@ -6,17 +6,19 @@ See :mod:`tests.support.ledger_model`: a kill after every step and an attempt th
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
 from unittest.mock import patch
 
 import pytest
 
+from airflow_kafka_spark.errors import BindingChanged, ChangeRefused, IntervalOverlaps, PipelineRenamed, PipelineUnknown
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.report import Report
-from tests.support.control import pause, replay, reset, resume, skip
+from tests.support.control import pause, rebind, rename, replay, reset, resume, skip
 from tests.support.ledger_model import (
     EAGER,
     GROUP,
@@ -46,6 +48,10 @@ COMMAND = {"why": "a test", "who": "somebody"}
 SKIP = partial(skip, HOOK, PIPELINE, group_id=GROUP, running=False, **COMMAND)
 RESET = partial(reset, HOOK, PIPELINE, "latest", group_id=GROUP, discard_open=True, **COMMAND)
 REPLAY = partial(replay, HOOK, PIPELINE, window=1, **COMMAND)
+RENAME = partial(rename, HOOK, PIPELINE, "renamed", group_id=GROUP, **COMMAND)
+REBIND = partial(rebind, HOOK, PIPELINE, running=False, **COMMAND)
+ELSEWHERE = partial(attempt, "other", uri="model://elsewhere")
+RENAMED, LAST_RENAMED = (partial(attempt, run, pipeline="renamed") for run in ("one", "last"))
 PAUSE, RESUME = (partial(command, HOOK, PIPELINE, **COMMAND) for command in (pause, resume))
 
 
@@ -131,6 +137,78 @@ def test_two_tries_of_a_cleared_task(model):
 
 def test_an_interval_beside_a_progress_window(model):
     explore(one_hour(), {"A": NEXT_HOUR, "B": BESIDE}, [NEXT_HOUR, LAST_BESIDE], **DISJOINT)
+
+
+def finish_hours() -> None:
+    """Move what is left by hours, as far as no longer interval has it."""
+    for hour in (1, 2):
+        with suppress(IntervalOverlaps):
+            attempt(f"last-{hour}", hour=hour)
+
+
+LONG = partial(attempt, "long", hour=1, length=2)
+
+
+@pytest.mark.parametrize("finish", [[NEXT_HOUR, LONG], [LONG, NEXT_HOUR]], ids=["the hour first", "the longer one first"])
+def test_two_intervals_that_overlap(model, finish):
+    def retried(act):
+        def run() -> None:
+            with suppress(IntervalOverlaps):
+                act()
+
+        return run
+
+    world = one_hour()._replace(end=6)
+    found = explore(world, {"A": NEXT_HOUR, "B": LONG}, [*map(retried, finish), finish_hours], **DISJOINT)
+    assert all(found.ends[name].keys() >= {"done", "IntervalOverlaps"} for name in "AB")
+
+
+def test_two_tries_of_an_interval(model):
+    explore(one_hour(), {"A": NEXT_HOUR, "B": NEXT_HOUR}, [NEXT_HOUR, LAST_BESIDE], records=0)
+
+
+def finish_wherever() -> None:
+    """Move what is left to the place that the pipeline is bound to."""
+    for run in (ONE, ELSEWHERE, LAST, partial(attempt, "last", uri="model://elsewhere")):
+        with suppress(BindingChanged):
+            run()
+
+
+def test_an_open_window_is_allowed_another_sink_while_an_attempt_asks_for_that(model):
+    found = explore(open_window(), {"A": ELSEWHERE, "rebind": REBIND}, [finish_wherever], records=0)
+    assert found.ends["A"].keys() >= {"done", "DestinationChanged"}
+
+
+def given_up_window() -> World:
+    """Window 1 was given up with its record, the only one."""
+    return run_alone(stopped(World(end=1), ONE, "dead", "commit"), SKIP, "skip")
+
+
+def asked_for_is_moved(world: World) -> None:
+    was_asked_for = any(change.action == "reset" for change in world.memory().changes.values())
+    assert world.moved[0] == was_asked_for
+
+
+def test_a_pipeline_is_moved_back_while_attempts_are_at_work(model):
+    back = partial(reset, HOOK, PIPELINE, "earliest", group_id=GROUP, **COMMAND)
+    found = explore(given_up_window(), {"A": ONE, "back": back}, [ONE, LAST], records=0, check=asked_for_is_moved)
+    assert found.ends["back"]["done"]
+
+
+def finish_rename() -> None:
+    """Give the pipeline its new name, once its window is complete, unless it has that already."""
+    with suppress(PipelineRenamed):
+        ONE()
+    with suppress(ChangeRefused, PipelineUnknown):
+        RENAME()
+
+
+@pytest.mark.parametrize(
+    "attempts", [{"A": ONE}, {"A": RENAMED}, {"A": ONE, "B": RENAMED}], ids=["the old name", "the new name", "both"]
+)
+def test_a_pipeline_is_renamed_while_attempts_are_at_work(model, attempts):
+    found = explore(one_window(), {**attempts, "rename": RENAME}, [finish_rename, LAST_RENAMED], records=0)
+    assert found.ends["rename"]["done"]
 
 
 # --- a rule is taken away, and it is noticed -----------------------------------------------------------------------------------

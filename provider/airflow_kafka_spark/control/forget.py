@@ -10,7 +10,7 @@ from airflow_kafka_spark.control.position_change import fence_splits, published_
 from airflow_kafka_spark.control.requests import ChangeRequest
 from airflow_kafka_spark.control.result import ChangeResult, OpenWindow
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
-from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
 from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE, Found, LedgerTopic
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, key_prefix
@@ -53,10 +53,10 @@ def forget(
         return _result(found.memory, change, request, count, group)
     with ExitStack() as opened:
         run = f"forget by {request.who}"
-        ledger = opened.enter_context(Ledger(hook, pipeline, run, topic=ledger_topic))
+        ledger = opened.enter_context(ChangeLedger(hook, pipeline, run, topic=ledger_topic))
         for state in ledger.memory.intervals.recent.values():
             if state.state is State.PLANNED:
-                opened.enter_context(Ledger(hook, state.interval.ledger_name(pipeline), run, topic=ledger_topic))
+                opened.enter_context(ChangeLedger(hook, state.interval.ledger_name(pipeline), run, topic=ledger_topic))
         _check_forget(hook, ledger.memory, ledger_topic, group_id, delete_group, discard_open)
         fence_splits(ledger, open_entries(ledger.memory))
         found = ledger.topic.look(pipeline)

@@ -12,7 +12,7 @@ from airflow_kafka_spark.control.result import Move
 from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, GroupHasMembers, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import listed, resolve_start, within
-from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
 from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.topic import Found, Hint
 from airflow_kafka_spark.windows.changes import Action, Change
@@ -200,7 +200,7 @@ def _shifted(
     return wanted, after
 
 
-def fence_splits(ledger: Ledger, windows: Sequence[Entry]) -> None:
+def fence_splits(ledger: ChangeLedger, windows: Sequence[Entry]) -> None:
     """Fence the tasks that may still publish splits of windows that are given up."""
     for entry in windows:
         window = entry.window
@@ -213,7 +213,9 @@ def published_by(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]
     return merge_landed(part for (window, _), marker in memory.markers.items() if window in numbers for part in marker.landed)
 
 
-def write_position_change(ledger: Ledger, found: Found, move: PositionChange, action: Action, request: ChangeRequest) -> None:
+def write_position_change(
+    ledger: ChangeLedger, found: Found, move: PositionChange, action: Action, request: ChangeRequest
+) -> None:
     """Write position, record of the change and the group's offsets in one Kafka transaction; remove the windows that are given
     up.
 

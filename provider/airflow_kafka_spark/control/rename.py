@@ -12,7 +12,7 @@ from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals
 from airflow_kafka_spark.control.result import ChangeResult
 from airflow_kafka_spark.errors import ChangeRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
 from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.topic import Found, Hint
 from airflow_kafka_spark.windows.changes import Change
@@ -55,7 +55,7 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     group, change = planned(memory, there.memory)
     if not request.dry_run:
         run = f"rename by {request.who}"
-        with Ledger(hook, pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
+        with ChangeLedger(hook, pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             found, other = ledger.topic.look(pipeline), ledger.topic.look(to)
             memory = found.memory
             group, change = planned(memory, other.memory)
@@ -104,7 +104,7 @@ def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: st
     return mirroring_group(hook, memory, group_id)
 
 
-def _write(hook: KafkaHook, ledger: Ledger, found: Found, other: Found, to: str, change: Change) -> None:
+def _write(hook: KafkaHook, ledger: ChangeLedger, found: Found, other: Found, to: str, change: Change) -> None:
     """Write the records under both names and the group's offsets in one Kafka transaction.
 
     :raises Fenced: an attempt under the old name has taken over meanwhile; nothing was changed.

@@ -21,7 +21,7 @@ from airflow_kafka_spark.control.position_change import (
 from airflow_kafka_spark.control.requests import ChangeRequest
 from airflow_kafka_spark.control.result import ChangeResult, OpenWindow
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
-from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.attempt import ChangeLedger
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_target
 
@@ -71,7 +71,7 @@ def reset(
     move, group = planned(_look(hook, request, is_said=bool(named_topics(only) and group_id)))
     if not request.dry_run:
         run = f"reset by {request.who}"
-        with Ledger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
+        with ChangeLedger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             move, group = planned(ledger.memory)
             fence_splits(ledger, move.given_up)
             write_position_change(ledger, ledger.topic.look(request.pipeline), move, "reset", request)

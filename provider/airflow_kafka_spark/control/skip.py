@@ -18,7 +18,7 @@ from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals
 from airflow_kafka_spark.control.result import ChangeResult, Move, OpenWindow
 from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.attempt import ChangeLedger
 from airflow_kafka_spark.windows.memory import Entry, Memory
 from airflow_kafka_spark.windows.model import Gap, TopicPartition
 from airflow_kafka_spark.windows.offset_specs import parse_target
@@ -61,7 +61,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
     move, group = planned(memory)
     if not request.dry_run:
         run = f"skip by {request.who}"
-        with Ledger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
+        with ChangeLedger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             seen, memory = _tokens(memory), ledger.memory
             if _tokens(memory) != seen:
                 raise ChangeRefused(

@@ -185,6 +185,44 @@ class LedgerBehind(PlanError):
         )
 
 
+class IntervalsLost(PlanError):
+    """Raised when the consumer group names an interval that the ledger does not know, and another one lies before its offsets.
+
+    The ledger has lost intervals, and that one may be among them: to move it could write its records twice.
+
+    :param pipeline: name of the pipeline.
+    :param group_id: the consumer group.
+    :param named: the interval that the group names.
+    :param interval: the interval that was to be planned.
+    :param place: topic and partition in which it begins before the group's offset.
+    :param start: where it begins there.
+    :param offset: the group's offset.
+    :param ledger_topic: the ledger topic.
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        group_id: str,
+        named: object,
+        interval: object,
+        place: str,
+        start: int,
+        offset: int,
+        ledger_topic: str,
+    ) -> None:
+        self.pipeline, self.group_id, self.named, self.interval = pipeline, group_id, named, interval
+        self.place, self.start, self.offset, self.ledger_topic = place, start, offset, ledger_topic
+        super().__init__(
+            f"Group `{group_id}` has followed pipeline `{pipeline}` up to interval {named}, which its ledger does not know. "
+            f"Interval {interval} begins at offset {start} of {place}, and the group is at {offset}: it may have been moved",
+            expected=f"the interval in ledger topic `{ledger_topic}`, or in the sink",
+            action="Compare sink and topic. If its records are there, mark the task as successful. If they are not, remove what "
+            f"the group says, and clear the task: `airflow kafka-spark forget {pipeline} --ledger-topic {ledger_topic} "
+            f"--delete-group --group-id {group_id} --why ...`. If `ledger_topic` was changed, set it back",
+        )
+
+
 class ClusterChanged(PlanError):
     """Raised when the connection leads to another Kafka cluster, whose offsets refer to other records.
 

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timezone
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import (
@@ -88,6 +88,9 @@ FENCE_THREADS = 8
 SPLIT = "split."
 """What a split's purpose begins with, in its transactional id; its index follows."""
 KEEP_WINDOWS = 100
+
+
+L = TypeVar("L", bound="Ledger")
 
 
 class Ledger:
@@ -173,7 +176,7 @@ class Ledger:
         pipeline."""
         return self.memory
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self: L) -> L:
         self.topic.ensure()
         self._fence_and_look()
         return self
@@ -184,11 +187,14 @@ class Ledger:
     def _fence_and_look(self) -> Memory:
         """Fence both ids, then read the ledger. A fence on one of them only would leave a gap for a transaction of the other."""
         self._events = ClientEvents(self.hook.config.get("error_cb"))
+        self._fence_both()
+        self.hint = self.hint or self._find_hint()
+        return self.look()
+
+    def _fence_both(self) -> None:
         with ThreadPoolExecutor(2) as pool:
             planner, closer = pool.submit(self._fence, "plan"), pool.submit(self._fence, "close")
             self._planner, self._closer = planner.result(), closer.result()
-        self.hint = self.hint or self._find_hint()
-        return self.look()
 
     def _fence(self, purpose: str, **settings: Any) -> Producer:
         return self._fence_as(transactional_id_of(self.topic.name, self.pipeline, purpose), **settings)
@@ -509,37 +515,6 @@ class Ledger:
             if found.state is State.COMPLETE:
                 return
 
-    def amend(
-        self,
-        records: Sequence[LedgerRecord],
-        offsets: Mapping[TopicPartition, int],
-        metadata: Callable[[str], str],
-        is_done: Callable[[Memory], bool],
-        beside: Mapping[int, Sequence[LedgerRecord]] | None = None,
-    ) -> None:
-        """Write records and the group's offsets in one Kafka transaction, in place of a window's close.
-
-        :param metadata: what the group's offsets say of where they come from, by topic.
-        :param is_done: whether it has happened, by what the ledger holds: asked when the outcome is unknown.
-        :param beside: further records, by the partition of the ledger that they belong to.
-        :raises Fenced: when an attempt of the pipeline has taken over meanwhile; nothing was changed.
-        """
-        producer, self._closer = self._closer, None
-        assert producer is not None, "one ledger is amended once"
-        try:
-            producer.begin_transaction()
-            self.send(producer, records)
-            for partition, others in (beside or {}).items():
-                produce_all(producer, self.topic.name, partition, others, TRANSACTION_SECONDS)
-            if self.group_id and offsets:
-                self._send_offsets(producer, self.group_id, offsets, metadata)
-            faults.reached("amend.in_transaction")
-            producer.commit_transaction(TRANSACTION_SECONDS)
-        except Exception as error:
-            failure = self.translated(error, "changing the pipeline's offsets")
-            if isinstance(failure, (Fenced, GroupHasMembers)) or not is_done(self._fence_and_look()):
-                raise failure from error
-
     def _close_once(self, producer: Producer, entry: Entry, offsets: Mapping[TopicPartition, int]) -> None:
         window = entry.window
         # A window that is moved again was counted in the position when it was moved first.
@@ -623,6 +598,53 @@ class Ledger:
         if missing := right_missing(cause, self.hook.conn_id, user, doing, rights, events=self._events):
             return missing
         return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
+
+
+class ChangeLedger(Ledger):
+    """The ledger of a pipeline for one change by hand: its offsets, its name, or all of it.
+
+    Guarantee: no attempt plans or closes a window between the look of this ledger and its change, nor afterwards by what it saw
+    before the change.
+
+    An attempt and a change that fence at the same moment may each get one of the two ids. Therefore the change is written under
+    the id of plans, and fenced under that one first: if it is this ledger's, then no attempt can claim a window by what it saw
+    before, and whoever has claimed one earlier was fenced from closing it.
+    """
+
+    def _fence_both(self) -> None:
+        self._planner = self._fence("plan")
+        self._closer = self._fence("close")
+
+    def amend(
+        self,
+        records: Sequence[LedgerRecord],
+        offsets: Mapping[TopicPartition, int],
+        metadata: Callable[[str], str],
+        is_done: Callable[[Memory], bool],
+        beside: Mapping[int, Sequence[LedgerRecord]] | None = None,
+    ) -> None:
+        """Write records and the group's offsets in one Kafka transaction.
+
+        :param metadata: what the group's offsets say of where they come from, by topic.
+        :param is_done: whether it has happened, by what the ledger holds: asked when the outcome is unknown.
+        :param beside: further records, by the partition of the ledger that they belong to.
+        :raises Fenced: when an attempt of the pipeline has taken over meanwhile; nothing was changed.
+        """
+        producer, self._planner = self._planner, None
+        assert producer is not None, "one ledger is amended once"
+        try:
+            producer.begin_transaction()
+            self.send(producer, records)
+            for partition, others in (beside or {}).items():
+                produce_all(producer, self.topic.name, partition, others, TRANSACTION_SECONDS)
+            if self.group_id and offsets:
+                self._send_offsets(producer, self.group_id, offsets, metadata)
+            faults.reached("amend.in_transaction")
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            failure = self.translated(error, "changing the pipeline's offsets")
+            if isinstance(failure, (Fenced, GroupHasMembers)) or not is_done(self._fence_and_look()):
+                raise failure from error
 
 
 def _compressed(value: bytes, kind: str) -> int:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.ledger.topic import Hint
+from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Position
 
@@ -62,6 +64,43 @@ def windows_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset
         if facts.get("pipeline") == pipeline and number.isdecimal():
             found[tp] = int(number)
     return found
+
+
+@dataclass(frozen=True)
+class FollowedIntervals:
+    """How far a group has followed the data intervals of a pipeline, as the metadata of its offsets say.
+
+    :param interval: the last interval that an offset was committed with.
+    :param offsets: what was committed with this pipeline's intervals.
+    :param last: of these, what was committed with the last one.
+    """
+
+    interval: Interval
+    offsets: Mapping[TopicPartition, int]
+    last: Mapping[TopicPartition, int]
+
+
+def intervals_of(
+    pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None], topic_ids: Mapping[str, str]
+) -> FollowedIntervals | None:
+    """Return how far a group has followed the data intervals of a pipeline; None if none of its offsets names one.
+
+    :param pipeline: its name.
+    :param committed: what the group has committed.
+    :param topic_ids: the ids of the topics: offsets of a topic that was created anew since are left out.
+    """
+    found: dict[TopicPartition, tuple[Interval, int]] = {}
+    for tp, there in committed.items():
+        facts = _facts(there.metadata) if there else {}
+        interval = Interval.named(str(facts.get("window", "")))
+        is_other = facts.get("topic_id") and topic_ids.get(tp.topic) not in (None, "", facts["topic_id"])
+        if there and interval is not None and facts.get("pipeline") == pipeline and not is_other:
+            found[tp] = interval, there.offset
+    if not found:
+        return None
+    last = max((interval for interval, _ in found.values()), key=lambda interval: interval.end)
+    offsets = {tp: offset for tp, (_, offset) in found.items()}
+    return FollowedIntervals(last, offsets, {tp: offset for tp, (interval, offset) in found.items() if interval == last})
 
 
 def owner_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> str | None:

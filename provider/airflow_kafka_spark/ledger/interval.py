@@ -263,7 +263,7 @@ class IntervalLedger(Ledger):
                 keys = (window_key(lane, NUMBER), position_key(lane), dead_key(lane, NUMBER))
                 records += [LedgerRecord(key, None) for key in keys]
                 records.append(interval_record(self.parent_pipeline, replace(state, forgotten=True)))
-        for archive, states in archived(candidates):
+        for archive, states in archived(candidates, self._parent.intervals.archives):
             records.append(archive_record(self.parent_pipeline, archive))
             records += [LedgerRecord(interval_key(self.parent_pipeline, state.interval), None) for state in states]
         return records

@@ -315,7 +315,7 @@ class LedgerTopic:
             read = self._read_before[key] = _Read(bounds.epoch, start if bounds.low <= start <= bounds.high else bounds.low, now)
         begin = max(read.past, bounds.low)
         if begin < bounds.high:
-            config = self.hook.consumer_config(**PROMPT)
+            config = self.hook.consumer_config(**PROMPT, **FEW_AHEAD)
             try:
                 for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.abort):
                     read.past = record.offset + 1
@@ -383,6 +383,10 @@ def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> s
 
 
 PROMPT: Mapping[str, Any] = {"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 50}
+FEW_AHEAD: Mapping[str, Any] = {"queued.max.messages.kbytes": 4096, "queued.min.messages": 1000, "fetch.queue.backoff.ms": 5}
+"""The client fetches 4 MB ahead in place of 64: records of a ledger may be large, and most of them are other pipelines'."""
+AT_ONCE = 200
+"""Records that are taken from the client at once."""
 
 
 def read_to(
@@ -413,7 +417,7 @@ def read_to(
         consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
         while True:
             # A short timeout: consume() waits for all it was asked for, even at the end of the partition.
-            messages: list[Any] = consume(consumer, 1000, 0.02, config, f"reading {tp}")
+            messages: list[Any] = consume(consumer, AT_ONCE, 0.02, config, f"reading {tp}")
             for message in messages:
                 at_end = message.error() is not None
                 if at_end and message.error().code() != confluent_kafka.KafkaError._PARTITION_EOF:

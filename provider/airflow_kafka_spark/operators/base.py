@@ -227,10 +227,7 @@ class WindowOperator(VisibleOperator):
                 if done is not None:
                     bindings.refuse_other_writer(ledger.parent_pipeline, ledger.parent_memory, done, run)
                 if done is not None and not self._moves_again(ledger, done, run):
-                    self.log.info("Window %s of this run is complete already: nothing to do", done.window)
-                    if not is_paused:
-                        self.follow(ledger)
-                    return self.publish(dict(done.report or Report(done.window, gaps=done.window.gaps).to_dict()), context)
+                    return self.publish(self._reported(ledger, done, run, is_paused=is_paused), context)
                 skip_paused(ledger)
                 try:
                     with watch.step("plan"):
@@ -266,6 +263,18 @@ class WindowOperator(VisibleOperator):
         :raises ValidationError: so it is, and the sink cannot replace rows.
         """
         return self.on_rerun == "replay" and self.was_cleared(done, run)
+
+    def _reported(self, ledger: Ledger, done: Entry, run: Run, *, is_paused: bool) -> dict[str, Any]:
+        """Return the report of this run's window, which is complete already.
+
+        :raises DestinationChanged: it was moved to another place than this run's.
+        """
+        if not self._destination_is_free:
+            bindings.refuse_other_place(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
+        self.log.info("Window %s of this run is complete already: nothing to do", done.window)
+        if not is_paused:
+            self.follow(ledger)
+        return dict(done.report or Report(done.window, gaps=done.window.gaps).to_dict())
 
     def _moves_again(self, ledger: Ledger, done: Entry, run: Run) -> bool:
         """Return True if a complete window is moved again: its task was cleared and ``on_rerun`` says so, or a person has asked.
@@ -351,6 +360,7 @@ class WindowOperator(VisibleOperator):
         :return: the binding of the window.
         :raises BindingChanged: the pipeline is bound to others.
         """
+        bindings.warn_without_name(ledger.parent_pipeline, ledger.parent_memory, found)
         kept = ledger.bind(lambda whole: bindings.bound(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free))
         return replace(found, writer=replace(found.writer, deployment=kept.writer.deployment), decided=kept.decided)
 

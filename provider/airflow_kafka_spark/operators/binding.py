@@ -6,6 +6,7 @@ origin.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,6 +23,8 @@ from airflow_kafka_spark.windows.model import TopicPartition, Tries
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
     from airflow_kafka_spark.ledger.attempt import Ledger
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,33 @@ def refuse_other_writer(pipeline: str, whole: Memory, entry: Entry, run: Run) ->
     known = entry.window.binding or whole.binding
     if known is not None and whole.rebound_after(known) is None:
         _refuse_writer(pipeline, f"window {entry.window}", known.writer, writer_of(run))
+
+
+def refuse_other_place(pipeline: str, whole: Memory, entry: Entry, found: Binding) -> None:
+    """Refuse to report a complete window that names this run and was moved to another place: it may be that of another deployment
+    that has no name.
+
+    :param pipeline: the pipeline's name.
+    :param whole: what the ledger holds of the whole pipeline.
+    :param entry: the window.
+    :param found: the binding of this run.
+    :raises DestinationChanged: it was moved to another destination, and nobody has decided that it may change.
+    """
+    known = entry.window.binding
+    if known is None or whole.rebound_after(known) is not None:
+        return
+    if other := other_place(known.destination, found.destination):
+        raise DestinationChanged(pipeline, f"pipeline `{pipeline}`", "", other)
+
+
+def warn_without_name(pipeline: str, whole: Memory, found: Binding) -> None:
+    """Log a warning if the first window of a pipeline is planned by a deployment that has no name."""
+    if whole.binding is None and not found.writer.deployment:
+        log.warning(
+            "This Airflow deployment has no name, so pipeline %s cannot tell its runs from those of another deployment with the "
+            "same DAG: set `[kafka_spark] deployment` (or `[api] base_url`) where several of them share a Kafka cluster",
+            pipeline,
+        )
 
 
 def bound(pipeline: str, whole: Memory, found: Binding, *, is_free: bool) -> Binding:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
     from airflow_kafka_spark.ledger.attempt import Ledger
+    from airflow_kafka_spark.ledger.beginning import Beginning
     from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.windows.memory import Entry
 
@@ -257,7 +258,6 @@ class FromKafkaOperator(WindowOperator):
         from airflow_kafka_spark.hooks.kafka.log import compare_epochs
         from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
         from airflow_kafka_spark.ledger.attempt import utc_now
-        from airflow_kafka_spark.ledger.beginning import decide_beginning
         from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if isinstance(ledger, IntervalLedger):
@@ -267,16 +267,11 @@ class FromKafkaOperator(WindowOperator):
         of_group = self.kafka.committed(self.group_id, log.partitions)
         refuse_other_group(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
-        found = decide_beginning(
-            ledger.memory,
-            log,
-            of_group,
-            group_id=self.group_id,
-            ledger_topic=self.ledger_topic,
-            last_applied=self.record_of_sink,
-            data_loss=self.read_options.data_loss,
-            after_intervals=lambda: after_intervals(ledger.memory, log, committed, self._first),
-        )
+        found = self._beginning(ledger, log, of_group, committed)
+        if found.decided_by == "group":
+            # Either its ledger is lost, or it was given this name after the ledger was read.
+            ledger.look()
+            found = self._beginning(ledger, log, of_group, committed)
         position = found.position
         if found.decided_by == "sink":
             self.log.warning(
@@ -315,6 +310,27 @@ class FromKafkaOperator(WindowOperator):
             # Fewer offsets than records: reading cannot find more.
             self.check_followed(window, window.span)
         return window
+
+    def _beginning(
+        self,
+        ledger: Ledger,
+        log: Log,
+        of_group: Mapping[TopicPartition, CommittedOffset | None],
+        committed: Mapping[TopicPartition, int],
+    ) -> Beginning:
+        """Return where the next window begins."""
+        from airflow_kafka_spark.ledger.beginning import decide_beginning
+
+        return decide_beginning(
+            ledger.memory,
+            log,
+            of_group,
+            group_id=self.group_id,
+            ledger_topic=self.ledger_topic,
+            last_applied=self.record_of_sink,
+            data_loss=self.read_options.data_loss,
+            after_intervals=lambda: after_intervals(ledger.memory, log, committed, self._first),
+        )
 
     def preview(self) -> Preview:
         """Return what the next window of this task would be if it were planned now. The sink is asked; nothing is changed.

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.errors import IntervalNotOver, IntervalsOpen, Problem
+from airflow_kafka_spark.errors import IntervalNotOver, IntervalsLost, IntervalsOpen, Problem
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs
 from airflow_kafka_spark.operators.binding import refuse_other_group
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.instants import instant_ms
 from airflow_kafka_spark.windows.interval import Interval, contiguous, taken_up_at
-from airflow_kafka_spark.windows.interval_boundaries import Boundary, interval_ranges, known_epochs
+from airflow_kafka_spark.windows.interval_boundaries import Boundary, begins_at_most, interval_ranges, known_epochs
 from airflow_kafka_spark.windows.memory import Memory, known_topic_ids
 from airflow_kafka_spark.windows.model import Applied, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, epochs_of, refuse_recreated
@@ -23,6 +23,7 @@ from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Rang
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.boundaries import Boundaries
+    from airflow_kafka_spark.ledger.group import FollowedIntervals
     from airflow_kafka_spark.ledger.interval import IntervalLedger
     from airflow_kafka_spark.operators.binding import Run
 
@@ -81,9 +82,11 @@ class IntervalPlan:
         :raises IntervalNotOver: it ends later than ``grace`` (at least a minute) from now.
         :raises TopicRecreated: the pipeline has read another topic of this name, and ``data_loss`` is ``fail``.
         :raises ForeignOffsets: the sink has committed this interval of another cluster, or of another topic of this name.
+        :raises IntervalsLost: the ledger has lost intervals, and this may be one of them.
         """
         from airflow_kafka_spark.ledger.attempt import utc_now
         from airflow_kafka_spark.ledger.boundaries import Boundaries
+        from airflow_kafka_spark.ledger.group import intervals_of
 
         interval, bounds = ledger.interval, (ledger.interval.start_ms, ledger.interval.end_ms)
         ledger.refuse_overlaps()
@@ -109,11 +112,19 @@ class IntervalPlan:
         else:
             ends = {topic: boundaries[topic][bounds[1]] for topic in self.topics}
             starts = {topic: self._start(ledger, topic, boundaries[topic][bounds[0]], current, deciding) for topic in self.topics}
+            followed = intervals_of(ledger.parent_pipeline, of_group, current.topic_ids)
+            # The group was read before the ledger: what it names, the ledger has to know.
+            is_lost = followed is not None and followed.interval.name not in ledger.parent_memory.intervals
+            if followed is not None and followed.interval.end == interval.start:
+                behind = followed.offsets if is_lost else followed.last
+                starts = {topic: begins_at_most(start, behind) for topic, start in starts.items()}
             # Offsets that progress windows of this pipeline have moved, or are about to move, are left out.
             moved = ledger.parent_memory.claimed_position
             current = self._compared(current, starts, ends)
-            others = [state for state in ledger.parent_memory.intervals.spans if state.interval != interval]
+            others = [state for state in ledger.parent_memory.intervals.spans if not state.is_of(interval)]
             planned = interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
+            if followed is not None and is_lost:
+                self._refuse_followed(ledger, planned, followed)
         return Window(
             pipeline=ledger.pipeline,
             number=1,
@@ -127,6 +138,19 @@ class IntervalPlan:
             replay=there.replay if there else 0,
             epochs=epochs_of(current, planned.ranges),
         )
+
+    def _refuse_followed(self, ledger: IntervalLedger, planned: Ranges, followed: FollowedIntervals) -> None:
+        """Refuse an interval before the group's offsets, if the ledger does not know the interval that the group names.
+
+        :raises IntervalsLost: it begins before one of them, so that it may have been moved already.
+        """
+        for r in planned.ranges:
+            offset = followed.offsets.get(r.topic_partition, 0)
+            if r.span and r.start < offset:
+                raise IntervalsLost(
+                    ledger.parent_pipeline, self.group_id, followed.interval, ledger.interval, str(r.topic_partition), r.start,
+                    offset, ledger.topic.name,
+                )  # fmt: skip
 
     def _start(self, ledger: IntervalLedger, topic: str, usual: Boundary, current: Log, deciding: Boundaries) -> Boundary:
         """Return where the interval begins in a topic: at its start, unless the topic has joined the pipeline later."""

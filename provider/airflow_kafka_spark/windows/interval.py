@@ -7,10 +7,12 @@ the consumer group follows its contiguous prefix.
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import count
 
 from airflow_kafka_spark.windows.instants import instant_ms, instant_of, iso
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries
@@ -100,6 +102,9 @@ class IntervalState:
     :param gaps: offsets that were deleted before they were read, and that it has passed over.
     :param leading: of several intervals as one, the length of the first.
     :param tries: Airflow's counters, see :class:`~airflow_kafka_spark.windows.memory.Entry`.
+    :param parts: of several intervals as one that leave holes in time or in offsets: returns them in parts that leave none. The
+        whole then covers more than its intervals have, and whatever touches it has to ask the parts. None (default): no holes.
+    :param only_in_time: True if the holes of the parts are in time only: their offsets continue each other.
     """
 
     interval: Interval
@@ -113,6 +118,12 @@ class IntervalState:
     gaps: tuple[Gap, ...] = ()
     leading: timedelta | None = None
     tries: Mapping[str, Tries] = field(default_factory=dict)
+    parts: Callable[[], Sequence[IntervalState]] | None = field(default=None, compare=False, repr=False)
+    only_in_time: bool = field(default=False, compare=False, repr=False)
+
+    def is_of(self, interval: Interval) -> bool:
+        """Return True if this is the state of that interval, not of several intervals that cover it as one."""
+        return self.leading is None and self.interval == interval
 
     def has(self, topic: str, topic_id: str) -> bool:
         """Return True if it has a topic: the one with this id, as far as ids are known."""
@@ -142,9 +153,11 @@ def parse_ledger_name(name: str) -> tuple[str, str | None]:
 
 def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[IntervalState]:
     """Return the other intervals of the pipeline that share instants with this one. Their records would be moved twice."""
-    return sorted(
-        (other for other in known if other.interval != interval and other.interval.overlaps(interval)), key=lambda o: o.interval
-    )
+    found: list[IntervalState] = []
+    for other in known:
+        if other.interval.overlaps(interval) and not other.is_of(interval):
+            found += [other] if other.parts is None else overlapping(interval, other.parts())
+    return sorted(found, key=lambda o: o.interval)
 
 
 def taken_up_at(topic: str, topic_id: str, interval: Interval, known: Iterable[IntervalState]) -> datetime | None:
@@ -154,13 +167,20 @@ def taken_up_at(topic: str, topic_id: str, interval: Interval, known: Iterable[I
 
     :param known: the pipeline's intervals, planned and complete.
     """
-    others = [state for state in known if state.interval != interval]
-    without = {state.interval.end: state.interval for state in others if not state.has(topic, topic_id)}
+    others: list[IntervalState] = []
+    for state in known:
+        is_within = state.parts is not None and state.interval.overlaps(interval)
+        others += state.parts() if is_within and state.parts is not None else [state]
+    others = [state for state in others if not state.is_of(interval)]
+    without = {state.interval.end: state for state in others if not state.has(topic, topic_id)}
     if without and len(without) == len(others):
         return None
     begin = interval.start
     while (before := without.get(begin)) is not None:
-        begin = before.start
+        if before.parts is not None:
+            without |= {part.interval.end: part for part in before.parts()}
+        else:
+            begin = before.interval.start
     return begin
 
 
@@ -202,8 +222,12 @@ def sharing_offsets(
             mine = wanted.get((r.topic, r.partition))
             if mine is None or r.start >= mine.end or mine.start >= r.end or not r.span:
                 continue
-            if state.has(r.topic, topic_ids.get(r.topic, "")):
-                yield state, r
+            if not state.has(r.topic, topic_ids.get(r.topic, "")):
+                continue
+            if state.parts is not None:
+                yield from sharing_offsets(wanted.values(), topic_ids, state.parts())
+                break
+            yield state, r
 
 
 def contiguous(
@@ -226,8 +250,12 @@ def contiguous(
     :return: the offsets, never below ``position``.
     """
     reached = dict(position)
-    complete = sorted((k for k in known if k.state is State.COMPLETE), key=lambda k: k.interval)
-    for entry in complete:
+    # The number only keeps two entries of the same interval from being compared.
+    numbers = count()
+    left = [(k.interval, next(numbers), k) for k in known if k.state is State.COMPLETE]
+    heapq.heapify(left)
+    while left:
+        _, _, entry = heapq.heappop(left)
         ranges = entry.ranges_of(topic_ids or {})
         starts = {r.topic_partition: r.start for r in ranges}
         # Offsets that it has passed over will not be moved: they are no hole.
@@ -235,6 +263,12 @@ def contiguous(
         starts.update({TopicPartition(g.topic, g.partition): g.start for g in gaps})
         length = entry.leading or entry.interval.end - entry.interval.start
         begins = first is not None and entry.interval.start - length < first <= entry.interval.end
+        if entry.parts is not None and (begins or not entry.only_in_time):
+            # Where none of its offsets comes next, none of its parts does.
+            if begins or any(r.start <= reached.get(r.topic_partition, 0) < r.end for r in ranges):
+                for part in entry.parts():
+                    heapq.heappush(left, (part.interval, next(numbers), part))
+            continue
         # An empty range is none: where it lies says nothing of what comes before.
         spans = {r.topic_partition for r in ranges if r.span} | {TopicPartition(g.topic, g.partition) for g in gaps}
         if begins or all(start <= reached.get(tp, 0) for tp, start in starts.items() if tp in spans):

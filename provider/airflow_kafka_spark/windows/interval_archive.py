@@ -4,13 +4,16 @@ An hourly pipeline has 17,520 intervals after two years. All of them count: an i
 nobody may move offsets that another one has. Intervals that continue each other, in time and in offsets, are one span for these
 questions. The ledger therefore keeps old ones in archives: a record with their span, which every reader parses, and with the
 intervals themselves, which are decompressed only for a reader that asks for one of them.
+
+Intervals of a schedule with holes (an hour a day, working days only) do not continue each other. Their archive has the span from
+the first to the last of them, and says that there are holes: a question that the span touches is then asked of the intervals.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 
@@ -28,23 +31,42 @@ MOST_BYTES = 1_500_000
 
 @dataclass(frozen=True)
 class IntervalArchive:
-    """Complete intervals that continue each other.
+    """Complete intervals of the same topics.
 
-    :param span: all of them as one interval.
+    :param span: all of them as one interval, from the first to the last.
     :param count: how many they are.
     :param packed: the intervals themselves, compressed.
     :param offset: where the record lies in the ledger partition; -1 when it was not read from there.
+    :param has_holes: True if they do not continue each other in time and in offsets.
+    :param only_in_time: True if they do so in offsets.
     """
 
     span: IntervalState
     count: int
     packed: str = field(repr=False)
     offset: int = field(default=-1, compare=False)
+    has_holes: bool = False
+    only_in_time: bool = False
 
     @classmethod
     def of(cls, chain: Sequence[IntervalState]) -> IntervalArchive:
-        """Return the archive of intervals that continue each other, in ascending order."""
-        return cls(_span(chain), len(chain), packed([interval_to_json(state) for state in chain]))
+        """Return the archive of intervals of the same topics, in ascending order."""
+        has_holes = len(_without_holes(chain)) > 1
+        only_in_time = has_holes and len(_without_holes(chain, in_time=False)) == 1
+        members = packed([interval_to_json(state) for state in chain])
+        return cls(_span(chain), len(chain), members, has_holes=has_holes, only_in_time=only_in_time)
+
+    @cached_property
+    def as_one(self) -> IntervalState:
+        """All of them as one interval. If there are holes, it gives its parts when it is asked."""
+        return replace(self.span, parts=self._parts, only_in_time=self.only_in_time) if self.has_holes else self.span
+
+    def _parts(self) -> tuple[IntervalState, ...]:
+        return self._found
+
+    @cached_property
+    def _found(self) -> tuple[IntervalState, ...]:
+        return tuple(map(_span, _without_holes(list(self.intervals.values()))))
 
     @cached_property
     def intervals(self) -> Mapping[str, IntervalState]:
@@ -110,9 +132,10 @@ class Intervals(Mapping[str, IntervalState]):
     @property
     def spans(self) -> tuple[IntervalState, ...]:
         """Return all intervals, with each archive as one. They give the same answers as the single intervals, at the cost of the
-        recent ones and the archives.
+        recent ones and the archives. One that has holes (:attr:`~airflow_kafka_spark.windows.interval.IntervalState.parts`) is
+        taken apart by a question that touches it.
         """
-        return (*self.recent.values(), *(archive.span for archive in self.archives))
+        return (*self.recent.values(), *(archive.as_one for archive in self.archives))
 
     @property
     def newest_first(self) -> Iterator[tuple[str, IntervalState]]:
@@ -122,11 +145,15 @@ class Intervals(Mapping[str, IntervalState]):
             yield from (item for item in sorted(archive.intervals.items(), reverse=True) if item[0] not in self.recent)
 
 
-def archived(old: Iterable[IntervalState]) -> list[tuple[IntervalArchive, list[IntervalState]]]:
+def archived(
+    old: Iterable[IntervalState], archives: Iterable[IntervalArchive] = ()
+) -> list[tuple[IntervalArchive, list[IntervalState]]]:
     """Return the archives that can be made of old intervals, each with what it holds.
 
     :param old: complete intervals with a record of their own.
-    :return: nothing where there are :data:`ARCHIVE_AFTER` of them or fewer. Intervals that continue no other are left out.
+    :param archives: those that there are. Their spans and those of new ones do not overlap.
+    :return: nothing where there are :data:`ARCHIVE_AFTER` of them or fewer. Intervals within the span of an archive are left out,
+        and few ones that share no topics with their neighbours, or lie between two archives.
     """
     candidates = sorted(old, key=lambda state: state.interval)
     if len(candidates) <= ARCHIVE_AFTER:
@@ -135,6 +162,7 @@ def archived(old: Iterable[IntervalState]) -> list[tuple[IntervalArchive, list[I
     chain: list[IntervalState] = []
     ends: dict[TopicPartition, int] = {}
     size = 0
+    spans = [archive.span.interval for archive in archives]
 
     def close() -> None:
         if len(chain) >= LEAST:
@@ -143,59 +171,93 @@ def archived(old: Iterable[IntervalState]) -> list[tuple[IntervalArchive, list[I
         ends.clear()
 
     for state in candidates:
-        pieces = _pieces(state)
-        own = len(json.dumps(interval_to_json(state)))
-        if pieces is None or (chain and not (_continues(chain[-1], state, ends, pieces) and size + own <= MOST_BYTES)):
+        if any(state.interval.overlaps(span) for span in spans):
             close()
-        if pieces is None:
             continue
+        own = len(json.dumps(interval_to_json(state)))
+        if chain:
+            whole = Interval(chain[0].interval.start, state.interval.end)
+            is_around = any(whole.overlaps(span) for span in spans)
+            if is_around or size + own > MOST_BYTES or not _follows(chain[-1], state, ends):
+                close()
         size = own if not chain else size + own
         chain.append(state)
-        ends.update({tp: end for tp, (_, end) in pieces.items()})
+        ends.update({tp: end for tp, (_, end) in _outer(state).items()})
     close()
     return made
 
 
-def _pieces(state: IntervalState) -> dict[TopicPartition, tuple[int, int]] | None:
-    """Return the offsets that an interval has moved or passed over, by partition; None where they lie in several pieces.
+def _follows(before: IntervalState, state: IntervalState, ends: Mapping[TopicPartition, int]) -> bool:
+    """Return True if an interval comes after another one, in time and in offsets, and has the same topics.
 
-    A partition without records has an empty piece. Its offset counts: if it is not the end of the interval before, there is a
-    hole between them, and an archive must not close holes.
-    """
-    found: dict[TopicPartition, tuple[int, int]] = {}
-    gaps = [OffsetRange(g.topic, g.partition, g.start, g.end) for g in state.gaps]
-    for r in sorted((*gaps, *state.ranges)):
-        tp = r.topic_partition
-        if tp in found and found[tp][1] != r.start:
-            return None
-        found[tp] = (found[tp][0] if tp in found else r.start, r.end)
-    return found
-
-
-def _continues(
-    before: IntervalState,
-    state: IntervalState,
-    ends: Mapping[TopicPartition, int],
-    pieces: Mapping[TopicPartition, tuple[int, int]],
-) -> bool:
-    """Return True if an interval goes on where a chain of them ends: at its end, with its topics, and at its offsets.
-
-    A partition that is new in it goes on if it begins with the first record there ever was.
+    :param ends: where the intervals before it end.
     """
     return (
-        before.interval.end == state.interval.start
+        before.interval.end <= state.interval.start
         and dict(before.topic_ids) == dict(state.topic_ids)
         and {r.topic for r in before.ranges} == {r.topic for r in state.ranges}
-        and all(ends.get(tp, 0) == start for tp, (start, _) in pieces.items())
+        and all(ends.get(tp, 0) <= start for tp, (start, _) in _outer(state).items())
     )
 
 
+def _outer(state: IntervalState) -> dict[TopicPartition, tuple[int, int]]:
+    """Return the first and the last offset that an interval has moved or passed over, by partition."""
+    found: dict[TopicPartition, tuple[int, int]] = {}
+    for r in (*(OffsetRange(g.topic, g.partition, g.start, g.end) for g in state.gaps), *state.ranges):
+        start, end = found.get(r.topic_partition, (r.start, r.end))
+        found[r.topic_partition] = min(start, r.start), max(end, r.end)
+    return found
+
+
+def _is_in_one_piece(state: IntervalState) -> bool:
+    """Return True if the offsets that an interval has moved or passed over are one range in each partition.
+
+    A partition without records has an empty range. Its offset counts: if it is not the end of the interval before, there is a
+    hole between them.
+    """
+    reached: dict[TopicPartition, int] = {}
+    for r in sorted((*(OffsetRange(g.topic, g.partition, g.start, g.end) for g in state.gaps), *state.ranges)):
+        if reached.setdefault(r.topic_partition, r.start) != r.start:
+            return False
+        reached[r.topic_partition] = r.end
+    return True
+
+
+def _without_holes(chain: Sequence[IntervalState], *, in_time: bool = True) -> list[list[IntervalState]]:
+    """Return intervals that follow each other in groups that leave no hole, in time and in offsets.
+
+    A partition that is new leaves none if it begins with the first record there ever was.
+
+    :param in_time: False asks for holes in the offsets only.
+    """
+    groups: list[list[IntervalState]] = []
+    ends: dict[TopicPartition, int] = {}
+    for state in chain:
+        outer = _outer(state)
+        goes_on = (
+            bool(groups)
+            and (not in_time or groups[-1][-1].interval.end == state.interval.start)
+            and _is_in_one_piece(state)
+            and _is_in_one_piece(groups[-1][-1])
+            and all(ends.get(tp, 0) == start for tp, (start, _) in outer.items())
+        )
+        if goes_on:
+            groups[-1].append(state)
+        else:
+            groups.append([state])
+            ends = {}
+        ends.update({tp: end for tp, (_, end) in outer.items()})
+    return groups
+
+
 def _span(chain: Sequence[IntervalState]) -> IntervalState:
-    """Return intervals that continue each other as one."""
+    """Return intervals that follow each other as one."""
+    if len(chain) == 1:
+        return chain[0]
     starts: dict[TopicPartition, int] = {}
     ends: dict[TopicPartition, int] = {}
     for state in chain:
-        for tp, (start, end) in (_pieces(state) or {}).items():
+        for tp, (start, end) in _outer(state).items():
             starts.setdefault(tp, start)
             ends[tp] = end
     first, last = chain[0].interval, chain[-1].interval
@@ -217,6 +279,7 @@ def archive_to_json(archive: IntervalArchive) -> dict[str, object]:
         "count": archive.count,
         "span": interval_to_json(archive.span),
         "leading": round(leading / timedelta(milliseconds=1)),
+        **({"holes": "time" if archive.only_in_time else "offsets"} if archive.has_holes else {}),
         "intervals": archive.packed,
     }
 
@@ -228,4 +291,5 @@ def archive_from_json(value: Mapping[str, object], offset: int) -> IntervalArchi
     """
     span, count, leading, intervals = (value[name] for name in ("span", "count", "leading", "intervals"))
     assert isinstance(span, dict) and isinstance(count, int) and isinstance(leading, int) and isinstance(intervals, str)
-    return IntervalArchive(interval_from_json(span, leading=timedelta(milliseconds=leading)), count, intervals, offset)
+    holes, state = value.get("holes"), interval_from_json(span, leading=timedelta(milliseconds=leading))
+    return IntervalArchive(state, count, intervals, offset, has_holes=holes is not None, only_in_time=holes == "time")

@@ -387,6 +387,17 @@ def unneeded(
     return Unneeded([index - len(near) for index in removable if index >= len(near)], gone, near)
 
 
+def begins_at_most(boundary: Boundary, offsets: Mapping[TopicPartition, int]) -> Boundary:
+    """Return the start of an interval that directly follows another one, which ended at these offsets.
+
+    They are those of the boundary between the two. If the ledger has lost that, it was decided once more: a record that arrived
+    late, after the interval before it had been moved, would now lie before the boundary, and belong to no interval.
+    """
+    lower = {p: o for p, at in boundary.offsets.items() if (o := offsets.get(TopicPartition(boundary.topic, p), at)) < at}
+    epochs = {p: epoch for p, epoch in boundary.epochs.items() if p not in lower}
+    return replace(boundary, offsets={**boundary.offsets, **lower}, epochs=epochs) if lower else boundary
+
+
 def known_epochs(boundaries: Iterable[Boundary]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return the offsets of boundaries of different topics, and their leader epochs, for partitions whose epoch is known."""
     offsets: dict[TopicPartition, int] = {}
