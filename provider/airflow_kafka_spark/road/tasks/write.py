@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.columns import OFFSET, TOMBSTONE, NullValues
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, partition_id
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WriteTask:
+class WriteTask(CheckedOnExecutors):
     """The function that Spark maps over the splits of a window (``mapInArrow``). It hands each to the sink's writer.
 
     With ``read`` it reads the splits by itself: Spark hands over their numbers, or the records of its Kafka source. Without
@@ -56,6 +57,10 @@ class WriteTask:
     read: ReadTask | None = None
     program: Program | None = None
     from_spark: bool = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("kafka",) if self.read is not None and not self.from_spark else ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for result in self._results(batches):
