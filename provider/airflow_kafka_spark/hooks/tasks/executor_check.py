@@ -113,7 +113,7 @@ class Needs:
 
     def lacks(self) -> list[str]:
         """Return what is wrong with the packages of this process."""
-        lacks = []
+        lacks: list[str] = []
         for part in dict.fromkeys(package.part for package in self.packages):
             found = {(p.name, p.module): p.lack() for p in self.packages if p.part == part}
             instead = found.pop(INSTEAD[part], "none") if part in INSTEAD else "none"
