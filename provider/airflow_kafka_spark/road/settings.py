@@ -16,6 +16,24 @@ SETTINGS: Mapping[str, str] = {
 }
 
 
+SMALL_RECORDS = 50_000
+"""Records of a window per core, up to which a core gets one Spark task for all of its splits."""
+
+
+def spark_tasks(session: SparkSession, splits: int, records: int, *, is_connect: bool) -> int:
+    """Return the number of Spark tasks for the splits of a window: one a split, or one a core if the window is small.
+
+    Each split is still written and committed by itself. What it saves is the cost of a Spark task and of a consumer for each.
+
+    :param records: the largest number of records that the window can have.
+    :param is_connect: the session is a client, which does not know the cores.
+    """
+    if is_connect:
+        return splits
+    cores = session.sparkContext.defaultParallelism
+    return min(splits, cores) if records <= SMALL_RECORDS * cores else splits
+
+
 @contextmanager
 def sql_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     """Set SQL settings for the time of one job, since the session may be shared."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
+from airflow_kafka_spark.road.settings import SETTINGS, spark_tasks, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect, progress_line
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import PackedSplits, Split, SplitResult, TopicPartition, Window
@@ -65,11 +65,10 @@ class SinkJob(ABC):
     patience: float = 300.0
     tolerance: Tolerance | None = None
     _watch: Watch = field(init=False, repr=False)
+    _tasks: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._watch = Watch(
-            self.spark, self.window, lambda tasks, seconds: progress_line(self.window, self.splits, tasks, seconds)
-        )
+        self._watch = Watch(self.spark, self.window, self._progress)
 
     @abstractmethod
     def run(self, writer: SplitWriter) -> list[SplitResult]:
@@ -79,6 +78,16 @@ class SinkJob(ABC):
         :raises SparkJobFailed: when Spark gave up, or was told to.
         :raises KafkaSparkError: what a task raised of ours.
         """
+
+    def _numbers(self, session: SparkSession) -> DataFrame:
+        """Return the numbers of the splits, one row each, for tasks that read them."""
+        count, span = len(self.splits), sum(split.range.span for split in self.splits)
+        self._tasks = spark_tasks(session, count, span, is_connect=self.spark.is_connect)
+        return session.range(0, count, 1, self._tasks)
+
+    def _progress(self, tasks: int, seconds: float) -> str:
+        finished = tasks * len(self.splits) // self._tasks if self._tasks else tasks
+        return progress_line(self.window, self.splits, finished, seconds)
 
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
@@ -125,8 +134,7 @@ class RowJob(SinkJob):
     def _frame(self, session: SparkSession) -> DataFrame:
         if self.reads_with_spark:
             return self._kafka_frame(session)
-        # One row a task: which split it shall read.
-        return session.range(0, len(self.splits), 1, len(self.splits))
+        return self._numbers(session)
 
     def _kafka_frame(self, session: SparkSession) -> DataFrame:
         """Return Spark's Kafka source over exactly the window's offsets: never a subscription, never "latest"."""
@@ -191,16 +199,16 @@ class ChainJob(SinkJob):
             tolerance=self.tolerance,
             routed=self.routed,
         )
-        # One row a task: which split it shall read.
-        numbers = session.range(0, len(self.splits), 1, len(self.splits))
         write = WriteTask(read.splits, self.schema, writer, self.chain.null_values, self.tolerance)
         plan = self.chain.plan(self.spark)
         program = plan.program_for(read)
         if program is not None:
             read = self.chain.reading_only(read, program.columns)
-            return numbers.mapInArrow(cast(Any, replace(write, read=read, program=program)), "result string")
+            return self._numbers(session).mapInArrow(cast(Any, replace(write, read=read, program=program)), "result string")
         line = "Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there"
         log.info(line, self.window, plan.unknown)
+        # One task a split: the task behind Spark's SQL knows its split by that.
+        numbers = session.range(0, len(self.splits), 1, len(self.splits))
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         rows = self.chain.apply(records)
         # Spark takes a dot in the name of a column that it maps for a path, and Flatten makes such names.

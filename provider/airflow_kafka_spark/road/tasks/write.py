@@ -7,7 +7,8 @@ that rows never travel between Python and the JVM only to come back.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +75,12 @@ class WriteTask(CheckedOnExecutors):
             if (rows := self.read.read_from_spark(batches)) is not None:
                 yield self.write(rows)
         else:
-            for split in self.read.splits_of(batches):
-                yield self.write(self.read.read(split))
+            from airflow_kafka_spark.sources.kafka.tasks.read import kept_consumer
+
+            with kept_consumer():
+                for split in self.read.splits_of(batches):
+                    # Each split has a writer as it was unpickled.
+                    yield replace(self, writer=deepcopy(self.writer)).write(self.read.read(split))
 
     def write(self, rows: SplitRows) -> str:
         """Write a split that this task reads, and return the result as JSON, or the error that ended it."""
