@@ -17,7 +17,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Spark
 from airflow_kafka_spark.hooks.class_archive import SparkClassArchive
 from airflow_kafka_spark.hooks.connections import look_up
 from airflow_kafka_spark.hooks.early_start import EarlyStart
-from airflow_kafka_spark.hooks.spark_context import discard, discard_ended
+from airflow_kafka_spark.hooks.spark_context import discard, discard_ended, java_session_class
 from airflow_kafka_spark.hooks.spark_probe import first_line
 from airflow_kafka_spark.hooks.warm_spark import client as warm
 from airflow_kafka_spark.hooks.warm_spark import python_daemon
@@ -188,7 +188,7 @@ class SparkHook(BaseHook):
         session = early.result() if early is not None else None
         if session is not None and not warm.is_attached():
             # What Spark calls active belongs to a thread.
-            session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+            java_session_class(session._jvm).setActiveSession(session._jsparkSession)
         return session
 
     @contextmanager
