@@ -26,8 +26,10 @@ def run(stand: Stand) -> None:
 
 
 def from_kafka(stand: Stand) -> None:
-    """Print the cost of a split, and that of a record: the slope between windows of few and of many splits, and that between windows
-    of few and of many records in as many splits."""
+    """Print the cost of a split and that of a record.
+
+    A split costs the slope between windows of few and of many splits, a record that between few and many records in two splits.
+    """
     from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 
     print(f"\n## Kafka -> sinks, windows of {', '.join(map(str, PARTITIONS))} splits with {RECORDS} records each\n", flush=True)

@@ -23,7 +23,7 @@ SMALL_RECORDS = 50_000
 def spark_tasks(session: SparkSession, splits: int, records: int, *, is_connect: bool) -> int:
     """Return the number of Spark tasks for the splits of a window: one a split, or one a core if the window is small.
 
-    Each split is still written and committed by itself. What it saves is the cost of a Spark task and of a consumer for each.
+    Each split is still read, written and committed by itself: what is saved is a Spark task for each.
 
     :param records: the largest number of records that the window can have.
     :param is_connect: the session is a client, which does not know the cores.

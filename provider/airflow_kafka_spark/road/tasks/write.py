@@ -75,12 +75,9 @@ class WriteTask(CheckedOnExecutors):
             if (rows := self.read.read_from_spark(batches)) is not None:
                 yield self.write(rows)
         else:
-            from airflow_kafka_spark.sources.kafka.tasks.read import kept_consumer
-
-            with kept_consumer():
-                for split in self.read.splits_of(batches):
-                    # Each split has a writer as it was unpickled.
-                    yield replace(self, writer=deepcopy(self.writer)).write(self.read.read(split))
+            for split in self.read.splits_of(batches):
+                # Each split has a writer as it was unpickled.
+                yield replace(self, writer=deepcopy(self.writer)).write(self.read.read(split))
 
     def write(self, rows: SplitRows) -> str:
         """Write a split that this task reads, and return the result as JSON, or the error that ended it."""

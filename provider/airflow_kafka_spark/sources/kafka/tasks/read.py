@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -128,8 +127,13 @@ class KafkaSplitReader:
     def __iter__(self) -> Iterator[Records]:
         if self.range.span == 0:
             return
-        with _consumer({**TUNING, **self.config}) as (consumer, events), _seldom_collected():
-            yield from self._read(consumer, events)
+        events = _Events()
+        consumer = Consumer({**TUNING, **self.config, "error_cb": events.on_error}, logger=events)
+        try:
+            with _seldom_collected():
+                yield from self._read(consumer, events)
+        finally:
+            consumer.close()
 
     def _read(self, consumer: Consumer, events: _Events) -> Iterator[Records]:
         topic, partition, end = self.range.topic, self.range.partition, self.range.end
@@ -156,9 +160,6 @@ class KafkaSplitReader:
                 position, done = self._handle_events(consumer, messages, position)
                 messages = [m for m in messages if m.error() is None]
             if messages:
-                # A consumer that has read another range before drops what it has fetched of that.
-                if messages[0].offset() < position or (messages[0].topic(), messages[0].partition()) != (topic, partition):
-                    raise RuntimeError(f"{self.range}: the client handed over a record of another range, {messages[0].offset()}")
                 last = messages[-1].offset()
                 position = max(before := position, last + 1)
                 if last >= end - 1:
@@ -286,62 +287,6 @@ _FATAL = frozenset(
 )
 
 
-class _Kept(threading.local):
-    """The consumer that is kept between the splits of a Spark task.
-
-    :cvar depth: contexts of :func:`kept_consumer` that are open.
-    :cvar made: the configuration, the consumer and its events; None where no consumer is kept.
-    """
-
-    depth = 0
-    made: tuple[Mapping[str, Any], Consumer, _Events] | None = None
-
-
-@contextmanager
-def kept_consumer() -> Iterator[None]:
-    """Let all readers in this context that have the same configuration use one consumer, one after the other.
-
-    Consumers are assigned partitions and never join a group, so none of them is fenced by another.
-    """
-    _kept.depth += 1
-    try:
-        yield
-    finally:
-        _kept.depth -= 1
-        if not _kept.depth:
-            _close_kept()
-
-
-def _close_kept() -> None:
-    if _kept.made is not None:
-        _kept.made[1].close()
-        _kept.made = None
-
-
-@contextmanager
-def _consumer(config: Mapping[str, Any]) -> Iterator[tuple[Consumer, _Events]]:
-    """Return a consumer without an assignment, the kept one if there is one; it is closed after an error."""
-    made, _kept.made = _kept.made, None
-    if made is not None and made[0] != config:
-        made[1].close()
-        made = None
-    if made is None:
-        events = _Events()
-        made = (config, Consumer({**config, "error_cb": events.on_error}, logger=events), events)
-    _, consumer, events = made
-    try:
-        yield consumer, events
-        if _kept.depth:
-            consumer.unassign()
-    except BaseException:
-        consumer.close()
-        raise
-    if _kept.depth and _kept.made is None:
-        _kept.made = made
-    else:
-        consumer.close()
-
-
 class _Events:
     """Keeps the last thing librdkafka complained of, for the error message; nothing goes to stderr."""
 
@@ -353,9 +298,6 @@ class _Events:
 
     def log(self, level: int, message: str, *args: Any) -> None:
         """Ignore a log line: librdkafka's lines are about its own retries."""
-
-
-_kept = _Kept()
 
 
 def from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[Records]:
