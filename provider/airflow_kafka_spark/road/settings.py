@@ -17,11 +17,13 @@ SETTINGS: Mapping[str, str] = {
 
 
 SMALL_RECORDS = 50_000
-"""Records of a window per core, up to which a core gets one Spark task for all of its splits."""
+"""Records of a window per core, up to which a task may have several splits."""
+SMALL_TASKS = 4
+"""Tasks per core of such a window."""
 
 
 def spark_tasks(session: SparkSession, splits: int, records: int, *, is_connect: bool) -> int:
-    """Return the number of Spark tasks for the splits of a window: one a split, or one a core if the window is small.
+    """Return the number of Spark tasks for the splits of a window: one a split, or four a core if the window is small.
 
     Each split is still read, written and committed by itself: what is saved is a Spark task for each.
 
@@ -31,7 +33,7 @@ def spark_tasks(session: SparkSession, splits: int, records: int, *, is_connect:
     if is_connect:
         return splits
     cores = session.sparkContext.defaultParallelism
-    return min(splits, cores) if records <= SMALL_RECORDS * cores else splits
+    return min(splits, SMALL_TASKS * cores) if records <= SMALL_RECORDS * cores else splits
 
 
 @contextmanager

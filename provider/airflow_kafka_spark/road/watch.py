@@ -65,12 +65,14 @@ class Watch:
 
     :param spark: made the session.
     :param window: the window.
-    :param tell: the log line for so many finished tasks after so many seconds.
+    :param tell: the log line for so many finished splits after so many seconds.
+    :param splits: the splits of the job; 0 if each task has one. A task counts as its share of them.
     """
 
     spark: SparkHook
     window: Window
     tell: Callable[[int, float], str]
+    splits: int = 0
     _session: SparkSession | None = field(default=None, repr=False)
 
     @contextmanager
@@ -80,7 +82,7 @@ class Watch:
         try:
             if follower:
                 follower.begun(session)
-            look = _Look(self.tell, follower)
+            look = _Look(self.tell, follower, self.splits)
             with self._by_handler(session, look) if self.spark.is_connect else self._by_thread(session, look):
                 yield
             if follower:
@@ -147,11 +149,13 @@ class Watch:
 class _Look:
     """What is made of each look at a job: whoever follows it is told, and now and then the log."""
 
-    def __init__(self, tell: Callable[[int, float], str], follower: Follower | None) -> None:
-        self._tell, self._follower = tell, follower
+    def __init__(self, tell: Callable[[int, float], str], follower: Follower | None, splits: int) -> None:
+        self._tell, self._follower, self._splits = tell, follower, splits
         self._begun = self._logged = time.monotonic()
 
     def __call__(self, finished: int, tasks: int) -> None:
+        if self._splits and tasks:
+            finished, tasks = finished * self._splits // tasks, self._splits
         if self._follower and tasks:
             self._follower.told(finished, tasks)
         now = time.monotonic()

@@ -65,10 +65,14 @@ class SinkJob(ABC):
     patience: float = 300.0
     tolerance: Tolerance | None = None
     _watch: Watch = field(init=False, repr=False)
-    _tasks: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._watch = Watch(self.spark, self.window, self._progress)
+        self._watch = Watch(
+            self.spark,
+            self.window,
+            lambda finished, seconds: progress_line(self.window, self.splits, finished, seconds),
+            len(self.splits),
+        )
 
     @abstractmethod
     def run(self, writer: SplitWriter) -> list[SplitResult]:
@@ -82,12 +86,7 @@ class SinkJob(ABC):
     def _numbers(self, session: SparkSession) -> DataFrame:
         """Return the numbers of the splits, one row each, for tasks that read them."""
         count, span = len(self.splits), sum(split.range.span for split in self.splits)
-        self._tasks = spark_tasks(session, count, span, is_connect=self.spark.is_connect)
-        return session.range(0, count, 1, self._tasks)
-
-    def _progress(self, tasks: int, seconds: float) -> str:
-        finished = tasks * len(self.splits) // self._tasks if self._tasks else tasks
-        return progress_line(self.window, self.splits, finished, seconds)
+        return session.range(0, count, 1, spark_tasks(session, count, span, is_connect=self.spark.is_connect))
 
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
