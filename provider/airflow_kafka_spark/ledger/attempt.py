@@ -471,7 +471,7 @@ class Ledger:
 
         It spares a zombie useless work; what keeps it from harm is that its commit and its close are refused.
 
-        :param wait: wait for records that an open transaction hides. After a failure that may be one of this attempt's own splits,
+        :param wait: wait for records that an open transaction hides. After a failure that may be one of this attempt's splits,
             which ends when the next attempt fences it: then what is hidden is not looked at.
         :raises Fenced: when a newer attempt has claimed the window, or has completed it.
         """
