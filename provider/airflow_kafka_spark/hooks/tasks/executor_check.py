@@ -182,6 +182,7 @@ def parts_of(pickled: bytes) -> set[str]:
     return {part for module, part in _PARTS if module.encode() in pickled}
 
 
+@functools.cache
 def installed_version(name: str) -> str:
     """Return the version of an installed distribution; "" if it is not installed, or says nothing of itself."""
     try:
