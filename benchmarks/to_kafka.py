@@ -112,7 +112,7 @@ def _look(stand: Stand, splits: int = 64) -> None:
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.operators.publishing import publisher
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
-    from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
     from airflow_kafka_spark.windows.model import SourcePlan, Window
 
     stand.kafka.create_topic("looks", 4)

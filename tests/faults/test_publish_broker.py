@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogTruncated, TransactionTimedOut
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
 from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing._processes import wait_until

@@ -20,7 +20,7 @@ import pytest
 
 from airflow_kafka_spark.cli.definition import main as cli
 from airflow_kafka_spark.errors import Fenced
-from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
 from tests.support.cluster import OURS, Driver, connection, standalone
 from tests.support.shop import make, shop
 from tests.support.splits import ROWS, rows, splits

@@ -2,6 +2,8 @@
 
 Each combination has an environment of its own in ``build/matrix``, which is kept for the next run. A summary is written into
 ``build/matrix/results.md``: the ranges of ``setup.cfg`` and the table of the README follow from it.
+
+Ranges of packages are overridden. A Python outside of ``python_requires`` cannot be installed: widen that to try it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-window-row-committed-first",
-        path="sinks/postgres/transaction.py",
+        path="sinks/postgres/writer.py",
         old="self.session.autocommit = False",
         new="self.session.autocommit = True",
         breaks="The row of a window and its rows are committed in one transaction.",
@@ -31,7 +31,7 @@ _OF_POSTGRES = (
     ),
     Mutant(
         name="postgres-pipeline-not-locked",
-        path="sinks/postgres/transaction.py",
+        path="sinks/postgres/writer.py",
         old="run(self.session, sql.lock(attempt.lock))",
         new="run(self.session, sql.try_lock(attempt.lock))",
         breaks="Windows of one pipeline are compared and applied one after the other.",
@@ -178,7 +178,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="publish-old-ledger-believed",
-        path="sinks/kafka/tasks/claimed_window.py",
+        path="sinks/kafka/tasks/publish.py",
         old="if next(records, None) == last:",
         new="if next(records, None) is not None:",
         breaks="What a process has read of the ledger counts only as long as its log is the same.",
@@ -186,7 +186,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="publish-since-not-read",
-        path="sinks/kafka/tasks/claimed_window.py",
+        path="sinks/kafka/tasks/publish.py",
         old="                self._take(records)\n                return\n",
         new="                return\n",
         breaks="A process that has looked before sees a newer claim.",
@@ -218,7 +218,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="relay-account-not-demanded",
-        path="sinks/kafka/tasks/incoming.py",
+        path="sinks/kafka/tasks/publish.py",
         old="        if ends_itself and self.result is None:\n            raise RowsCutOff\n",
         new="",
         breaks="A split is published only with the account of everything that was read for it.",

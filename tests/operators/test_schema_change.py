@@ -12,7 +12,7 @@ from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Avro, Json
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.table import column_types
+from airflow_kafka_spark.sinks.files.directory import column_types
 from airflow_kafka_spark.sinks.files.validation import changed_column_problems
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset

@@ -192,7 +192,7 @@ ALTER TABLE "{0}" ADD PRIMARY KEY (id), ADD FOREIGN KEY (parent) REFERENCES "{0}
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_what_else_a_table_may_refuse_and_that_rows_may_refer_to_later_ones(table: Pipeline, monkeypatch, mode: Any):
-    from airflow_kafka_spark.sinks.postgres import transaction
+    from airflow_kafka_spark.sinks.postgres import writer
 
     dead = f"dead-{table.topic}"
     sink = PostgresSink(conn_id="warehouse", table=table.place, mode=mode, key=["id"] if mode == "upsert" else [])
@@ -208,7 +208,7 @@ def test_what_else_a_table_may_refuse_and_that_rows_may_refer_to_later_ones(tabl
     assert producer.flush(60) == 0
     tolerant = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
     if mode == "append":
-        monkeypatch.setattr(transaction, "MAX_REFUSED", 2)
+        monkeypatch.setattr(writer, "MAX_REFUSED", 2)
         with pytest.raises(SinkRejected, match="more than 2 of its rows are refused"):
             table.run("run1", **options, **tolerant)
         monkeypatch.undo()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -13,41 +16,60 @@ from tests.sinks.cases import Case, FilesCase
 from tests.sinks.feed import Feed
 from tests.sinks.postgres.kit import Place, new_place
 
-FILES = {
-    "parquet": {},
-    "parquet, partitioned": {"partition_by": ("flag", "day_of_week")},
-    "json": {"compression": "gzip"},
-    "csv": {},
-    "orc": {},
-}
-POSTGRES = {
-    "postgres append": {"mode": "append"},
-    "postgres upsert": {"mode": "upsert", "key": ("id",)},
-    "postgres split": {"mode": "append", "atomic": "split"},
-}
+MakeCase = Callable[[pytest.FixtureRequest, Path], AbstractContextManager[Case]]
+Group = Literal["values", "mechanism", "kills"]
+
+
+@dataclass(frozen=True)
+class SinkUnderTest:
+    """A sink, and the tests that it runs: all of them, unless another entry stands for it.
+
+    :param make: makes the case.
+    :param groups: ``values``: tests marked ``every_format``; ``kills``: tests marked ``faults``; ``mechanism``: all others.
+    """
+
+    make: MakeCase
+    groups: tuple[Group, ...] = ("values", "mechanism", "kills")
+
+
+def _files(format: str, **options: Any) -> MakeCase:
+    return lambda request, tmp_path: nullcontext(FilesCase(tmp_path / "lake" / "orders", format, **options))
+
+
+def _postgres(**options: Any) -> MakeCase:
+    def make(request: pytest.FixtureRequest, tmp_path: Path) -> AbstractContextManager[Case]:
+        from tests.sinks.postgres.cases import postgres_case
+
+        unique, postgres = request.getfixturevalue("unique"), request.getfixturevalue("postgres")
+        return postgres_case(postgres, unique("orders").replace("-", "_"), **options)
+
+    return make
+
+
 # How files are published, and what a crash leaves, does not depend on their format.
-MECHANISMS = ["parquet, partitioned", *POSTGRES]
-FAULT_CASES = ["parquet", *POSTGRES]
+SINKS = {
+    "parquet": SinkUnderTest(_files("parquet"), ("values", "kills")),
+    "parquet, partitioned": SinkUnderTest(_files("parquet", partition_by=("flag", "day_of_week")), ("values", "mechanism")),
+    "json": SinkUnderTest(_files("json", compression="gzip"), ("values",)),
+    "csv": SinkUnderTest(_files("csv"), ("values",)),
+    "orc": SinkUnderTest(_files("orc"), ("values",)),
+    "postgres append": SinkUnderTest(_postgres(mode="append")),
+    "postgres upsert": SinkUnderTest(_postgres(mode="upsert", key=("id",))),
+    "postgres split": SinkUnderTest(_postgres(mode="append", atomic="split")),
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         marked = metafunc.definition.get_closest_marker
-        cases = FAULT_CASES if marked("faults") else [*FILES, *POSTGRES] if marked("every_format") else MECHANISMS
-        metafunc.parametrize("case", cases, indirect=True)
+        group = "kills" if marked("faults") else "values" if marked("every_format") else "mechanism"
+        metafunc.parametrize("case", [name for name, sink in SINKS.items() if group in sink.groups], indirect=True)
 
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     """A sink with nothing in it, and what a test must know of it."""
-    if request.param in FILES:
-        options = dict(FILES[request.param])
-        yield FilesCase(tmp_path / "lake" / "orders", request.param.split(",")[0], **options)
-        return
-    from tests.sinks.postgres.cases import postgres_case
-
-    unique, postgres = request.getfixturevalue("unique"), request.getfixturevalue("postgres")
-    with postgres_case(postgres, unique("orders").replace("-", "_"), **POSTGRES[request.param]) as found:
+    with SINKS[request.param].make(request, tmp_path) as found:
         yield found
 
 

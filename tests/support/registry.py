@@ -119,7 +119,7 @@ class EmbeddedRegistry:
         """An Airflow connection, for its environment variable."""
         return json.dumps({"conn_type": "schema_registry", "extra": {"url": self.url, **settings}})
 
-    def _waits_for(self, server: processes.Server) -> bool:
+    def _waits_for(self, server: processes.ServerProcess) -> bool:
         return processes.wait_until(lambda: not server.running or self._answers(), 180, every=0.1) and server.running
 
     def _answers(self) -> bool:

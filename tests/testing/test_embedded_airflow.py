@@ -12,7 +12,7 @@ import pytest
 
 from airflow_kafka_spark.errors import ServerFailed
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedPostgres
-from airflow_kafka_spark.testing._airflow_database import SqliteDatabase
+from airflow_kafka_spark.testing.airflow import SqliteDatabase
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 

@@ -27,7 +27,7 @@ from airflow_kafka_spark.transforms import (
     TopicNameMatches,
     ValueToKey,
 )
-from airflow_kafka_spark.transforms.date_patterns import format_timestamp, parse_timestamp
+from airflow_kafka_spark.transforms.conversions import format_timestamp, parse_timestamp
 from tests.transforms.cases import Case, Row, check
 
 

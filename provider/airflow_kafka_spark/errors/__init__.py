@@ -65,7 +65,10 @@ from airflow_kafka_spark.errors.setup import (
     JavaMissing,
     KafkaUnavailable,
     Problem,
+    ServerFailed,
+    ServerInvalid,
     SparkUnavailable,
+    TestingUnavailable,
     Unchecked,
     ValidationError,
 )
@@ -91,11 +94,6 @@ from airflow_kafka_spark.errors.sources import (
     SourceRejected,
     SourceUnavailable,
     TransactionTimedOut,
-)
-from airflow_kafka_spark.errors.testing import (
-    ServerFailed,
-    ServerInvalid,
-    TestingUnavailable,
 )
 
 __all__ = [

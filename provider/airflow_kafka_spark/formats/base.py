@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.formats import types
 
 Kind = Literal["integer", "boolean", "text", "binary", "decimal", "fine decimal", "zoned", "local", "date"]
-"""What a column holds that tasks read without Spark: integers; booleans; texts; bytes; decimals, as texts in plain notation with
+"""Kinds of columns that tasks read without Spark: integers; booleans; texts; bytes; decimals, as texts in plain notation with
 all digits of their scale ("fine decimal" if the scale is more than 6); timestamps in microseconds, with a zone (UTC) or local;
 dates.
 """

@@ -161,9 +161,9 @@ class SparkClassArchive:
 
     @classmethod
     def find(cls, extra_class_path: str = "") -> SparkClassArchive | None:
-        """Return the archive of this environment, which need not have been made; None where none is possible.
+        """Return the archive of this environment, which may not exist yet; None if no archive is possible.
 
-        None is possible without Java 17 to 23 or without pyspark's jars.
+        It needs Java 17 to 23 and pyspark's jars.
         """
         try:
             java = find_java()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection
 
 APPLICATION = "airflow-kafka-spark"
-"""What sessions are called, or what their names begin with."""
+"""The name of sessions, or the beginning of their names."""
 
 # Keys of the extra that are meant for other users of the connection, not for libpq.
 _NOT_LIBPQ = frozenset(
@@ -168,8 +168,8 @@ class Name(NamedTuple):
 def parse_name(text: str) -> tuple[str | None, str]:
     """Split ``table`` or ``schema.table``; each part is as it is written (no folding to lower case) or in double quotes.
 
-    :return: schema, None where none is given, and table.
-    :raises ValueError: it is neither.
+    :return: the schema (None if the name has none) and the table.
+    :raises ValueError: the text has neither form.
     """
     part = r'"(?:[^"\x00]|"")+"|[^".\x00]+'
     found = re.fullmatch(rf"\s*(?:({part})\s*\.\s*)?({part})\s*", text)

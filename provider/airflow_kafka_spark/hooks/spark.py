@@ -121,7 +121,7 @@ class SparkHook(BaseHook):
         return f"{self.master}/{options}" if options else self.master
 
     def settings(self) -> dict[str, str]:
-        """The Spark settings a new session gets: ours, then the connection's, then ``conf``."""
+        """Return the Spark settings of a new session: ours, then the connection's, then ``conf``."""
         ours = {
             "spark.sql.session.timeZone": "UTC",
             "spark.redaction.regex": SECRETS,
@@ -193,7 +193,7 @@ class SparkHook(BaseHook):
 
     @contextmanager
     def session(self, *, jars: tuple[str, ...] = ()) -> Iterator[SparkSession]:
-        """A session, ready to use.
+        """Yield a session that is ready to use.
 
         On leaving, a session that was made here is stopped, so that executors are given back, unless it is a local one: that ends
         with the task's process, and another window may come in the same process.
@@ -243,7 +243,7 @@ class SparkHook(BaseHook):
         session.stop()
 
     def _class_archive(self) -> SparkClassArchive | None:
-        """The archive of the classes of a local session; None where it is switched off or impossible."""
+        """Return the archive of the classes of a local session; None if it is switched off or impossible."""
         if not self.is_local or _text(self.connection.extra_dejson.get("class_archive", True)).lower() == "false":
             return None
         return SparkClassArchive.find(self.settings().get(_CLASS_PATH, ""))
@@ -323,7 +323,7 @@ class SparkHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Start a session and run a job, for Airflow's UI: in a process of its own, so that no JVM stays behind in Airflow's.
 
-        An address at which nothing answers is told within seconds; anything else takes a minute and a half at most.
+        An address at which nothing answers is reported within seconds; anything else takes at most 90 seconds.
         """
         from airflow_kafka_spark.hooks.jars import find_java
         from airflow_kafka_spark.hooks.spark_probe import probe, unreachable
@@ -350,7 +350,7 @@ class SparkHook(BaseHook):
 
 
 class SparkConnectHook(SparkHook):
-    """The same for connections of type ``spark_connect``."""
+    """Spark sessions on connections of type ``spark_connect``."""
 
     conn_type = "spark_connect"
     hook_name = "Spark Connect session"

@@ -64,7 +64,7 @@ class Peeked:
 def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, Peeked]:
     """Return the first committed record of each span of offsets. One consumer reads them all and stops as soon as it has them.
 
-    What is read is the head of each span: its first record, and before that only what no read_committed reader is handed.
+    Only the head of each span is read: its first committed record, and what lies before that.
 
     :param spans: half-open ``[start, end)``, not empty, below the last stable offset.
     :raises KafkaUnavailable: the brokers do not hand out the records in time.
@@ -163,7 +163,7 @@ class NextRecords:
         most: int | None = None,
         tolerate: bool = False,
     ) -> dict[tuple[TopicPartition, int], Head | None]:
-        """Return the next record by partition and starting offset; None where none is left. What was not looked at is missing.
+        """Return the next record by partition and starting offset; None if no record is left. Unread partitions are missing.
 
         :param states: consumers in partitions; several may stand at different offsets of one partition.
         :param topic_ids: the ids of the topics now.
@@ -201,8 +201,8 @@ class LagMeter:
     """Measures the lag and the status of one consumer, again and again.
 
     A group is where it has committed. A pipeline is where its ledger says; the group's offsets only mirror that, so they are
-    asked for a pipeline only where the ledger has never heard of it and a group is named as well. What nothing is known of is
-    behind by everything that is still there.
+    asked for a pipeline only if the ledger does not know it and a group is named as well. A consumer without a known position
+    is behind by all records that are still there.
 
     Lag ends at the last stable offset. Transaction markers, aborted and compacted records are no lag: where only such lie
     between the committed offset and the end, the consumer is 0 records and 0 seconds behind. Seconds are the age of the record

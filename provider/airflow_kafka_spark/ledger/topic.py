@@ -250,8 +250,6 @@ class LedgerTopic:
         """Look in the partition of new records of this name, and if there are none, in all others. Records of a name stay in
         the partition of the first one, even if partitions were added since.
 
-        What has records stays where its first one went, even when partitions were added since.
-
         :param look: looks into one partition.
         """
         home = self.partition_of(name)
@@ -441,9 +439,6 @@ class _Waiting:
 
     A transaction that hides records before the first known end has been open since then. So the time counts from the first such
     transaction, and one that follows an aborted transaction is aborted at once.
-
-    What hides records before the end that was seen at first has been open since then: so the time counts from the first that is
-    met, and whatever comes behind one that was ended is ended at once.
     """
 
     def __init__(self, config: Mapping[str, Any], tp: TopicPartition, end: int, abort: AbortTransaction | None) -> None:

@@ -95,7 +95,7 @@ def bound(pipeline: str, whole: Memory, found: Binding, *, is_free: bool) -> Bin
     :param found: the binding of this run.
     :param is_free: True if the destination is a template, so that each window may have another one.
     :raises PipelineRenamed: the pipeline goes on under another name.
-    :raises BindingChanged: the pipeline has another binding, and nobody has decided that it may change.
+    :raises BindingChanged: the pipeline has another binding, and no ``rebind`` allows the change.
     """
     if (renamed := whole.renamed_to) is not None:
         raise PipelineRenamed(pipeline, renamed.name, renamed.who, renamed.at)
@@ -119,7 +119,7 @@ def refuse_elsewhere(pipeline: str, whole: Memory, entry: Entry, found: Binding)
     :param whole: what the ledger holds of the whole pipeline.
     :param entry: the window.
     :param found: the binding of this run.
-    :raises BindingChanged: the window was planned with another binding, and nobody has decided that it may change.
+    :raises BindingChanged: the window was planned with another binding, and no ``rebind`` allows the change.
     """
     window, known = entry.window, entry.window.binding
     if known is None:

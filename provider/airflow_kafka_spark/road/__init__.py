@@ -1,1 +1,1 @@
-"""The one road through the house: a window is read, decoded and handed to its sink, as one Spark job."""
+"""The data path: a window is read, decoded, transformed and written to a sink or a topic, as one Spark job."""

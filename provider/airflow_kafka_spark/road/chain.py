@@ -8,7 +8,8 @@ A chain is built from column expressions only. Spark is asked for the types, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +18,6 @@ from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.formats.base import Format, Part, as_struct, spark_column
 from airflow_kafka_spark.formats.internal_columns import END, ERROR, LEFT_OUT, ROUTE
 from airflow_kafka_spark.road.columns import GIVEN, ORIGINAL, TOMBSTONE, NullValues
-from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
 from airflow_kafka_spark.windows.model import PackedSplits, Split
 
 if TYPE_CHECKING:
@@ -36,6 +36,30 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms import Transform
     from airflow_kafka_spark.transforms.chain import TransformLike
 
+
+SETTINGS: Mapping[str, str] = {
+    # A batch is what a task holds at once, and what it hands to the producer.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+@contextmanager
+def sql_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Set SQL settings for the time of one job, since the session may be shared."""
+    before = {name: session.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, old)
+
+
 MADE, BYTES = "__kafka_made_", "__kafka_bytes_"
 """How the names of columns begin that hold a part as the transforms have made it, and as it is written."""
 
@@ -45,11 +69,11 @@ MADE, BYTES = "__kafka_made_", "__kafka_bytes_"
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """What Spark says of a chain of transforms, before anything is read.
+    """The plan of a chain of transforms, as Spark's analyzer resolves it before anything is read.
 
     :param schema: the rows' columns.
-    :param program: what the chain is in Arrow, with all that may be carried past it; None where Spark has to compute it.
-    :param unknown: what of it is not known in Arrow.
+    :param program: the chain in Arrow, with all columns that may be carried past it; None if Spark has to compute it.
+    :param unknown: the first expression that is not known in Arrow; empty if all are.
     """
 
     schema: pa.Schema
@@ -196,7 +220,7 @@ class SinkChain:
 
 @dataclass(frozen=True)
 class TopicChain:
-    """What transforms make of records, and how that is written.
+    """Transforms of records on the way to another topic, and how their results are written.
 
     A key or a value that no transform changes keeps its bytes. Others are written in the formats given, by default as Connect
     would: structs as JSON, numbers and texts as text, bytes as they are.
@@ -205,9 +229,9 @@ class TopicChain:
     :param topics: where records go whose topic a transform changes.
     :param value: how values are written; None: by their type.
     :param key: how keys are; None: by their type.
-    :param timestamps: whether records keep the time that they have behind the transforms.
-    :param headers: whether they keep the headers.
-    :param partitions: whether they keep the partition's number.
+    :param timestamps: True if records keep the timestamp that they have after the transforms.
+    :param headers: True if they keep their headers.
+    :param partitions: True if they keep the number of their partition.
     :param pipeline: the pipeline's name, for records that a filter sends elsewhere.
     """
 
@@ -296,11 +320,11 @@ class TopicChain:
 
 @dataclass(frozen=True)
 class SourceChain:
-    """What transforms make of the records that a source's rows would have become.
+    """Transforms of the records that a source's rows become.
 
-    What comes to the first one is a record as the sink's options make it of a row: ``value`` has its columns, ``key`` is the
+    The first transform gets a record as the sink's options make it of a row: ``value`` has its columns, ``key`` is the
     value of one column, or has those of several, ``topic``, ``partition``, ``timestamp`` and ``headers`` are where it would go.
-    What comes out of the last one is written.
+    The result of the last transform is written.
 
     :param transforms: in the order in which they apply.
     :param sink: how rows become records, and how these are written.

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 NullValues = Literal["fail", "ignore", "write", "delete"]
 
 METADATA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
-"""What a record has beside its decoded value, as Spark's Kafka source names it; ``key`` and ``value`` are the raw bytes."""
+"""The metadata columns of a record, as Spark's Kafka source names them; ``key`` and ``value`` are the raw bytes."""
 
 OFFSET = "__kafka_offset"
 """Where a record was read. For a row of a source it is the row's place in its split, from 1."""
 
 TOMBSTONE = "__kafka_tombstone"
-"""True for a record without a value, or with one that says that its row is deleted."""
+"""True for a record without a value, or with a value that deletes its row."""
 
 ORIGINAL = {name: f"__kafka_original_{name}" for name in ("key", "value", "headers", "timestamp", "timestampType")}
 """The parts of a record as they were read. They are carried past the transforms where a dead letter or an option needs them."""

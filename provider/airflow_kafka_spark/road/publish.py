@@ -1,4 +1,4 @@
-"""The driver's side of the road to a topic: run a window as one Spark job whose tasks publish its splits, watch it.
+"""The driver's side of publishing: run a window as one Spark job whose tasks publish its splits, and watch it.
 
 :class:`TopicJob` publishes records of other topics: copied, computed by SQL (:class:`SqlProjection`), or transformed
 (:class:`~airflow_kafka_spark.road.chain.TopicChain`). :class:`SourceJob` publishes the rows of a source; it decides between the
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
 from airflow_kafka_spark.formats.base import Format, spark_column
 from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
 from airflow_kafka_spark.road.columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, TOMBSTONE, VALUE
-from airflow_kafka_spark.road.settings import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect
 from airflow_kafka_spark.road.write import ReadWith
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json
@@ -159,12 +159,12 @@ class TopicJob(PublishJob):
 
 @dataclass(frozen=True)
 class SqlProjection:
-    """What a filter and expressions of Spark's SQL make of records.
+    """A filter and expressions of Spark's SQL over records.
 
     :param layout: how records become rows, with the columns that carry a record past the SQL (``road/columns.py``).
-    :param filter: a condition of Spark's SQL over a record's columns: those for which it does not hold are left out. Records
-        without a value pass it: they delete, and a reader behind has to hear of it.
-    :param columns: column -> expression of Spark's SQL: what the new value is made of; None leaves the value's bytes.
+    :param filter: a condition of Spark's SQL over a record's columns: records for which it does not hold are left out. Records
+        without a value pass it, because a reader of the topic needs them to delete.
+    :param columns: column of the new value -> expression of Spark's SQL; None leaves the value's bytes.
     :param value: how it is written.
     :param key: the columns of the new key, among the new columns, or the record's where those are left; empty leaves the key's
         bytes.

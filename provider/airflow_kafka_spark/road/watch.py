@@ -1,4 +1,4 @@
-"""A Spark job while it runs: what a person sees of it, how it is stopped, and how its end is told."""
+"""A running Spark job: its progress, how it is cancelled, and how its errors are translated."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WORKER_EXITED = "Python worker exited unexpectedly"
-"""What Spark says somewhere in its trace; the message of the error itself may be that of a socket."""
+"""A text in Spark's stack trace; the message of the error itself may be that of a socket."""
 PROGRESS_SECONDS = 10.0
-"""Between two lines in the log."""
+"""Seconds between two lines in the log."""
 
 LOOK_SECONDS = 2.0
-"""Between two looks at the job, of each of which whoever follows it is told."""
+"""Seconds between two looks at a job; its follower is called after each of them."""
 
 
 class Follower(Protocol):
-    """Who wants to know how the Spark job of a window gets on. What it raises ends the window: it has to raise nothing."""
+    """Receives the progress of a window's Spark job. Must not raise: an exception ends the window."""
 
     def begun(self, session: SparkSession) -> None:
         """Called when a job is about to start on a session."""
 
-    def told(self, finished: int, tasks: int) -> None:
+    def on_progress(self, finished: int, tasks: int) -> None:
         """Called with the number of finished tasks, about every two seconds, from one thread beside the job's."""
 
     def done(self) -> None:
@@ -63,15 +63,15 @@ def followed_by(follower: Follower) -> Iterator[None]:
 class Watch:
     """Watches the Spark job of one window.
 
-    :param spark: made the session.
+    :param spark: the hook that made the session.
     :param window: the window.
-    :param tell: the log line for so many finished splits after so many seconds.
+    :param line: returns the line for the log, of the number of finished splits and the seconds since the job began.
     :param splits: the splits of the job; 0 if each task has one. A task counts as its share of them.
     """
 
     spark: SparkHook
     window: Window
-    tell: Callable[[int, float], str]
+    line: Callable[[int, float], str]
     splits: int = 0
     _session: SparkSession | None = field(default=None, repr=False)
 
@@ -82,7 +82,7 @@ class Watch:
         try:
             if follower:
                 follower.begun(session)
-            look = _Look(self.tell, follower, self.splits)
+            look = _Look(self.line, follower, self.splits)
             with self._by_handler(session, look) if self.spark.is_connect else self._by_thread(session, look):
                 yield
             if follower:
@@ -94,7 +94,7 @@ class Watch:
     def _by_thread(self, session: SparkSession, look: _Look) -> Iterator[None]:
         self.spark.begin_jobs(session, self._group, f"window {self.window}")
         done = threading.Event()
-        watcher = threading.Thread(target=self._tell_progress, args=(session, done, look), daemon=True)
+        watcher = threading.Thread(target=self._report_progress, args=(session, done, look), daemon=True)
         watcher.start()
         try:
             yield
@@ -131,7 +131,7 @@ class Watch:
     def _group(self) -> str:
         return f"airflow-kafka-spark {self.window}"
 
-    def _tell_progress(self, session: SparkSession, done: threading.Event, look: _Look) -> None:
+    def _report_progress(self, session: SparkSession, done: threading.Event, look: _Look) -> None:
         try:
             self._look_until(done, session, look)
         except Exception as error:
@@ -147,21 +147,21 @@ class Watch:
 
 
 class _Look:
-    """What is made of each look at a job: whoever follows it is told, and now and then the log."""
+    """Reports the progress of a job to its follower, and every :data:`PROGRESS_SECONDS` to the log."""
 
-    def __init__(self, tell: Callable[[int, float], str], follower: Follower | None, splits: int) -> None:
-        self._tell, self._follower, self._splits = tell, follower, splits
+    def __init__(self, line: Callable[[int, float], str], follower: Follower | None, splits: int) -> None:
+        self._line, self._follower, self._splits = line, follower, splits
         self._begun = self._logged = time.monotonic()
 
     def __call__(self, finished: int, tasks: int) -> None:
         if self._splits and tasks:
             finished, tasks = finished * self._splits // tasks, self._splits
         if self._follower and tasks:
-            self._follower.told(finished, tasks)
+            self._follower.on_progress(finished, tasks)
         now = time.monotonic()
         if now - self._logged >= PROGRESS_SECONDS:
             self._logged = now
-            log.info("%s", self._tell(finished, now - self._begun))
+            log.info("%s", self._line(finished, now - self._begun))
 
 
 def progress_line(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
@@ -176,11 +176,11 @@ def progress_line(window: Window, splits: Sequence[Split], finished: int, second
 
 
 def collect(results: DataFrame, window: Window) -> list[str]:
-    """Run the job: the column ``result`` of all its rows.
+    """Run the job and return the column ``result`` of all its rows.
 
-    :raises SparkJobFailed: when Spark gave up, or was told to.
-    :raises ExecutorUnfit: when an executor lacks packages.
-    :raises RightMissing: when Spark's Kafka source may not read a topic.
+    :raises SparkJobFailed: the job failed or was cancelled.
+    :raises ExecutorUnfit: an executor lacks packages.
+    :raises RightMissing: Spark's Kafka source may not read a topic.
     """
     try:
         return [row["result"] for row in results.collect()]
@@ -199,8 +199,8 @@ def _reason(error: Exception) -> str:
     # Behind it Spark shows where in a user's SQL that was, with a ruler of carets.
     if WORKER_EXITED in str(error):
         return "a Python worker of Spark was killed or crashed while it worked on a split, perhaps because memory ran out"
-    told = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    text = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "...", "^"))]
     python = [line for line in causes if ".Error" in line or "Error:" in line or "Exception:" in line]
     return (python or causes or [type(error).__name__])[-1][:500]

@@ -1,7 +1,7 @@
-"""The driver's side of the road to a sink: decide how a window is read, run it as one Spark job, watch it.
+"""The driver's side of writing to a sink: decide how a window is read, run it as one Spark job, and watch it.
 
 This is the one place that decides between the two ways of reading: each task reading its own frozen range with confluent-kafka,
-or Spark's Kafka source. Everything behind it is the same code.
+or Spark's Kafka source. All later steps are shared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from airflow_kafka_spark.road.settings import SETTINGS, spark_tasks, sql_settings
+from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect, progress_line
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import PackedSplits, Split, SplitResult, TopicPartition, Window
@@ -42,6 +42,26 @@ SPARK_SOURCE: Mapping[str, str] = {
     "kafka.fetch.max.wait.ms": "100",
 }
 """Settings of Spark's Kafka source under the connection's own."""
+
+
+SMALL_RECORDS = 50_000
+"""Records of a window per core, up to which a task may have several splits."""
+SMALL_TASKS = 4
+"""Tasks per core of such a window."""
+
+
+def spark_tasks(session: SparkSession, splits: int, records: int, *, is_connect: bool) -> int:
+    """Return the number of Spark tasks for the splits of a window: one a split, or four a core if the window is small.
+
+    Each split is still read, written and committed by itself: what is saved is a Spark task for each.
+
+    :param records: the largest number of records that the window can have.
+    :param is_connect: the session is a client, which does not know the cores.
+    """
+    if is_connect:
+        return splits
+    cores = session.sparkContext.defaultParallelism
+    return min(splits, SMALL_TASKS * cores) if records <= SMALL_RECORDS * cores else splits
 
 
 @dataclass(kw_only=True)
@@ -79,8 +99,8 @@ class SinkJob(ABC):
         """Read the window and hand it to the sink's writer: one Spark job, one action.
 
         :return: one result per split, in the order of their indexes.
-        :raises SparkJobFailed: when Spark gave up, or was told to.
-        :raises KafkaSparkError: what a task raised of ours.
+        :raises SparkJobFailed: the job failed or was cancelled.
+        :raises KafkaSparkError: the error of a task.
         """
 
     def _numbers(self, session: SparkSession) -> DataFrame:
@@ -168,12 +188,12 @@ class RowJob(SinkJob):
 
 @dataclass(kw_only=True)
 class ChainJob(SinkJob):
-    """Tasks read, transform and write, in Arrow, where that gives what Spark's SQL would; else that stands between reading and
-    writing. :meth:`run` also raises ValidationError: a transform does not fit.
+    """A job with transforms. Tasks read, transform and write in Arrow if that gives what Spark's SQL gives; else Spark's SQL
+    stands between reading and writing. :meth:`run` also raises ValidationError if a transform does not fit the records.
 
     :param chain: how records become rows.
-    :param schema: the rows' columns, as the sink was told.
-    :param routed: records that earlier attempts at the window have sent elsewhere: there they stay.
+    :param schema: the rows' columns, as in the sink's :class:`Shape`.
+    :param routed: records that earlier attempts at the window have sent elsewhere; they are not sent again.
     """
 
     chain: SinkChain

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+ABANDONED_DAYS = 7.0
+"""Minimum age of an attempt that an attempt of another pipeline removes: its own pipeline no longer runs."""
+
+
 class Guarantee(str, Enum):
     """The guarantee of a sink to its readers."""
 

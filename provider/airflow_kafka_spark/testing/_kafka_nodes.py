@@ -41,7 +41,7 @@ class Broker:
     internal_port: int
     controller_port: int
     directory: Path
-    process: processes.Server | None = None
+    process: processes.ServerProcess | None = None
 
     @property
     def log(self) -> Path:
@@ -203,9 +203,9 @@ def storage_template(java: Path, jars: Sequence[Path]) -> Path:
 
 
 def class_archive(java: Path, jars: Sequence[Path]) -> Path:
-    """Return where the archive of Kafka's classes lies, or would lie (`airflow_kafka_spark.hooks.class_archive`).
+    """Return the path of the archive of Kafka's classes (`airflow_kafka_spark.hooks.class_archive`), which may not exist.
 
-    With one a broker starts at half the CPU time. Nobody has to have made it.
+    With an archive a broker starts with half the CPU time.
 
     :param java: the executable.
     :param jars: the class path.

@@ -3,7 +3,7 @@
 It starts the servers as its own children, passes signals on, and ends them when the process that asked for them ends in
 whatever way: SIGKILL included, and also when forks of that process live on and hold the other end of the pipe. On Linux
 the servers also end when the keeper itself is killed. Since only the keeper reaps its children, a process id it was asked
-to signal cannot have been taken by somebody else's process.
+to signal cannot belong to another process by then.
 
 Requests and answers are JSON lines on standard input and output.
 """

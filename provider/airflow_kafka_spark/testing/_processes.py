@@ -63,7 +63,7 @@ class Keeper:
         env: Mapping[str, str] | None = None,
         farewell: int = signal.SIGKILL,
         user: tuple[int, int] | None = None,
-    ) -> Server:
+    ) -> ServerProcess:
         """Start a server.
 
         :param log: file that its output is appended to.
@@ -74,7 +74,7 @@ class Keeper:
         command = [str(arg) for arg in argv]
         environment = dict(os.environ if env is None else env)
         pid = self._ask("spawn", argv=command, env=environment, log=str(log), farewell=int(farewell), user=user)
-        return Server(self, pid)
+        return ServerProcess(self, pid)
 
     def close(self) -> None:
         """End what still runs, remove the directories, and wait until that is done."""
@@ -105,13 +105,13 @@ class Keeper:
                 answer = b""
         if not answer:
             raise ServerFailed(self.server, "it was stopped, or the process that keeps it was killed")
-        told = json.loads(answer)
-        if "error" in told:
-            raise ServerFailed(self.server, told["error"])
-        return told["result"]
+        reply = json.loads(answer)
+        if "error" in reply:
+            raise ServerFailed(self.server, reply["error"])
+        return reply["result"]
 
 
-class Server:
+class ServerProcess:
     """One process of a `Keeper`."""
 
     def __init__(self, keeper: Keeper, pid: int) -> None:

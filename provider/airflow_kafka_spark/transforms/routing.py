@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.transforms.base import ColumnTransform
-from airflow_kafka_spark.transforms.date_patterns import date_format_problems, format_timestamp
+from airflow_kafka_spark.transforms.conversions import date_format_problems, format_timestamp
 from airflow_kafka_spark.transforms.options import (
     java_regex_problems,
     match_at_start,

@@ -290,7 +290,7 @@ _RENDERED_NONE = ("", "none")
 def parse_count(where: str, value: Count, problems: list[Problem]) -> int | None:
     """Return a whole number of at least 0; None for None and for a template that rendered nothing.
 
-    Here and below a value that is none of these adds a problem, and None is returned.
+    Any other value adds a problem and returns None.
     """
     if value is None or _rendered_nothing(value):
         return None

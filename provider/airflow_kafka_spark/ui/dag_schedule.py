@@ -23,7 +23,7 @@ MAX_STEPS = 3
 
 @dataclass(frozen=True)
 class DagSchedule:
-    """When Airflow runs a DAG by itself, as its database says.
+    """The schedule of a DAG, as Airflow's database has it.
 
     :param is_paused: True if the DAG is paused.
     :param next_run: when the next run is to be created; None if none is planned, as for a DAG that only assets or users trigger.

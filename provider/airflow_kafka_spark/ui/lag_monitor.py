@@ -68,7 +68,7 @@ class LagMeasurement:
 
     @property
     def seconds(self) -> float | None:
-        """Return the age of the oldest unread record whose timestamp is known; None if none is."""
+        """Return the age of the oldest unread record with a known timestamp, in seconds; None if there is no such record."""
         if self.lag is None:
             return None
         ages = [s.seconds for s in self.lag.partitions.values() if s.seconds is not None and (s.behind or not self.estimated)]

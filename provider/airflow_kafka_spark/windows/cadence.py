@@ -73,7 +73,7 @@ class Timetabled:
 
 @dataclass(frozen=True)
 class Unscheduled:
-    """Runs that come when somebody or something triggers them: none is ever missed."""
+    """Runs without a schedule, which come when they are triggered: none is ever missed."""
 
     def due_after(self, since: float) -> float | None:
         return None
@@ -84,7 +84,7 @@ class Unscheduled:
 
 @dataclass(frozen=True)
 class CompletedWindow:
-    """What a window in the ledger tells of the schedule.
+    """The part of a window's ledger record that concerns the schedule.
 
     :param completed_at: when it was completed.
     :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``.

@@ -174,9 +174,9 @@ def marker_from_json(value: Mapping[str, Any]) -> Marker:
 
 
 _STREAMS = ("letters", "routes")
-"""What a task tells of records themselves, in Arrow."""
+"""The records in a task's result, as Arrow."""
 _OF_INTERVALS = ("interval", "out_of_interval", "farthest")
-"""What is told of windows of data intervals only; the records of other windows stay as older releases wrote them."""
+"""Fields of windows of data intervals only; the records of other windows stay as older releases wrote them."""
 
 
 def result_to_json(result: SplitResult) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def refuse_gap(previous: Applied, window: Window, place: str) -> None:
 
     :param previous: the last window in the sink's record, but for this one.
     :param place: names the record in messages.
-    :raises ForeignOffsets: it is of another cluster, and nobody has moved the pipeline since.
+    :raises ForeignOffsets: it is of another cluster, and the pipeline was not moved since.
     :raises WindowConflict: the window does not continue it.
     """
     if not window.moved and _differ(previous.cluster_id, window.cluster_id):

@@ -230,7 +230,7 @@ def contiguous(
     for entry in complete:
         ranges = entry.ranges_of(topic_ids or {})
         starts = {r.topic_partition: r.start for r in ranges}
-        # What it has passed over, nobody will move: it is no hole.
+        # Offsets that it has passed over will not be moved: they are no hole.
         gaps = [g for g in entry.gaps if entry.counts(g.topic, topic_ids or {})]
         starts.update({TopicPartition(g.topic, g.partition): g.start for g in gaps})
         length = entry.leading or entry.interval.end - entry.interval.start

@@ -117,7 +117,7 @@ class Consumption:
 
     :param width: of a bucket, in milliseconds.
     :param read: records by the beginning of their bucket, in milliseconds since the epoch.
-    :param upstream: the same as counted upstream; None where nobody counted.
+    :param upstream: the same as counted upstream; None if they were not counted.
     """
 
     width: int

@@ -103,9 +103,9 @@ class SourcePlan:
 
     :param splits: per split, what it covers, in the source's own words (JSON).
     :param position: where the source stands once the window is published (JSON).
-    :param rows: how many rows were counted, None where nobody counted.
-    :param remaining: whether the source held more than this window takes.
-    :param partitions: how many partitions each target topic had: what places keys.
+    :param rows: the number of rows; None if they were not counted.
+    :param remaining: True if the source held more rows than this window takes.
+    :param partitions: the number of partitions of each target topic, by which keys are placed.
     """
 
     splits: tuple[Mapping[str, Any], ...]

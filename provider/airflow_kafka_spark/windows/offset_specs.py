@@ -115,7 +115,7 @@ Start: TypeAlias = CommittedOffsets | Earliest | Latest | Timestamp | SpecificOf
 Stop: TypeAlias = Latest | Timestamp | SpecificOffsets | CommittedOffsets
 MoveTarget: TypeAlias = Start | ShiftBy
 Written: TypeAlias = Start | str | datetime | Mapping[Any, Any] | None
-"""What users write for one of these, templates included."""
+"""The values that users give for one of these, templates included."""
 
 _START = (
     '"committed" (the default), "committed:<group>", "earliest", "latest", "none", a datetime or ISO 8601 text with a zone, or '
@@ -130,7 +130,7 @@ def parse_start(value: Any) -> Start:
     :param value: one of the values above; "committed" (its group's committed offsets, else earliest), "none" (those, or it
         refuses), "committed:<group>" (another group's), "earliest", "latest"; a datetime, or a text of ISO 8601, with a zone;
         Spark's offsets, ``{"orders": {"0": 23, "1": -2}}``, as a mapping or as JSON. None is "committed".
-    :raises ValueError: it is none of these; the text says what was found and what is expected.
+    :raises ValueError: any other value; the message says what was found and what is expected.
     """
     if value is None:
         return CommittedOffsets()
@@ -151,7 +151,7 @@ def parse_stop(value: Any) -> Stop:
 
     :param value: as for :func:`parse_start`, but not "earliest", nor the pipeline's own committed offsets, at which it never
         gets on. None is "latest".
-    :raises ValueError: it is none of these.
+    :raises ValueError: any other value.
     """
     if value is None:
         return Latest()
@@ -169,7 +169,7 @@ def parse_target(value: Any) -> MoveTarget:
     """Return the target of a command that moves a pipeline.
 
     :param value: as for :func:`parse_start`, or a :class:`ShiftBy`; committed offsets are those of a group that is named.
-    :raises ValueError: it is none of these.
+    :raises ValueError: any other value.
     """
     found = _parse(value, {"earliest": Earliest(), "latest": Latest()}, _START)
     if isinstance(found, CommittedOffsets) and found.group_id is None:

@@ -25,9 +25,8 @@ from hypothesis import strategies as st
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.layout import RECORD, escape, partition_directory, pipeline_slug, slug
+from airflow_kafka_spark.sinks.files.directory import RECORD, Staging, escape, partition_directory, pipeline_slug, slug
 from airflow_kafka_spark.sinks.files.sink import FilesSink
-from airflow_kafka_spark.sinks.files.staging import Staging
 from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
 from airflow_kafka_spark.sinks.files.tasks.write import partition_values
 from airflow_kafka_spark.windows.model import OffsetRange, Split, Window
@@ -794,7 +793,7 @@ def test_a_file_system_on_which_directories_cannot_be_exchanged_is_found_without
     before = tree(path.parents[1])
     assert FilesSink(str(path)).replay_problems() == []
     # A flag that the kernel does not know: it answers as it does where the file system does not know this one.
-    monkeypatch.setattr("airflow_kafka_spark.sinks.files.layout._RENAME_EXCHANGE", 1 << 20)
+    monkeypatch.setattr("airflow_kafka_spark.sinks.files.directory._RENAME_EXCHANGE", 1 << 20)
     (problem,) = FilesSink(str(path)).replay_problems()
     assert problem.where == "on_rerun" and str(path) in problem.what and "in one step" in problem.what
     assert "skip" in problem.action

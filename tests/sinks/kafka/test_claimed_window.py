@@ -16,9 +16,8 @@ from confluent_kafka.admin import AdminClient
 from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.ledger.topic import LedgerPlace, read_to
-from airflow_kafka_spark.sinks.kafka.tasks import claimed_window
-from airflow_kafka_spark.sinks.kafka.tasks.claimed_window import KEPT, ClaimedWindow, look
-from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks import publish as publishing
+from airflow_kafka_spark.sinks.kafka.tasks.publish import KEPT, ClaimedWindow, Incoming, look
 from airflow_kafka_spark.windows.memory import (
     Attempt,
     Entry,
@@ -49,7 +48,7 @@ def process(monkeypatch) -> Callable[[str], None]:
     kept: dict[str, OrderedDict] = {}
 
     def become(name: str) -> None:
-        monkeypatch.setattr(claimed_window, "_kept", kept.setdefault(name, OrderedDict()))
+        monkeypatch.setattr(publishing, "_kept", kept.setdefault(name, OrderedDict()))
 
     become("first")
     return become
@@ -109,7 +108,7 @@ def test_a_process_that_has_looked_before_sees_that_the_window_is_complete(made,
     process("first")
     with pytest.raises(Fenced):
         publish(made, 1)
-    assert made.publisher.ledger in claimed_window._kept
+    assert made.publisher.ledger in publishing._kept
 
 
 def test_a_process_that_has_looked_before_sees_a_marker_that_came_since(made, process):
@@ -161,7 +160,7 @@ def test_what_a_process_keeps_is_bounded(process):
     places = [LedgerPlace("ledger", 0, 0, f"p{n}", 1, "token") for n in range(KEPT + 3)]
     for place in places:
         look(place, 0, lambda start: iter(()), 0)
-    assert list(claimed_window._kept) == places[-KEPT:]
+    assert list(publishing._kept) == places[-KEPT:]
 
 
 # --- the same on a log in memory, which is cut off and compacted at random ---

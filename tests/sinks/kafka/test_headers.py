@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.sinks.kafka.tasks.headers import HEADERS, extended, pairs_of
+from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extended, pairs_of
 from airflow_kafka_spark.sinks.tasks.dead_letters import EXCEPTION, PREFIX, SCHEMA, Envelope, routed_records
 
 TEXT = st.text(max_size=5)

@@ -16,8 +16,7 @@ from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.partitioner import partition_of
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.road.tasks.publish import SortedRecords, Sorting
-from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
-from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming, Publisher
 from airflow_kafka_spark.windows.model import SourcePlan, TopicPartition, Window
 from tests.support.oracle import committed_messages
 from tests.support.waiting import settled

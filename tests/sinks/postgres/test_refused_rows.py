@@ -117,9 +117,9 @@ def test_a_window_without_refusals_is_taken_as_ever(place: Place):
 
 
 def test_more_refusals_than_are_looked_for_fail_the_window_with_what_the_table_says(place: Place, monkeypatch):
-    from airflow_kafka_spark.sinks.postgres import transaction
+    from airflow_kafka_spark.sinks.postgres import writer
 
-    monkeypatch.setattr(transaction, "MAX_REFUSED", 5)
+    monkeypatch.setattr(writer, "MAX_REFUSED", 5)
     place.execute("CREATE TABLE t (id bigint, v text CONSTRAINT not_so CHECK (v <> 'bad'), n bigint)")
     for options in ({"merge": "after"}, {}, {"atomic": "split"}):
         with pytest.raises(SinkRejected, match="not_so"):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.sources.files.splits import decode_split, encode_split, is_splittable, open_cost, split_files
 from airflow_kafka_spark.sources.files.store import ListedFile
+from airflow_kafka_spark.sources.files.windows import decode_split, encode_split, is_splittable, open_cost, split_files
 
 SECOND = 1_000_000
 SPLIT = 1024

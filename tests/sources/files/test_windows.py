@@ -155,9 +155,9 @@ def test_a_changed_file_fails_or_is_read_or_ignored(path, change):
 
 
 def test_a_late_file_behind_what_was_forgotten_fails_and_touching_it_helps(path, monkeypatch):
-    from airflow_kafka_spark.sources.files import seen_files
+    from airflow_kafka_spark.sources.files import windows
 
-    monkeypatch.setattr(seen_files, "FORGET_ABOVE", 5)
+    monkeypatch.setattr(windows, "FORGET_ABOVE", 5)
     for n in range(20):
         put(path, f"f{n:02}", mtime=1000 + n)
     window = text(path).freeze(None)
@@ -170,10 +170,10 @@ def test_a_late_file_behind_what_was_forgotten_fails_and_touching_it_helps(path,
 
 
 def test_more_files_than_can_be_remembered_are_refused_with_advice(path, monkeypatch):
-    from airflow_kafka_spark.sources.files import seen_files
+    from airflow_kafka_spark.sources.files import windows
 
-    monkeypatch.setattr(seen_files, "FORGET_ABOVE", 5)
-    monkeypatch.setattr(seen_files, "MAX_REMEMBERED", 8)
+    monkeypatch.setattr(windows, "FORGET_ABOVE", 5)
+    monkeypatch.setattr(windows, "MAX_REMEMBERED", 8)
     for n in range(9):
         put(path, f"f{n:02}")
     with pytest.raises(SourceRejected, match="9 files arrived within the allowed lateness of 21,600 s.*Lower `allowed_lateness`"):

@@ -13,9 +13,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
-from airflow_kafka_spark.sources.jdbc.reading import select_statement, split_conditions
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
-from airflow_kafka_spark.sources.jdbc.windows import find_relation, selected_columns
+from airflow_kafka_spark.sources.jdbc.windows import find_relation, select_statement, selected_columns, split_conditions
 from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc.spark_process import Answer
 

@@ -16,18 +16,20 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.avro.compatibility import column_mismatches, differences, record_mismatches
 from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     as_record,
+    column_mismatches,
     columns_of,
     derivation_problems,
+    differences,
     full_name,
     is_full_name,
     namespace_of,
     parse,
     record_from_columns,
+    record_mismatches,
     type_from_column,
 )
 from airflow_kafka_spark.formats.base import Decoder, Part, column_name_problems

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.formats.base import Decoder, Format, Part
 from airflow_kafka_spark.formats.debezium.options import REWRITING, DeleteHandling, Truncates
+from airflow_kafka_spark.formats.json.connect_schema import logical_type, map_leaf_types
 from airflow_kafka_spark.formats.json.envelope import JsonEnvelope
 from airflow_kafka_spark.formats.json.format import Json
-from airflow_kafka_spark.formats.json.logical_types import logical_type, map_leaf_types
 from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Primitive, Struct, Text, arrow_schema
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Debezium(Format):
 
     def event_schema(self) -> pa.Schema:
         """Return the Arrow schema of events."""
-        from airflow_kafka_spark.formats.json.logical_types import sql_columns
+        from airflow_kafka_spark.formats.json.connect_schema import sql_columns
 
         if isinstance(self.value, Json | JsonEnvelope):
             return arrow_schema(sql_columns(self.event_columns()))
@@ -213,7 +213,7 @@ class Debezium(Format):
         :raises SchemaInvalid: the format's schema cannot be read.
         """
         from airflow_kafka_spark.formats.debezium.tasks.decode import DebeziumDecoder
-        from airflow_kafka_spark.formats.json.logical_types import sql_columns
+        from airflow_kafka_spark.formats.json.connect_schema import sql_columns
 
         if isinstance(self.value, Json | JsonEnvelope):
             columns = self.event_columns()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 DeleteHandling = Literal["tombstone", "drop", "rewrite", "rewrite-with-tombstone", "delete-to-tombstone"]
-"""What a delete event becomes; Debezium's ``delete.tombstone.handling.mode``."""
+"""Handling of delete events; Debezium's ``delete.tombstone.handling.mode``."""
 Truncates = Literal["fail", "ignore"]
-"""What a truncate event becomes."""
+"""Handling of truncate events."""
 
 REWRITING = ("rewrite", "rewrite-with-tombstone")
 """The modes in which a delete event becomes a row."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
 from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, duplicate_problems, spark_column
-from airflow_kafka_spark.formats.json.envelope_schema import TimestampPrecision, connect_schema
+from airflow_kafka_spark.formats.json.connect_schema import TimestampPrecision, connect_schema
 from airflow_kafka_spark.formats.json.format import Json
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, SparkSchema, Struct, Text, backticked
 

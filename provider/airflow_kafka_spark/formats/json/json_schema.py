@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
 from airflow_kafka_spark.errors import SchemaInvalid, SchemaUnusable
-from airflow_kafka_spark.formats.json.logical_types import LogicalType, logical_type
+from airflow_kafka_spark.formats.json.connect_schema import LogicalType, logical_type
 from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 

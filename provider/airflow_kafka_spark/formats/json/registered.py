@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SchemaUnusable
 from airflow_kafka_spark.formats.base import Decoder
-from airflow_kafka_spark.formats.json.logical_types import sql_columns, with_writer_types
+from airflow_kafka_spark.formats.json.connect_schema import sql_columns, with_writer_types
 from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches
 from airflow_kafka_spark.formats.types import Column, SparkSchema, columns_of
 

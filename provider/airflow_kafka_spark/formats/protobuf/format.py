@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from google.protobuf.descriptor import Descriptor
 
-    from airflow_kafka_spark.formats.protobuf.layout import FieldLayout
+    from airflow_kafka_spark.formats.protobuf.schema import FieldLayout
     from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder
     from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema
 
@@ -109,8 +109,7 @@ class Protobuf(RegistryFormat):
         return self._layout_of(self._files, "the reader's message")
 
     def _layout_of(self, files: bytes, what: str) -> FieldLayout:
-        from airflow_kafka_spark.formats.protobuf.layout import MessageLayout
-        from airflow_kafka_spark.formats.protobuf.schema import message_in
+        from airflow_kafka_spark.formats.protobuf.schema import MessageLayout, message_in
 
         return MessageLayout(what, self.recursive_fields_max_depth).message(message_in(files, self.message, what))
 

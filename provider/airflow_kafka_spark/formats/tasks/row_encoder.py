@@ -14,7 +14,7 @@ from airflow_kafka_spark.formats.base import Encoded, Encoder
 from airflow_kafka_spark.formats.types import Decimal
 
 UNFIT_ACTION = "Correct the row, or the schema: what does not fit is never written as something else"
-"""What to do about a row that does not fit."""
+"""The remedy for a row that does not fit."""
 
 
 class ValueDoesNotFit(Exception):

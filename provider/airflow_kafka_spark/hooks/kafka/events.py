@@ -1,4 +1,4 @@
-"""What a Kafka client reports beside its answers: errors that belong to no request, and log lines.
+"""Errors that a Kafka client reports outside of its answers: those that belong to no request, and log lines.
 
 librdkafka retries in the background for ever and tells the reason only to ``error_cb`` and its log, while the call itself
 times out.

@@ -276,8 +276,8 @@ def list_records(
     return {p: RecordAt(found[p].offset, found[p].timestamp, _epoch(found[p].leader_epoch)) for p in partitions}
 
 
-def _epoch(told: int | None) -> int:
-    return -1 if told is None else told
+def _epoch(value: int | None) -> int:
+    return -1 if value is None else value
 
 
 def delete_records(calls: KafkaCalls, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -324,9 +324,9 @@ def committed(
             answer.set_result(_committed_now(consumer, partitions, min(timeout, next(pieces))))
         except confluent_kafka.KafkaException as error:
             # What is wrong with the group, a missing permission for instance, comes in place of a record.
-            told = consumer.poll(0)
-            said = told.error() if told is not None else None
-            answer.set_exception(confluent_kafka.KafkaException(said) if said else error)
+            message = consumer.poll(0)
+            reason = message.error() if message is not None else None
+            answer.set_exception(confluent_kafka.KafkaException(reason) if reason else error)
         return answer
 
     def check(answer: list[KafkaTopicPartition]) -> str:

@@ -151,7 +151,7 @@ def is_fenced(error: BaseException, events: ClientEvents) -> bool:
     """
     if events.first(FENCED, 0.0) is not None:
         return True
-    name: Callable[[], str] | None = getattr(_told(error), "name", None)
+    name: Callable[[], str] | None = getattr(_client_error(error), "name", None)
     return callable(name) and name() in FENCED
 
 
@@ -160,17 +160,17 @@ def is_fatal(error: BaseException) -> bool:
     callbacks."""
     if isinstance(error, SystemError) and error.__cause__ is None:
         return True
-    name: Callable[[], str] | None = getattr(_told(error), "name", None)
+    name: Callable[[], str] | None = getattr(_client_error(error), "name", None)
     return callable(name) and name() == "_FATAL"
 
 
 def describe(error: BaseException) -> str:
     """Return a producer's error in one line."""
-    cause = _told(error)
+    cause = _client_error(error)
     return f"{cause.str()} ({cause.name()})" if hasattr(cause, "str") else str(error)
 
 
-def _told(error: BaseException) -> KafkaError | Any:
+def _client_error(error: BaseException) -> KafkaError | Any:
     """Return the client's own error. A fatal error that is raised while it calls back reaches us as the cause of a
     ``SystemError``."""
     while isinstance(error, SystemError) and error.__cause__ is not None:

@@ -18,7 +18,7 @@ from airflow_kafka_spark.errors import RowsCutOff
 T = TypeVar("T")
 
 _STREAM = "infile"
-"""What pyspark's worker calls the stream that it reads, in the function that runs a task."""
+"""The name of the stream that pyspark's worker reads, in the function that runs a task."""
 _WORKER = "pyspark.worker"
 
 

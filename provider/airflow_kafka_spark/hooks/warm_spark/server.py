@@ -137,7 +137,7 @@ class Server:
             self.place.socket.unlink(missing_ok=True)
 
     def _close(self, reason: str) -> None:
-        """Let nobody in any more: the next task starts another process."""
+        """Accept no further task: the next task starts another process."""
         with self._changed:
             if self._closed:
                 return

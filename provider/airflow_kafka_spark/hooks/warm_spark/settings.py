@@ -1,4 +1,4 @@
-"""What decides whether two tasks may share a warm Spark process: all that leads to another Spark, or other Python workers."""
+"""Settings that tasks must have in common to share a warm Spark process: all that lead to another Spark or other workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def parse_duration(value: object) -> float | None:
-    """Return the seconds of a duration such as ``90s``, ``10m`` or ``2h``; None where it is none, or out of 1 s to 24 h."""
+    """Return the seconds of a duration such as ``90s``, ``10m`` or ``2h``; None for other texts, and outside of 1 s to 24 h."""
     match = re.fullmatch(r"(\d{1,6})([smh])", value.strip()) if isinstance(value, str) else None
     seconds = float(int(match[1]) * _UNITS[match[2]]) if match else 0.0
     return seconds if 1 <= seconds <= LONGEST_SECONDS else None

@@ -66,7 +66,7 @@ class Progress:
         if self._on_session is not None:
             self._on_session(session)
 
-    def told(self, finished: int, tasks: int) -> None:
+    def on_progress(self, finished: int, tasks: int) -> None:
         # An attempt before this one may have published some of the splits: then the job has the others only.
         self._splits = max(self._splits, tasks)
         self._done = min(self._splits - tasks + finished, self._splits)

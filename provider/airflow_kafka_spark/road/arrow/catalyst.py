@@ -1,23 +1,399 @@
-"""From what Spark's analyzer has made of a chain of transforms to a program in Arrow, where all of it is known here.
+"""Translate a chain of transforms, as Spark's analyzer leaves it, into a program over Arrow batches.
 
-The analyzer has named every column by a number, chosen every function and put in every cast, so nothing of Spark's SQL is
-guessed. Only what the outputs need is looked at.
+Only what is known here is translated: types, literals, casts and expressions. A chain with anything else in it is left to Spark.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from airflow_kafka_spark.road.arrow.building import Builder, Unknown
-from airflow_kafka_spark.road.arrow.expressions import EXPRESSIONS, Expression, LevelColumn, LevelColumns, number_of, short
+from airflow_kafka_spark.road.arrow.tasks.functions import is_common
 from airflow_kafka_spark.road.arrow.tasks.program import Program
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+TEXT, LONG, INSTANT = pa.string(), pa.int64(), pa.timestamp("us", "UTC")
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Return True if values of a type compare in Arrow as in Spark."""
+    t = pa.types
+    return bool(
+        t.is_integer(kind) or t.is_floating(kind) or t.is_boolean(kind) or t.is_decimal(kind)
+        or kind in (TEXT, pa.binary(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"))
+    )  # fmt: skip
+
+
+def cast_of(had: pa.DataType, wanted: pa.DataType, tries: Callable[[], bool]) -> str | None:
+    """Return the function that casts as Spark does; None if no function is proven to.
+
+    :param tries: whether it is a ``try_cast``. Other casts fail for a row that does not fit, which nothing here does.
+    """
+    if _fits_all(had, wanted):
+        return "widened"
+    t = pa.types
+    if wanted == TEXT and (t.is_integer(had) or t.is_boolean(had)):
+        return "as_text"
+    if had == TEXT and wanted == pa.binary():
+        return "as_bytes"
+    if had == pa.date32() and wanted == INSTANT:
+        return "midnight_of"
+    if t.is_integer(wanted):
+        trying = "narrowed" if t.is_integer(had) else "cut_off" if t.is_floating(had) else "whole_number" if had == TEXT else None
+        return trying if trying and tries() else None
+    return None
+
+
+def _fits_all(had: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return True if a type holds all numbers of another one, or rounds them."""
+    t = pa.types
+    if t.is_decimal(wanted):
+        before = _DIGITS[had.bit_width] if t.is_integer(had) else had.precision - had.scale if t.is_decimal(had) else None
+        behind = had.scale if t.is_decimal(had) else 0
+        return before is not None and wanted.precision - wanted.scale >= before and wanted.scale >= behind
+    if t.is_integer(had):
+        return t.is_floating(wanted) or (t.is_integer(wanted) and wanted.bit_width > had.bit_width)
+    return had == pa.float32() and wanted == pa.float64()
+
+
+_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
+
+
+def whole_literal(value: Any, kind: pa.DataType) -> Any:
+    """Return a whole number, or the number of a text, in a numeric type that holds it; None for anything else."""
+    t = pa.types
+    if isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value):
+        value = int(value)
+    if type(value) is not int:
+        return None
+    if t.is_integer(kind):
+        return value if -(2 ** (kind.bit_width - 1)) <= value < 2 ** (kind.bit_width - 1) else None
+    if t.is_decimal(kind):
+        return Decimal(value) if len(str(abs(value))) <= kind.precision - kind.scale else None
+    return float(value) if t.is_floating(kind) and abs(value) <= 2 ** (53 if kind == pa.float64() else 24) else None
+
+
+def type_of(spark_type: Any) -> pa.DataType:
+    """Return a type of Spark as an Arrow type.
+
+    :raises Unknown: none that is read from Kafka.
+    """
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import StructField
+
+    if spark_type == "void":
+        return pa.null()
+    field = {"name": "it", "type": spark_type, "nullable": True, "metadata": {}}
+    try:
+        return to_arrow_type(StructField.fromJson(field).dataType)
+    except Exception:
+        raise Unknown(f"the type {spark_type}") from None
+
+
+def value_of(text: str | None, kind: pa.DataType) -> Any:
+    """Return the value of a literal.
+
+    :raises Unknown: of a type whose text is not plain.
+    """
+    t = pa.types
+    if text is None:
+        return None
+    if t.is_boolean(kind):
+        return text == "true"
+    if t.is_integer(kind):
+        return int(text)
+    if kind == TEXT:
+        return text
+    if t.is_decimal(kind):
+        return Decimal(text)
+    if t.is_floating(kind):
+        return float(text)
+    raise Unknown(f"a literal of type {kind}")
+
+
+EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
+
+_BOOLEAN = pa.bool_()
+_DOT = re.compile(r"((?<!\\)(?:\\\\)*)\.")  # that is not escaped
+_LAST_MILLISECOND = 253402300800000
+_PASSED_ON = ("Alias", "TryMultiply")  # what Spark puts in the latter's place is its child
+_LOGIC = {"And": "both", "Or": "either", "Not": "negated"}
+_COMPARISONS = {
+    "EqualTo": "equal",
+    "EqualNullSafe": "equal_or_both_null",
+    "LessThan": "less",
+    "LessThanOrEqual": "less_or_equal",
+    "GreaterThan": "greater",
+    "GreaterThanOrEqual": "greater_or_equal",
+    "In": "one_of",
+}
+_OF_TEXT = {"Contains": "contains", "StartsWith": "starts_with", "EndsWith": "ends_with"}
+_BY_NUMBER = {"IntegralDivide": "divided", "Remainder": "remainder"}
+_OF_ONE = {
+    "IsNaN": ("is_nan", _BOOLEAN),
+    "UnixDate": ("number_of", pa.int32()),
+    "UnixMillis": ("milliseconds_of", LONG),
+    "UnixMicros": ("number_of", LONG),
+    "MicrosToTimestamp": ("moment_of", INSTANT),
+}
+
+
+@dataclass(frozen=True)
+class LevelColumn:
+    """A column of a level. Its node is made on first use."""
+
+    name: str
+    made: Callable[[], int]
+
+    @cached_property
+    def node(self) -> int:
+        return self.made()
+
+
+LevelColumns = Mapping[int, LevelColumn]
+"""The columns of a level by the numbers that the analyzer has given them."""
+
+
+def number_of(column: Mapping[str, Any]) -> int:
+    return int(column["exprId"]["id"])
+
+
+def short(tree: Mapping[str, Any]) -> str:
+    return str(tree["class"]).rpartition(".")[2]
+
+
+class Expression:
+    """An expression, as a list of its parts: each followed by its children.
+
+    :param known: the columns that it may name.
+    :param shown: Spark's own object, which tells what its text leaves out.
+    """
+
+    def __init__(
+        self, builder: Builder, known: LevelColumns, trees: Sequence[Mapping[str, Any]], shown: Callable[[], Any]
+    ) -> None:
+        self._builder = builder
+        self._known = known
+        self._trees = trees
+        self._shown = shown
+        self._in_range: frozenset[int] = frozenset()
+
+    def node(self) -> int:
+        return self._node(0)
+
+    def _children(self, at: int) -> list[int]:
+        found, child = [], at + 1
+        for _ in range(self._trees[at]["num-children"]):
+            found.append(child)
+            child = self._end(child)
+        return found
+
+    def _end(self, at: int) -> int:
+        """Return where the next node begins."""
+        open_children = 1
+        while open_children:
+            open_children += self._trees[at]["num-children"] - 1
+            at += 1
+        return at
+
+    def _node(self, at: int) -> int:
+        tree = self._trees[at]
+        name = str(tree["class"]).removeprefix(EXPRESSIONS)
+        special = getattr(self, f"_{name}", None)
+        if special is not None:
+            return int(special(at, tree))
+        return self._called(name, at)
+
+    def _called(self, name: str, at: int) -> int:
+        """Return an expression that is one function of its children."""
+        if name in _PASSED_ON:
+            return self._node(at + 1)
+        if name in _LOGIC:
+            return self._builder.call(_LOGIC[name], _BOOLEAN, *map(self._node, self._children(at)))
+        if name in _COMPARISONS:
+            return self._compared(at, _COMPARISONS[name])
+        if name in _OF_TEXT:
+            return self._of_text(at, _OF_TEXT[name])
+        if name in _BY_NUMBER:
+            return self._by_number(at, _BY_NUMBER[name])
+        if name in _OF_ONE:
+            return self._builder.call(*_OF_ONE[name], self._node(at + 1))
+        raise Unknown(name)
+
+    def _node_if_known(self, at: int) -> int:
+        # Few of a struct's fields may be needed.
+        try:
+            return self._node(at)
+        except Unknown as reason:
+            return self._builder.unknown(str(reason))
+
+    # Named as Spark names them: `_node` finds them by name.
+
+    def _AttributeReference(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._known[number_of(tree)].node
+
+    def _Literal(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        kind = type_of(tree["dataType"])
+        return self._builder.literal(value_of(tree["value"], kind), kind)
+
+    def _GetStructField(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.field(self._node(at + 1), tree["ordinal"])
+
+    def _CreateNamedStruct(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        children = self._children(at)
+        if any(short(self._trees[child]) != "Literal" for child in children[::2]):
+            raise Unknown("CreateNamedStruct with names that are computed")
+        names = [str(self._trees[child]["value"]) for child in children[::2]]
+        return self._builder.struct(names, [self._node_if_known(child) for child in children[1::2]])
+
+    def _IsNull(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.is_null(self._node(at + 1))
+
+    def _IsNotNull(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.call("negated", _BOOLEAN, self._IsNull(at, tree))
+
+    def _CaseWhen(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        children = self._children(at)
+        pairs = zip(children[::2], children[1::2], strict=False)
+        branches = [(self._node(condition), self._within(condition, value)) for condition, value in pairs]
+        if len(children) % 2:
+            return self._builder.case(branches, self._node(children[-1]))
+        return self._builder.case(branches, self._builder.literal(None, self._builder.type_of(branches[0][1])))
+
+    def _within(self, condition: int, value: int) -> int:
+        """Return a value where a condition holds, else null."""
+        before = self._in_range
+        self._in_range = before | self._ranges(condition)
+        try:
+            return self._node(value)
+        finally:
+            self._in_range = before
+
+    def _If(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        condition, value, otherwise = map(self._node, self._children(at))
+        return self._builder.case([(condition, value)], otherwise)
+
+    def _Coalesce(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._builder.coalesced([self._node(child) for child in self._children(at)])
+
+    def _Concat(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        made = [self._node(child) for child in self._children(at)]
+        if any(self._builder.type_of(value) != TEXT for value in made):
+            raise Unknown("Concat of something else than texts")
+        return self._builder.call("concat", TEXT, *made)
+
+    def _Substring(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        text, start, count = map(self._node, self._children(at))
+        length = self._constant(count)
+        if self._builder.type_of(text) != TEXT or self._constant(start) != 1 or not isinstance(length, int) or length < 0:
+            raise Unknown("Substring but of a text's beginning")
+        return self._builder.call("beginning", TEXT, text, count)
+
+    def _Like(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        # The plan's text does not tell what escapes.
+        escape = str(self._shown().apply(at).escapeChar())
+        return self._of_text(at, "is_like", lambda pattern: escape not in pattern and "\\" not in pattern)
+
+    def _RLike(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        # A topic's name has no line ends, of which Java and RE2 think differently.
+        topic = self._builder.is_column(self._node(at + 1), "topic")
+        return self._of_text(at, "matches", lambda pattern: is_common(_DOT.sub(r"\1a", pattern) if topic else pattern))
+
+    def _of_text(self, at: int, function: str, fits: Callable[[str], bool] = lambda _: True) -> int:
+        text, part = map(self._node, self._children(at))
+        said = self._constant(part)
+        if {self._builder.type_of(text), self._builder.type_of(part)} != {TEXT} or said is None or not fits(said):
+            raise Unknown(f"{short(self._trees[at])} {said!r}")
+        return self._builder.call(function, _BOOLEAN, text, part)
+
+    def _Abs(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        value = self._node(at + 1)
+        kind = self._builder.type_of(value)
+        if not (pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+            raise Unknown(f"Abs of {kind}")  # The lowest whole number has none: Spark fails.
+        return self._builder.call("magnitude", kind, value)
+
+    def _Multiply(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        if not self._tries(at):
+            raise Unknown("Multiply")
+        return self._by_number(at, "multiplied")
+
+    def _by_number(self, at: int, function: str) -> int:
+        value, by = map(self._node, self._children(at))
+        kind, number = self._builder.type_of(value), self._constant(by)
+        if not pa.types.is_integer(kind) or self._builder.type_of(by) != kind or not isinstance(number, int) or number < 1:
+            raise Unknown(f"{short(self._trees[at])} but of whole numbers by a positive one")
+        return self._builder.call(function, kind, value, by)
+
+    def _MillisToTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        value = self._node(at + 1)
+        if value not in self._in_range:
+            raise Unknown("MillisToTimestamp of numbers that may be out of range")  # Spark fails there.
+        return self._builder.call("moment_of_milliseconds", INSTANT, value)
+
+    def _ranges(self, condition: int) -> frozenset[int]:
+        """Return whether ``abs(cast(x as double)) < limit``: then ``x`` milliseconds are a valid timestamp."""
+        if [short(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
+            return frozenset()
+        limit = self._constant(self._node(self._children(condition)[1]))
+        fits = isinstance(limit, (int, float)) and limit <= _LAST_MILLISECOND
+        return frozenset([self._node(condition + 3)] if fits else [])
+
+    def _compared(self, at: int, function: str) -> int:
+        made = [self._node(child) for child in self._children(at)]
+        kinds = {self._builder.type_of(value) for value in made}
+        if len(kinds) > 1 or not all(map(is_plain, kinds)):
+            raise Unknown(f"a comparison of {', '.join(sorted(map(str, kinds)))}")
+        return self._builder.call(function, _BOOLEAN, *made)
+
+    def _EqualTo(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        left, right = self._children(at)
+        if short(self._trees[left]) == "Lower" and self._trees[right].get("value") == "true":
+            return self._builder.call("is_true_text", _BOOLEAN, self._node(left + 1))
+        return self._compared(at, "equal")
+
+    def _GreaterThanOrEqual(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        # What keeps Spark from moving a filter (transforms/base.py): true for every row.
+        if self._trees[at + 1]["class"] == f"{EXPRESSIONS}MonotonicallyIncreasingID":
+            last = self._children(at)[1]
+            if self._constant(self._node(last)) == 0:
+                return self._builder.literal(True, _BOOLEAN)
+        return self._compared(at, "greater_or_equal")
+
+    def _Cast(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        value, wanted = self._node(at + 1), type_of(tree["dataType"])
+        had = self._builder.type_of(value)
+        if had == wanted:
+            return value
+        if self._builder.is_null(value) == self._builder.literal(True, _BOOLEAN):
+            return self._builder.literal(None, wanted)
+        if (number := whole_literal(self._constant(value), wanted)) is not None:
+            return self._builder.literal(number, wanted)
+        function = cast_of(had, wanted, lambda: self._tries(at))
+        if function is None:
+            raise Unknown(f"Cast of {had} to {wanted}")
+        return self._builder.call(function, wanted, value)
+
+    # --- what they need ---
+
+    def _tries(self, at: int) -> bool:
+        """Return True if values that do not fit become null rather than an error. Only Spark's object knows it."""
+        return str(self._shown().apply(at).evalMode().toString()) == "TRY"
+
+    def _constant(self, node: int) -> Any:
+        return self._builder.constant(node)
+
 
 _PLANS = "org.apache.spark.sql.catalyst.plans.logical."
 
@@ -48,10 +424,10 @@ def _program_of(frame: DataFrame, schema: pa.Schema) -> Program:
 
     plan = _plan(frame)
     # A plan's text repeats a struct's type wherever that is named, so it grows with the square of the fields.
-    told = str(plan.toJSON())
-    if len(told) > _LARGEST:
-        raise Unknown(f"a plan of {len(told)} characters")
-    levels = json.loads(told)
+    text = str(plan.toJSON())
+    if len(text) > _LARGEST:
+        raise Unknown(f"a plan of {len(text)} characters")
+    levels = json.loads(text)
     *upper, leaf = levels
     if any(level["num-children"] != 1 for level in upper) or leaf["num-children"]:
         raise Unknown("a plan that is no chain")

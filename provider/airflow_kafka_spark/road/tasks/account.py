@@ -22,9 +22,9 @@ from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, SplitResult, T
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What becomes of a window's bad records. Without one, a bad record ends the window.
+    """How a window tolerates bad records. Without a Tolerance, a bad record ends the window.
 
-    :param keep: True if they are wanted as dead letters; False if they are only counted.
+    :param keep: True if bad records are sent as dead letters; False if they are only counted.
     :param sent: the records that earlier attempts at the window have sent as dead letters already. They stay dead letters,
         whatever they look like now.
     """

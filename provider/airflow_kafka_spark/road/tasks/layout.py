@@ -42,7 +42,7 @@ class DecodedRecords:
 
 
 class Layout(Protocol):
-    """What a task that reads has to know of the rows it makes."""
+    """The rows that a task makes of the records it reads."""
 
     @property
     def row_schema(self) -> pa.Schema:
@@ -148,7 +148,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """How a record's parts become the columns of a record frame, which transforms change.
+    """Turns the parts of a record into the columns of a record frame, which transforms change.
 
     :param value: decodes values into the columns of ``value_schema``.
     :param value_schema: the columns of a value.
@@ -156,7 +156,7 @@ class RecordLayout:
     :param key_schema: the columns of a key.
     :param originals: the parts of records that are carried along as they were read, among
         :data:`~airflow_kafka_spark.road.columns.ORIGINAL`.
-    :param wanted: the columns that somebody looks at, the others may be null; None: all.
+    :param wanted: the columns that are used; others may be null. None: all.
     """
 
     value: Decoder

@@ -21,8 +21,7 @@ from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
 from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, without_rows
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
-from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
-from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, publish_split
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming, Publisher, publish_split
 from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
 from airflow_kafka_spark.windows.model import OUTPUT, PackedSplits, Split, TopicPartition
 

@@ -1,4 +1,4 @@
-"""Reading the splits of a window from Kafka, as rows for the next step of the road.
+"""Reading the splits of a window from Kafka, as rows for the next step of the pipeline.
 
 Runs on executors: imports neither Airflow nor pyspark. Behind a split's rows comes one row more, which every filter and transform
 lets pass: it carries the account of what was read, or the error that ended the reading, to the task that writes the rows.

@@ -19,7 +19,7 @@ from airflow_kafka_spark.formats.tasks.text import rows_as_json
 from airflow_kafka_spark.road.columns import GIVEN, OFFSET, ORIGINAL, TOMBSTONE, NullValues
 from airflow_kafka_spark.road.tasks.account import SplitAccount
 from airflow_kafka_spark.road.tasks.layout import NO_VALUE, Reasons
-from airflow_kafka_spark.sinks.kafka.tasks.headers import HEADERS
+from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, dead_letters, place_of, row_place
 from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, BadRecord
 

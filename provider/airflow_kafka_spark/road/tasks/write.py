@@ -22,7 +22,7 @@ from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, partition_id
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin, Sorter
 from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import TASK_PUT, PackedSplits, Split, SplitResult
 
@@ -71,7 +71,7 @@ class WriteTask(CheckedOnExecutors):
         if self.read is None:
             yield self._write(self.splits[partition_id()], Incoming(batches, from_spark=True), RecordOrigin())
         elif self.from_spark:
-            # A range without records: the driver writes the split, empty, since nobody knows here which one it is.
+            # A range without records: which split it is cannot be known here, so the driver writes it as an empty split.
             if (rows := self.read.read_from_spark(batches)) is not None:
                 yield self.write(rows)
         else:
@@ -126,7 +126,7 @@ class WriteTask(CheckedOnExecutors):
 
 @dataclass
 class Output:
-    """What one split hands to the sink's writer. A context manager: left with an error, it leaves nothing behind.
+    """The rows of one split on their way to the sink's writer. A context manager: an error in it aborts the split.
 
     :param writer: the sink's writer.
     :param split: the split.

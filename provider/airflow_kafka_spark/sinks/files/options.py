@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.sinks.files.table import FilesTable
+from airflow_kafka_spark.sinks.files.directory import FilesTable
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec

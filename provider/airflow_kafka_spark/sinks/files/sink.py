@@ -15,10 +15,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, Problem, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, WindowWriter
-from airflow_kafka_spark.sinks.files.layout import PUBLISH, RECORD, TASKS, exchange, flush, make_below, why_not_exchanged
+from airflow_kafka_spark.sinks.files.directory import (
+    PUBLISH,
+    RECORD,
+    TASKS,
+    AttemptLock,
+    Staging,
+    WindowRecord,
+    exchange,
+    flush,
+    make_below,
+    merged_columns,
+    why_not_exchanged,
+)
 from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
-from airflow_kafka_spark.sinks.files.staging import AttemptLock, Staging
-from airflow_kafka_spark.sinks.files.table import WindowRecord, merged_columns
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.layout import escape
-from airflow_kafka_spark.sinks.files.table import column_types
+from airflow_kafka_spark.sinks.files.directory import column_types, escape
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,12 +13,19 @@ from uuid import uuid4
 
 from airflow_kafka_spark.errors import SinkRejected, WindowConflict
 from airflow_kafka_spark.hooks.postgres import APPLICATION, Name, parse_name, resolve, rows, run
-from airflow_kafka_spark.sinks.postgres import evolve as evolution
+from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.postgres import sql
-from airflow_kafka_spark.sinks.postgres.catalog import Table, read_table
-from airflow_kafka_spark.sinks.postgres.server import SinkServer, lock_key, pipeline_key
+from airflow_kafka_spark.sinks.postgres.columns import (
+    StageColumn,
+    copies_directly,
+    evolve,
+    merge_column,
+    refuse_misfits,
+    stage_column,
+    wanted_columns,
+)
+from airflow_kafka_spark.sinks.postgres.server import SinkServer, Table, lock_key, pipeline_key, read_table
 from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
-from airflow_kafka_spark.sinks.postgres.types import StageColumn, copies_directly, merge_column, stage_column
 from airflow_kafka_spark.sinks.postgres.windows_table import exists, recorded, refuse_conflict
 from airflow_kafka_spark.windows.model import Split, TopicPartition, Window
 
@@ -35,8 +42,6 @@ OFFSET, TOMBSTONE = "__airflow_offset", "__airflow_tombstone"
 KEEP_SPLITS = "Set back `split_records` (and whatever else decides the size of splits) until this window is complete"
 STAGES = "airflow_stage_"
 """The beginning of the names of all stages."""
-ABANDONED_DAYS = 7.0
-"""Minimum age of an attempt whose tables an attempt of another pipeline removes."""
 _POLL = 0.02
 _DROPPED_AT_ONCE = 50
 
@@ -164,7 +169,7 @@ def prepare(sink: PostgresSinkOptions, window: Window, splits: Sequence[Split], 
         _create_missing(connection, sink, name, windows, markers, shape)
         if sink.auto_evolve:
             # Before anything is staged, and never undone: the next attempt finds the columns of one that was killed.
-            evolution.evolve(connection, sink, name, shape)
+            evolve(connection, sink, name, shape)
         token = uuid4().hex[:8]
         if recorded(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
@@ -232,7 +237,7 @@ def _with_short_locks(
 def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
     """Drop up to 50 tables of abandoned attempts, whose pipelines no longer run and so do not remove them.
 
-    Guarantee: nothing that a live attempt needs is dropped. Only attempts count that began more than :data:`ABANDONED_DAYS` days
+    Guarantee: nothing that a live attempt needs is dropped. Only attempts count that began more than :data:`.ABANDONED_DAYS` days
     ago and whose pipeline has no session on the server: an attempt has one for as long as it lives. Never waits for a lock, and
     never fails an attempt.
     """
@@ -325,7 +330,7 @@ def _create_missing(
 def creation(sink: PostgresSinkOptions, name: Name, shape: Shape) -> str:
     """Return the statement that ``auto_create`` runs."""
     columns = [stage_column(f.name, f.type) for f in shape.schema]
-    return sql.create_target(name, evolution.wanted_columns(sink, columns), sink.key)
+    return sql.create_target(name, wanted_columns(sink, columns), sink.key)
 
 
 # --- from the rows' columns to the target's ------------------------------------------------------------------------------
@@ -333,7 +338,7 @@ def creation(sink: PostgresSinkOptions, name: Name, shape: Shape) -> str:
 
 def _plan(sink: PostgresSinkOptions, target: Table, shape: Shape, window: Window) -> tuple[tuple[StageColumn, ...], Merge, bool]:
     columns = tuple(stage_column(f.name, f.type) for f in shape.schema)
-    evolution.refuse_misfits(target, columns, str(window))
+    refuse_misfits(target, columns, str(window))
     given = {c.name for c in columns}
     filled = tuple(name for name in sql.OFFSET_COLUMNS if name in target.columns and name not in given)
     upserts, finds = sink.mode == "upsert", shape.tolerates and sink.atomic == "window"

@@ -1,6 +1,6 @@
 """The statements of the PostgreSQL sink, as pure functions of names and values. Every name in them is quoted.
 
-The same statements run through psycopg on the driver and through ADBC in the tasks.
+They run through psycopg on the driver and through ADBC in the tasks.
 """
 
 from __future__ import annotations

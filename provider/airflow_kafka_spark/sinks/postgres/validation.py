@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem, Unchecked
 from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
 from airflow_kafka_spark.sinks.postgres import sql
+from airflow_kafka_spark.sinks.postgres.columns import (
+    SYSTEM,
+    StageColumn,
+    UnsupportedType,
+    changed_type,
+    misfit,
+    missing_column_problems,
+    stage_column,
+)
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions, is_name, quoted
-from airflow_kafka_spark.sinks.postgres.types import StageColumn, UnsupportedType, misfit, stage_column
 
 if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.base import Shape
-    from airflow_kafka_spark.sinks.postgres.catalog import ServerFacts, Table
+    from airflow_kafka_spark.sinks.postgres.server import ServerFacts, Table
 
 OLDEST = 12
 RESERVED = "__airflow_"
@@ -111,7 +119,7 @@ class _ServerValidation:
     facts: ServerFacts | None = None
 
     def problems(self) -> list[Problem]:
-        from airflow_kafka_spark.sinks.postgres.catalog import read_server_facts, read_table
+        from airflow_kafka_spark.sinks.postgres.server import read_server_facts, read_table
 
         facts = self.facts = read_server_facts(self.connection)
         if facts.version < OLDEST * 10_000:
@@ -158,7 +166,7 @@ class _ServerValidation:
     # --- schemas ---
 
     def _schema_problems(self, name: Name, role: str, *, creates: bool) -> list[Problem]:
-        from airflow_kafka_spark.sinks.postgres.catalog import read_table
+        from airflow_kafka_spark.sinks.postgres.server import read_table
 
         needed: dict[str, list[str]] = {}
         # Splits that commit one by one are staged, too, if rows of them are refused.
@@ -178,7 +186,7 @@ class _ServerValidation:
         return found + [p for schema, tables in needed.items() for p in self._one_schema(schema, tables, role)]
 
     def _one_schema(self, schema: str, tables: Sequence[str], role: str) -> Iterator[Problem]:
-        from airflow_kafka_spark.sinks.postgres.catalog import schema_rights
+        from airflow_kafka_spark.sinks.postgres.server import schema_rights
 
         rights = schema_rights(self.connection, schema)
         where = "sink.stage_schema" if schema == self.sink.stage_schema else "sink.table"
@@ -195,8 +203,6 @@ class _ServerValidation:
     # --- a table that is not there yet ---
 
     def _creation_problems(self, name: Name) -> Iterator[Problem]:
-        from airflow_kafka_spark.sinks.postgres import evolve as evolution
-
         if not self.sink.auto_create:
             alike = tables_alike(self.connection, name)
             hint = f"; there is {alike[0]}, and names are compared exactly" if alike else ""
@@ -208,7 +214,7 @@ class _ServerValidation:
             yield Problem("sink.table", f"its name has {len(name.table.encode())} bytes; expected 1 to {NAME_BYTES}")
         for column in self.columns or ():
             where = f"sink.table column `{column.name}`"
-            if column.name in evolution.SYSTEM:
+            if column.name in SYSTEM:
                 yield Problem(where, "PostgreSQL has a column of that name in every table", "Give it another name")
             if column.holds == "nothing":
                 yield Problem(where, "nothing is known of its type (Arrow's null)", "Give it a type in the schema")
@@ -226,10 +232,8 @@ class _ServerValidation:
             yield Problem("sink.table", what, "Give the role BYPASSRLS, or let it own the table")
 
     def _column_problems(self, table: Table) -> Iterator[Problem]:
-        from airflow_kafka_spark.sinks.postgres import evolve as evolution
-
         columns = self.columns or ()
-        yield from evolution.missing_column_problems(self.sink, columns, table, self.facts.role if self.facts else "")
+        yield from missing_column_problems(self.sink, columns, table, self.facts.role if self.facts else "")
         for column in columns:
             target = table.columns.get(column.name)
             if target is not None and target.generated:
@@ -238,7 +242,7 @@ class _ServerValidation:
                     where, f"{table.name} generates it always ({target.type})", "Leave it out of the schema, or of the table"
                 )
             elif target is not None and (reason := misfit(column, target)):
-                yield evolution.changed_type(column, table, reason)
+                yield changed_type(column, table, reason)
 
     def _filled_problems(self, table: Table) -> Iterator[Problem]:
         """Yield problems of the columns that the sink fills, and of required columns that get no value."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted
-from airflow_kafka_spark.sinks.kafka.tasks.headers import HEADERS, extended
+from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extended
 from airflow_kafka_spark.windows.dead_letters import Runs, runs_of
 from airflow_kafka_spark.windows.model import OUTPUT, BadRecord, TopicPartition
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
-from airflow_kafka_spark.sources.files.splits import (
+from airflow_kafka_spark.sources.files.store import FileStore, ListedFile, LocalStore, join_names
+from airflow_kafka_spark.sources.files.windows import (
     FileSplit,
     decode_split,
     escape_path,
@@ -21,7 +22,6 @@ from airflow_kafka_spark.sources.files.splits import (
     spark_settings,
     split_files,
 )
-from airflow_kafka_spark.sources.files.store import FileStore, ListedFile, LocalStore, join_names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

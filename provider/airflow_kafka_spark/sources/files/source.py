@@ -12,8 +12,7 @@ from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
 from airflow_kafka_spark.sources.files.reading import explain_read_error, read_frame, session_settings
-from airflow_kafka_spark.sources.files.schema import read_footers
-from airflow_kafka_spark.sources.files.store import FileStore, open_store
+from airflow_kafka_spark.sources.files.store import FileStore, open_store, read_footers
 from airflow_kafka_spark.sources.files.windows import WindowPlanner, list_files
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 

@@ -1,25 +1,322 @@
-"""Where a window of files ends and how it is split: the new files of a directory, from the oldest."""
+"""Where a window of files ends and how it is split: the new files of a directory, from the oldest.
+
+**Files that were read** (:class:`SeenFiles`). Every file that was read is remembered by 16 bytes (hashes of its name and of its
+size, modification time and etag), which needs no clock and no order. Beyond :data:`FORGET_ABOVE` files the oldest are
+forgotten, up to the *horizon*, a modification time and name: a file at or before the horizon counts as read. The horizon stays
+before every file that was listed and not read, and before the time of the listing by the allowed lateness.
+
+**Splits.** A window's files are split exactly as Spark's file sources split them, so that Spark reads the splits that were
+frozen. Spark orders the slices of files by length, longest first, and fills partitions with them one after the other
+(``FilePartition.getFilePartitions``). With :func:`spark_settings` the outcome depends on order and sizes of the files only.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import re
+import struct
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
-from airflow_kafka_spark.sources.files.schema import read_footers, require_same_columns
-from airflow_kafka_spark.sources.files.seen_files import MAX_REMEMBERED, DirectoryListing, SeenFiles, TooManyFiles
-from airflow_kafka_spark.sources.files.splits import (
-    encode_split,
-    encoded_size,
-    is_splittable,
-    split_files,
-    unreadable_reason,
+from airflow_kafka_spark.sources.files.store import (
+    FileSelection,
+    FileStore,
+    ListedFile,
+    join_names,
+    read_footers,
+    require_same_columns,
 )
-from airflow_kafka_spark.sources.files.store import FileSelection, FileStore, ListedFile, join_names
+
+FORGET_ABOVE = 10_000
+"""Number of files above which the oldest are forgotten: 213 KB of a ledger record."""
+MAX_REMEMBERED = 15_000
+"""Number of files that can be remembered at all: 320 KB of a ledger record."""
+KEEP_REMOVED = 1_000
+"""Number of files above which files that are no longer listed are forgotten."""
+
+FileKey = tuple[int, str]
+_ENTRY = struct.Struct(">8s4sI")
+
+
+class TooManyFiles(ValueError):
+    """Raised when more files would have to be remembered than fit.
+
+    :ivar count: how many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        super().__init__(f"{count} files would have to be remembered, at most {MAX_REMEMBERED} can be")
+
+
+@dataclass(frozen=True)
+class DirectoryListing:
+    """The listed files of a directory, sorted into new, young, changed and read ones.
+
+    :param new: not read yet, in the order of reading.
+    :param young: not read yet, and younger than ``min_age``.
+    :param changed: read, and replaced since.
+    :param read: read, and unchanged; forgotten ones included.
+    :param late: how many more files than before lie at or before the horizon.
+    """
+
+    new: tuple[ListedFile, ...] = ()
+    young: tuple[ListedFile, ...] = ()
+    changed: tuple[ListedFile, ...] = ()
+    read: tuple[ListedFile, ...] = ()
+    late: int = 0
+
+
+@dataclass(frozen=True)
+class SeenFiles:
+    """The files that were read so far.
+
+    :param entries: per hash of a name, the hash of the version that was read and its modification time in seconds.
+    :param horizon: the last file, in the order of reading, up to which all files count as read; None if nothing was forgotten.
+    :param below: how many files were listed at or before the horizon.
+    """
+
+    entries: Mapping[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    horizon: FileKey | None = None
+    below: int = 0
+
+    @classmethod
+    def load(cls, value: Mapping[str, Any]) -> SeenFiles:
+        """Return what :meth:`dump` wrote.
+
+        :raises ValueError: it is something else.
+        """
+        try:
+            packed = base64.b64decode(value["files"])
+            horizon = (int(value["horizon"][0]), str(value["horizon"][1])) if value["horizon"] else None
+            entries = {name: (version, seconds) for name, version, seconds in _ENTRY.iter_unpack(packed)}
+            return cls(entries, horizon, int(value["below"]))
+        except (KeyError, TypeError, struct.error) as error:
+            raise ValueError(f"not the memory of a directory: {error!r}") from error
+
+    def dump(self) -> dict[str, Any]:
+        """Return it as JSON, with 22 bytes per file."""
+        packed = b"".join(_ENTRY.pack(name, *entry) for name, entry in self.entries.items())
+        horizon = list(self.horizon) if self.horizon else None
+        return {"files": base64.b64encode(packed).decode(), "horizon": horizon, "below": self.below}
+
+    def is_below(self, file: ListedFile) -> bool:
+        """Return True if the file lies at or before the horizon."""
+        return self.horizon is not None and file.key <= self.horizon
+
+    def classify(self, files: Iterable[ListedFile], before: int | None) -> DirectoryListing:
+        """Sort the listed files into new, young, changed and read ones.
+
+        :param files: all files that are listed.
+        :param before: the modification time (microseconds) from which files are too young; None for no limit.
+        """
+        found: dict[str, list[ListedFile]] = {"new": [], "young": [], "changed": [], "read": []}
+        below = 0
+        for file in sorted(files, key=lambda f: f.key):
+            below += self.is_below(file)
+            known = self.entries.get(_name_hash(file))
+            if known is not None:
+                kind = "read" if known[0] == _version_hash(file) else "changed"
+            elif self.is_below(file):
+                kind = "read"
+            else:
+                kind = "new" if before is None or file.mtime < before else "young"
+            found[kind].append(file)
+        kinds = {kind: tuple(of_kind) for kind, of_kind in found.items()}
+        return DirectoryListing(**kinds, late=max(0, below - self.below))
+
+    def after_window(self, listing: DirectoryListing, taken: tuple[ListedFile, ...], settled: int) -> SeenFiles:
+        """Return the files that are read once a window is published.
+
+        :param listing: from :meth:`classify`.
+        :param taken: the window's files.
+        :param settled: modification time (microseconds) before which every file has been listed.
+        :raises TooManyFiles: more than :data:`MAX_REMEMBERED` files would have to be remembered.
+        """
+        entries = dict(self.entries)
+        for file in taken:
+            entries.pop(_name_hash(file), None)
+            entries[_name_hash(file)] = _version_hash(file), _seconds(file)
+        listed = {_name_hash(f): f for f in (*listing.read, *listing.changed, *taken)}
+        if len(entries) > KEEP_REMOVED:
+            for name in [n for n, (_, seconds) in entries.items() if n not in listed and seconds < settled // 1_000_000]:
+                del entries[name]
+        horizon = self.horizon
+        if len(entries) > FORGET_ABOVE:
+            horizon = _forget_oldest(entries, listed, _horizon_bound(listing, taken, settled), self.horizon)
+        if len(entries) > MAX_REMEMBERED:
+            raise TooManyFiles(len(entries))
+        below = sum(1 for f in listed.values() if f.key <= horizon) if horizon else 0
+        return SeenFiles(entries, horizon, below)
+
+
+def _horizon_bound(listing: DirectoryListing, taken: tuple[ListedFile, ...], settled: int) -> FileKey:
+    """Return the key that the horizon has to stay before."""
+    done = {f.name for f in taken}
+    return min(((settled, ""), *(f.key for f in (*listing.new, *listing.young) if f.name not in done)))
+
+
+def _forget_oldest(
+    entries: dict[bytes, tuple[bytes, int]], listed: Mapping[bytes, ListedFile], bound: FileKey, horizon: FileKey | None
+) -> FileKey | None:
+    """Remove the oldest files from ``entries`` and return the new horizon."""
+    excess = len(entries) - FORGET_ABOVE
+    for name, file in sorted(((n, f) for n, f in listed.items() if n in entries), key=lambda item: item[1].key):
+        if not excess or file.key >= bound:
+            break
+        del entries[name]
+        horizon = max(horizon or file.key, file.key)
+        excess -= 1
+    return horizon
+
+
+def _name_hash(file: ListedFile) -> bytes:
+    return hashlib.blake2b(file.name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+
+
+def _version_hash(file: ListedFile) -> bytes:
+    return hashlib.blake2b(f"{file.size}:{file.mtime}:{file.etag}".encode(), digest_size=4).digest()
+
+
+def _seconds(file: ListedFile) -> int:
+    return min(max(file.mtime // 1_000_000, 0), 2**32 - 1)
+
+
+SPLITTABLE = ("parquet", "orc")
+_UNSPLITTABLE_CODECS = (".gz", ".deflate", ".snappy", ".lz4", ".zst")
+"""Suffixes of compressed text that Hadoop can read from its beginning only. (``.bz2`` can be cut.)"""
+_GLOB_CHARACTERS = re.compile(r"[{}\[\]*?\\]")
+_MAX_FILES_OF_SPLIT = 64
+"""The cost of opening a file is this share of a split: at most so many files are read by one split."""
+
+
+@dataclass(frozen=True)
+class FileSlice:
+    """The bytes ``[start, start + length)`` of a file."""
+
+    file: ListedFile
+    start: int
+    length: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.length == self.file.size
+
+
+FileSplit = tuple[FileSlice, ...]
+"""The slices that one Spark partition reads, in its order."""
+
+
+def is_splittable(name: str, format: str, options: Mapping[str, str]) -> bool:
+    """Return True if Spark can read the file from its middle.
+
+    :param options: the reader's, with names in lower case.
+    """
+    if format in SPLITTABLE:
+        return True
+    whole = {"json": "multiline", "csv": "multiline", "text": "wholetext"}[format]
+    return options.get(whole, "").lower() != "true" and not name.endswith(_UNSPLITTABLE_CODECS)
+
+
+def split_files(files: Iterable[ListedFile], split_bytes: int, unsplittable: Collection[str] = ()) -> tuple[FileSplit, ...]:
+    """Return Spark's partitions for these files, in Spark's order.
+
+    :param files: of at least a byte each, in any order.
+    :param split_bytes: the length of the longest slice.
+    :param unsplittable: names of files that are not cut.
+    """
+    slices: list[FileSlice] = []
+    for file in in_spark_order(files):
+        step = file.size if file.name in unsplittable else split_bytes
+        slices += [FileSlice(file, start, min(step, file.size - start)) for start in range(0, file.size, step)]
+    slices.sort(key=lambda s: -s.length)  # stable, as Spark's: slices of one length stay in the order of their files
+    splits: list[FileSplit] = []
+    split: list[FileSlice] = []
+    filled = 0
+    for part in slices:
+        if filled + part.length > split_bytes and split:
+            splits.append(tuple(split))
+            split, filled = [], 0
+        filled += part.length + open_cost(split_bytes)
+        split.append(part)
+    return (*splits, tuple(split)) if split else tuple(splits)
+
+
+def in_spark_order(files: Iterable[ListedFile]) -> list[ListedFile]:
+    """Return the files in the order in which Spark lists them: paths that look like a pattern come first, then the oldest."""
+    return sorted(files, key=lambda f: (_GLOB_CHARACTERS.search(f.name) is None, f.key))
+
+
+def escape_path(path: str) -> str:
+    """Return a path in which Spark takes no character for a part of a pattern.
+
+    (The option ``__globPaths__`` exists for this. With it off, Spark 4.0 reads all files as often as there are such paths.)
+    """
+    return _GLOB_CHARACTERS.sub(r"\\\g<0>", path)
+
+
+def unreadable_reason(path: str) -> str | None:
+    """Return why Spark cannot open a file; None if it can.
+
+    :param path: without its scheme.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return "is not UTF-8"
+    if "//" in path.lstrip("/"):  # which objects may have
+        return "has an empty component in its path"
+    # Hadoop looks such paths up component by component, and takes the text before the colon for a scheme.
+    return "has both a `:` and one of `{}[]*?\\` in its path" if ":" in path and _GLOB_CHARACTERS.search(path) else None
+
+
+def open_cost(split_bytes: int) -> int:
+    """Return the bytes that opening a file counts for."""
+    return max(1, split_bytes // _MAX_FILES_OF_SPLIT)
+
+
+def spark_settings(split_bytes: int) -> dict[str, str]:
+    """Return the settings with which Spark splits as :func:`split_files` does."""
+    return {
+        "spark.sql.files.maxPartitionBytes": str(split_bytes),
+        "spark.sql.files.openCostInBytes": str(open_cost(split_bytes)),
+        # Otherwise the splits would depend on the number of cores.
+        "spark.sql.files.minPartitionNum": "1",
+        "spark.sql.files.maxPartitionNum": str(2**31 - 1),
+    }
+
+
+# --- as JSON -------------------------------------------------------------------------------------------------------------
+
+
+def encode_split(split: FileSplit, split_bytes: int) -> dict[str, Any]:
+    """Return a split as JSON: ``{"files": [[name, start, length, size, mtime(, etag)], ...], "split_bytes": n}``."""
+    files = []
+    for part in split:
+        name, size, mtime, etag = astuple(part.file)
+        files.append([name, part.start, part.length, size, mtime, *([etag] if etag else [])])
+    return {"files": files, "split_bytes": split_bytes}
+
+
+def decode_split(split: Mapping[str, Any]) -> FileSplit:
+    """Return what :func:`encode_split` was given."""
+    return tuple(
+        FileSlice(ListedFile(name, size, mtime, *etag), start, length)
+        for name, start, length, size, mtime, *etag in split["files"]
+    )
+
+
+def encoded_size(splits: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many bytes the splits take as JSON."""
+    return len(json.dumps(list(splits)))
+
 
 MAX_PLAN_BYTES = 400_000
 """The most that a window's splits take as JSON: about 4,000 files with names of the usual length."""

@@ -84,7 +84,7 @@ class Relation:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The primary key, else the unique index of the fewest columns; empty if there is none."""
+        """Return the primary key, else the unique index of the fewest columns; empty if there is none."""
         return self.keys[0] if self.keys else ()
 
 

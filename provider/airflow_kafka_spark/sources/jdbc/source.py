@@ -216,7 +216,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
         :raises SourceRejected: a column that the splits were cut by is gone.
         """
-        from airflow_kafka_spark.sources.jdbc.reading import read_frame
+        from airflow_kafka_spark.sources.jdbc.windows import read_frame
 
         return read_frame(self, self.database(), spark, splits)
 
@@ -233,6 +233,6 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         :raises SourceUnavailable: the server does not answer.
         :raises SourceRejected: a column that the splits were cut by is gone.
         """
-        from airflow_kafka_spark.sources.jdbc.reading import make_split_reader
+        from airflow_kafka_spark.sources.jdbc.windows import make_split_reader
 
         return make_split_reader(self, self.database(), splits, columns)

@@ -9,8 +9,7 @@ from typing import TypeVar
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, MissingRelation, Relation, SourceColumn, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions, quoted_list
-from airflow_kafka_spark.sources.jdbc.reading import select_statement
-from airflow_kafka_spark.sources.jdbc.windows import look_up_relation, selected_columns, split_columns
+from airflow_kafka_spark.sources.jdbc.windows import look_up_relation, select_statement, selected_columns, split_columns
 
 T = TypeVar("T")
 

@@ -75,7 +75,7 @@ class Subscription:
 
 def compacted_topics(hook: KafkaHook, topics: Collection[str]) -> frozenset[str]:
     """Return those topics whose records Kafka may remove from the middle of their log (``cleanup.policy``). A topic whose
-    settings the connection's user may not see is none of them; a warning says so."""
+    settings the connection's user may not see is left out with a warning."""
     if not topics:
         return frozenset()
     try:

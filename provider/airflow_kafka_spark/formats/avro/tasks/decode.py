@@ -36,7 +36,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.avro.compatibility import branch_to_read, field_for, is_readable_as, read_symbols, unit_ratio
 from airflow_kafka_spark.formats.avro.schema import (
     AvroArray,
     AvroEnum,
@@ -48,7 +47,12 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     AvroUnion,
+    branch_to_read,
     columns_of,
+    field_for,
+    is_readable_as,
+    read_symbols,
+    unit_ratio,
 )
 from airflow_kafka_spark.formats.avro.tasks.encode import varint_sizes
 from airflow_kafka_spark.formats.avro.tasks.row_decode import (
@@ -209,7 +213,7 @@ class BatchReader:
         text = json.dumps({"type": "record", "name": "T", "fields": [*ahead, *fields, last]}).encode()
         meta = encode_long(1) + encode_long(11) + b"avro.schema" + encode_long(len(text)) + text + encode_long(0)
         self._head = b"Obj\x01" + meta + _SYNC
-        self._layout = RecordLayout([step.layout for step, _ in self._steps])
+        self._layout = AvroRecordLayout([step.layout for step, _ in self._steps])
 
     def read(self, values: Sequence[bytes], head: bytes) -> pa.RecordBatch:
         """Return one row per value.
@@ -321,7 +325,7 @@ class BatchReader:
 
         fields = [{"name": "k", "type": key.schema}, {"name": "v", "type": item.schema}]
         schema = {"type": "array", "items": {"type": "record", "name": self._name(), "fields": fields}}
-        return FieldReader(schema, ArrayLayout(RecordLayout([key.layout, item.layout])), change)
+        return FieldReader(schema, ArrayLayout(AvroRecordLayout([key.layout, item.layout])), change)
 
     def _record(self, writer: AvroRecord, reader: AvroRecord) -> FieldReader:
         if not writer.fields:
@@ -335,7 +339,7 @@ class BatchReader:
 
         fields = [{"name": f"f{n}", "type": step.schema} for n, (step, _) in enumerate(steps)]
         return FieldReader(
-            {"type": "record", "name": self._name(), "fields": fields}, RecordLayout([s.layout for s, _ in steps]), change
+            {"type": "record", "name": self._name(), "fields": fields}, AvroRecordLayout([s.layout for s, _ in steps]), change
         )
 
     def _fields(
@@ -641,7 +645,7 @@ class OptionalLayout(WireLayout):
             self._value.check(array.filter(valid), starts[there] + 1, body)
 
 
-class RecordLayout(WireLayout):
+class AvroRecordLayout(WireLayout):
     """Values one after the other."""
 
     def __init__(self, parts: Sequence[WireLayout]) -> None:

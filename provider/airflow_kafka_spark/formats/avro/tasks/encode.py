@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.formats.avro.compatibility import branch_to_write, is_member_struct
 from airflow_kafka_spark.formats.avro.schema import (
     AvroArray,
     AvroEnum,
@@ -28,6 +27,8 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     AvroUnion,
+    branch_to_write,
+    is_member_struct,
 )
 from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID
 from airflow_kafka_spark.formats.avro.tasks.row_encode import default_bytes, encode_long, record_writer, value_writer
@@ -141,7 +142,7 @@ def _concatenate(parts: Sequence[Encoded]) -> Encoded:
 
 
 BytesPart: TypeAlias = "bytes | pa.Array"
-"""The same bytes for every row, or a column of bytes without nulls."""
+"""Bytes that all rows share, or a column of bytes without nulls."""
 WriteParts = Callable[[pa.Array], list[BytesPart]]
 """Returns the parts of a column's values; the column holds nulls only if the type is a union."""
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from airflow_kafka_spark.formats.avro.compatibility import branch_to_read, field_for, is_readable_as, read_symbols, unit_ratio
 from airflow_kafka_spark.formats.avro.schema import (
     AvroArray,
     AvroEnum,
@@ -33,7 +32,12 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     AvroUnion,
+    branch_to_read,
+    field_for,
+    is_readable_as,
     merged_number_type,
+    read_symbols,
+    unit_ratio,
 )
 from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 

@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.formats.avro.compatibility import branch_to_write, is_member_struct
 from airflow_kafka_spark.formats.avro.schema import (
     AvroArray,
     AvroEnum,
@@ -27,7 +26,9 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     AvroUnion,
+    branch_to_write,
     columns_of,
+    is_member_struct,
 )
 from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID, default_of
 from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue

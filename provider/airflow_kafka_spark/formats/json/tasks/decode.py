@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from airflow_kafka_spark.formats.json.logical_types import LogicalType, sql_type
+from airflow_kafka_spark.formats.json.connect_schema import LogicalType, sql_type
 from airflow_kafka_spark.formats.json.tasks.row_wise import (
     MAX_NESTING,
     JsonRowReader,

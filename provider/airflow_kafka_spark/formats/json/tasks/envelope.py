@@ -16,8 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Kind
-from airflow_kafka_spark.formats.json.envelope_schema import TimestampPrecision, columns_as_written, is_optional, named_fields
-from airflow_kafka_spark.formats.json.logical_types import sql_columns, sql_type
+from airflow_kafka_spark.formats.json.connect_schema import (
+    TimestampPrecision,
+    columns_as_written,
+    is_optional,
+    named_fields,
+    sql_columns,
+    sql_type,
+)
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 from airflow_kafka_spark.formats.json.tasks.row_wise import (
     MAX_NESTING,

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.base import Decoded, Decoder
+from airflow_kafka_spark.formats.json.connect_schema import LogicalType, sql_columns
 from airflow_kafka_spark.formats.json.json_schema import Property
-from airflow_kafka_spark.formats.json.logical_types import LogicalType, sql_columns
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 from airflow_kafka_spark.formats.registry import HEADER_BYTES, INTEGER_BITS, schema_id_of, unknown_schema_id, wire_header
 from airflow_kafka_spark.formats.tasks.row_encoder import (

@@ -16,7 +16,7 @@ from itertools import accumulate
 from json.decoder import JSONDecodeError, JSONDecoder, scanstring  # type: ignore[attr-defined]
 from typing import Any
 
-from airflow_kafka_spark.formats.json.logical_types import VARIABLE_SCALE_DECIMAL, LogicalType
+from airflow_kafka_spark.formats.json.connect_schema import VARIABLE_SCALE_DECIMAL, LogicalType
 from airflow_kafka_spark.formats.text import (
     MAX_DATE,
     MAX_MICRO,

@@ -20,8 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.protobuf.layout import FieldLayout
-from airflow_kafka_spark.formats.protobuf.schema import pool_of
+from airflow_kafka_spark.formats.protobuf.schema import FieldLayout, pool_of
 from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of, unknown_schema_id
 from airflow_kafka_spark.formats.tasks.batch_decoder import BatchDecoder, DecodedPart
 from airflow_kafka_spark.formats.text import MAX_SECOND, MIN_SECOND, BadValue

@@ -13,8 +13,7 @@ from google.protobuf.message import EncodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.protobuf.layout import FieldLayout
-from airflow_kafka_spark.formats.protobuf.schema import pool_of
+from airflow_kafka_spark.formats.protobuf.schema import FieldLayout, pool_of
 from airflow_kafka_spark.formats.tasks.row_encoder import (
     RowEncoder,
     ValueDoesNotFit,

@@ -156,7 +156,7 @@ def remainder(_: pa.DataType, value: Value, by: pa.Scalar) -> Value:
 
 
 def multiplied(kind: pa.DataType, value: Value, by: pa.Scalar) -> Value:
-    """``try_multiply`` by a positive whole number: null where the result does not fit."""
+    """Return ``try_multiply`` by a positive whole number: null if the result does not fit."""
     limit = (2 ** _LIMITS[kind] - 1) // by.as_py()
     fits = pc.and_(pc.greater_equal(value, pa.scalar(-limit, kind)), pc.less_equal(value, pa.scalar(limit, kind)))
     return pc.multiply(pc.if_else(fits, value, pa.scalar(None, kind)), by)
@@ -213,7 +213,7 @@ _LIMITS = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
 
 
 def narrowed(kind: pa.DataType, value: Value) -> Value:
-    """``try_cast`` of whole numbers to a smaller type: null where a value does not fit."""
+    """Return ``try_cast`` of whole numbers to a smaller type: null if a value does not fit."""
     limit = 2 ** _LIMITS[kind]
     low, high = pa.scalar(-limit, value.type), pa.scalar(limit - 1, value.type)
     fits = pc.and_(pc.greater_equal(value, low), pc.less_equal(value, high))
@@ -221,7 +221,7 @@ def narrowed(kind: pa.DataType, value: Value) -> Value:
 
 
 def cut_off(kind: pa.DataType, value: Value) -> Value:
-    """``try_cast`` of floats to whole numbers, towards 0: null where a value does not fit, and for NaN."""
+    """Return ``try_cast`` of floats to whole numbers, rounded towards 0: null for NaN and for values that do not fit."""
     limit = 2 ** _LIMITS[kind]
     low, high = float(-limit), float(limit - 1)
     value = pc.cast(value, pa.float64())
@@ -240,7 +240,7 @@ _WHOLE = re.compile(rb"[+-]?[0-9]+")
 
 
 def whole_number(kind: pa.DataType, text: Value) -> Value:
-    """``try_cast`` of texts to whole numbers: null where a text is none, or does not fit (UTF8String.toLongExact)."""
+    """Return ``try_cast`` of texts to whole numbers: null for other texts and for too large ones (UTF8String.toLongExact)."""
     if isinstance(text, pa.Scalar):
         return whole_number(kind, pa.array([text.as_py()], text.type))[0]
     plain = pc.match_substring_regex(text, _PLAIN)

@@ -43,11 +43,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Program:
-    """What becomes of a batch.
+    """A program that computes columns of a record batch and removes rows.
 
-    :param nodes: each after those that it is made of.
-    :param outputs: the columns that come out, and the node of each.
-    :param filters: the nodes that say, one filter after the other, which rows stay: where it is true.
+    :param nodes: the steps; each comes after those that it uses.
+    :param outputs: the resulting columns, and the node of each.
+    :param filters: the nodes of filters, in their order. Only rows for which each of them is true stay.
     """
 
     nodes: tuple[Node, ...]
@@ -77,9 +77,9 @@ class Program:
         return _Run(self, batch).batch()
 
     def rehearse(self, schema: pa.Schema) -> None:
-        """Run it over nulls, all branches of it.
+        """Run all branches of the program over nulls.
 
-        :param schema: of the batches.
+        :param schema: the schema of the batches.
         :raises pyarrow.ArrowException: there is no such function for a type.
         """
         nulls = [pa.nulls(2, f.type) for f in schema]
@@ -87,7 +87,7 @@ class Program:
 
 
 class _Run:
-    """A program at work on one batch."""
+    """The run of a program over one batch."""
 
     def __init__(self, program: Program, batch: pa.RecordBatch, *, all_branches: bool = False) -> None:
         self._all_branches = all_branches

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import BadRecords, Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
-from airflow_kafka_spark.sinks.files.layout import LONGEST_NAME, TASKS, file_stem, flush, make_below, partition_directory
+from airflow_kafka_spark.sinks.files.directory import LONGEST_NAME, TASKS, file_stem, flush, make_below, partition_directory
 from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
 from airflow_kafka_spark.windows.model import BadRecord, Split
 

@@ -4,7 +4,8 @@ The order of the three steps is what makes it exactly-once:
 
 1. **fence**: ``init_transactions()`` on the split's own transactional id. A task that published this split before has finished,
    or is refused from here on.
-2. **look** for the split's marker in the ledger. If it is there, so are the records.
+2. **look** for the split's marker in the ledger. If it is there, so are the records. :class:`ClaimedWindow` keeps what a process
+   has read of the window for the looks that follow.
 3. **write**: one transaction of all records, of the dead letters, of the consumed offsets where they were read from Kafka, and,
    last, the marker.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,22 +30,148 @@ from airflow_kafka_spark.errors import (
     Fenced,
     KafkaSparkError,
     KafkaUnavailable,
+    RowsCutOff,
     SparkJobFailed,
     TransactionTimedOut,
 )
+from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.hooks.kafka.config import identity
 from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import Right, named_rights, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
+from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
 from airflow_kafka_spark.ledger.topic import PROMPT, LedgerPlace, read_to
-from airflow_kafka_spark.sinks.kafka.tasks.claimed_window import look
-from airflow_kafka_spark.sinks.kafka.tasks.incoming import Incoming, Rejected
 from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, refused_by_brokers
 from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, from_bytes
-from airflow_kafka_spark.windows.codec import encode_error, marker_to_json, result_to_json
-from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_key, marker_record, window_key
+from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_key, marker_record, remember, split_prefix, window_key
 from airflow_kafka_spark.windows.model import Landed, Marker, SplitResult, TopicPartition
+
+KEPT = 4
+"""How many claims a process keeps the records of: several pipelines may share Spark's workers."""
+
+ReadFrom = Callable[[int], Iterator[LedgerRecord]]
+"""Reads the committed records of the ledger's partition from an offset on."""
+
+
+class ClaimedWindow:
+    """The newest records of one claimed window: its own and the markers of its splits.
+
+    :param place: the claim.
+    """
+
+    def __init__(self, place: LedgerPlace) -> None:
+        self._place = place
+        self._mine = (window_key(place.pipeline, place.number), split_prefix(place.pipeline, place.number))
+        self._newest: dict[bytes, LedgerRecord] = {}
+        self._last: LedgerRecord | None = None
+
+    def read_on(self, read: ReadFrom, end: int) -> None:
+        """Read the records since the last time. Begin again at the claim if the log is no longer the one that was read then.
+
+        Reading goes on with the last record of this window, which has to be there as it was, leader epoch included. It is not
+
+        - in a log that has lost its end, whatever was written to it since, and in a ledger that was created anew;
+        - after the window was closed or given up, once compaction has removed something of that: markers get their tombstones in
+          the transaction that ends their window, so that they are removed before any of these tombstones is.
+
+        Everything before a record that a read_committed reader has seen is decided: what a transaction hides lies behind it.
+
+        :param end: the partition's high watermark.
+        """
+        last = self._last
+        if last is not None:
+            records = read(last.offset) if last.offset < end else iter(())
+            if next(records, None) == last:
+                self._take(records)
+                return
+            self._newest, self._last = {}, None
+        self._take(read(self._place.offset))
+
+    def _take(self, records: Iterator[LedgerRecord]) -> None:
+        for record in records:
+            if record.key.startswith(self._mine):
+                self._newest[record.key] = self._last = record
+
+    def memory(self, split: int) -> Memory:
+        """Return what these records say of the window and of one of its splits."""
+        place = self._place
+        keys = (window_key(place.pipeline, place.number), marker_key(place.pipeline, place.number, split))
+        return remember(place.pipeline, [self._newest[key] for key in keys if key in self._newest])
+
+
+_kept: OrderedDict[LedgerPlace, ClaimedWindow] = OrderedDict()
+
+
+def look(place: LedgerPlace, split: int, read: ReadFrom, end: int) -> Memory:
+    """Return what the ledger says of a claimed window and of one of its splits.
+
+    :param place: the claim. Its token is unique.
+    :param end: the partition's high watermark: everything committed before it is seen.
+    """
+    # Removed while it reads: another thread begins at the claim, and so does the next task after an error.
+    window = _kept.pop(place, None) or ClaimedWindow(place)
+    window.read_on(read, end)
+    _kept[place] = window
+    while len(_kept) > KEPT:
+        _kept.popitem(last=False)
+    return window.memory(split)
+
+
+class Rejected(Exception):
+    """The split holds bad records and must not be published. Reported as a result, so that the driver counts those of all splits.
+
+    :param result: the account of the split, with samples of its bad records.
+    """
+
+    def __init__(self, result: SplitResult) -> None:
+        super().__init__(f"{result.rejected} bad records")
+        self.result = result
+
+
+@dataclass
+class Incoming:
+    """The batches of records that a task is to publish.
+
+    :param batches: of records; where they were read from Kafka, with the column :data:`END`.
+    :param from_spark: True where Spark hands them over. All of them then have to be taken, and their end is checked.
+    :param result: the account of what was read, once all batches are through; None for rows of a source.
+    """
+
+    batches: Iterator[pa.RecordBatch]
+    from_spark: bool = False
+    result: SplitResult | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield the records, without the row that carries the account.
+
+        :raises RowsCutOff: the task that reads the records has failed before their end.
+        :raises KafkaSparkError: the error that ended the reading.
+        """
+        ends_itself = False
+        for batch in require_end_of_stream(self.batches) if self.from_spark else self.batches:
+            if END not in batch.schema.names:
+                yield batch
+                continue
+            ends_itself = True
+            ends = batch.column(batch.schema.get_field_index(END))
+            accounts = ends.drop_null().to_pylist()
+            rows = batch.drop_columns([END])
+            if accounts:
+                self.result = decode_result(accounts[-1])
+                rows = rows.filter(ends.is_null())
+            if rows.num_rows:
+                yield rows
+        if ends_itself and self.result is None:
+            raise RowsCutOff
+
+    def drain(self) -> None:
+        """Take the batches that are left and drop them. Spark requires a task to take all of its input."""
+        if self.from_spark:
+            for _ in self.batches:
+                pass
+
 
 PRODUCER: Mapping[str, Any] = {
     "compression.type": "lz4",

@@ -24,10 +24,10 @@ from airflow_kafka_spark.formats.tasks.text import json_values
 from airflow_kafka_spark.hooks.postgres import Name, quote
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.postgres import sql
+from airflow_kafka_spark.sinks.postgres.columns import StageColumn
 from airflow_kafka_spark.sinks.postgres.server import SinkServer, is_refusal, lock_key
 from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
 from airflow_kafka_spark.sinks.postgres.tasks.session import LoadSession, Stream, open_session
-from airflow_kafka_spark.sinks.postgres.types import StageColumn
 from airflow_kafka_spark.windows.model import BadRecord, Split
 
 SAMPLES = 5

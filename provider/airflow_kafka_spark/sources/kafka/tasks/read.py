@@ -42,9 +42,9 @@ class Records:
     :param offsets: int64, ascending, with gaps where control records, aborted or compacted records lie.
     :param timestamps: int64, milliseconds since the epoch; -1 where the record has none.
     :param timestamp_type: 0 = the producer's time, 1 = the broker's.
-    :param keys: None as a whole when nobody asked for them.
+    :param keys: the keys; None if they were not requested.
     :param value_bytes: of all values, where that is known.
-    :param headers: per record a list of (name, value), or None; None as a whole when nobody asked for them.
+    :param headers: per record a list of (name, value), or None; None as a whole if they were not requested.
     :param messages: the records themselves, where they are kept.
     """
 

@@ -1,19 +1,111 @@
 """Connect's schemas, as its JSON converter writes them beside each value: read as columns, and derived from columns.
 
-The ``schema`` of an envelope names the types of the ``payload``; names of logical types define the meaning of numbers and
-texts. See https://kafka.apache.org/documentation/#connect.
+The logical types of Connect and Debezium are dates, timestamps and decimals that are written as numbers or base64.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from airflow_kafka_spark.formats.json.logical_types import Representation, logical_type
 from airflow_kafka_spark.formats.text import BadValue, short
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
+
+Representation = Literal["days", "millis", "micros", "nanos", "unscaled", "variable", "text", "iso"]
+"""How a value is written: ``days`` to ``nanos`` since 1970; ``unscaled``, a decimal's unscaled value in base64; ``variable``, the
+same beside its scale; ``text``, only ISO texts; ``iso``, only ISO texts, and those without a zone may end in ``Z``.
+"""
+
+VARIABLE_SCALE_DECIMAL = (Column("scale", Primitive("int"), nullable=False), Column("value", Primitive("binary"), nullable=False))
+"""The fields of Debezium's VariableScaleDecimal, for a column without a scale."""
+
+_PER_MICRO = {"millis": (1000, 1), "micros": (1, 1), "nanos": (1, 1000)}
+
+
+@dataclass(frozen=True)
+class LogicalType(Primitive):
+    """A date, timestamp or decimal that is written as another type.
+
+    Dates and timestamps are also read from ISO texts, decimals from plain numbers.
+
+    :param of: the column's type.
+    :param unit: how the value is written.
+    :param scale: the scale of an unscaled decimal, as it is written.
+    """
+
+    of: DataType = Primitive("bigint")
+    unit: Representation = "text"
+    scale: int = 0
+
+    @property
+    def factor(self) -> tuple[int, int]:
+        """Factor and divisor from a number to microseconds."""
+        return _PER_MICRO[self.unit]
+
+
+def logical_type(of: DataType, unit: Representation, scale: int = 0) -> LogicalType:
+    """Return the logical type of a column's type."""
+    return LogicalType(str(of), of, unit, scale)
+
+
+def sql_type(data_type: DataType) -> DataType:
+    """Return the column's own type, without logical types."""
+    if isinstance(data_type, LogicalType):
+        return data_type.of
+    if isinstance(data_type, Array):
+        return replace(data_type, element=sql_type(data_type.element))
+    if isinstance(data_type, Map):
+        return replace(data_type, value=sql_type(data_type.value))
+    if isinstance(data_type, Struct):
+        return Struct(tuple(sql_columns(data_type.fields)))
+    return data_type
+
+
+def sql_columns(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns with their own types, without logical types."""
+    return [replace(c, type=sql_type(c.type)) for c in columns]
+
+
+def with_writer_types(wanted: Sequence[Column], sent: Sequence[Column]) -> tuple[Column, ...]:
+    """Return columns with the logical types of another schema, in which the same number may have another meaning.
+
+    :param wanted: the columns.
+    :param sent: the columns of the writer's schema.
+    """
+    known = {c.name: c.type for c in sent}
+    return tuple(replace(c, type=_with_writer_type(c.type, known[c.name])) if c.name in known else c for c in wanted)
+
+
+def _with_writer_type(wanted: DataType, sent: DataType) -> DataType:
+    if isinstance(wanted, Struct) and isinstance(sent, Struct):
+        return Struct(with_writer_types(wanted.fields, sent.fields))
+    if isinstance(wanted, Array) and isinstance(sent, Array):
+        return replace(wanted, element=_with_writer_type(wanted.element, sent.element))
+    if isinstance(wanted, Map) and isinstance(sent, Map):
+        return replace(wanted, value=_with_writer_type(wanted.value, sent.value))
+    if isinstance(sent, LogicalType) and _comparable(sql_type(wanted)) == _comparable(sent.of):
+        return logical_type(sql_type(wanted), sent.unit, sent.scale)
+    return wanted
+
+
+def _comparable(data_type: DataType) -> str:
+    if isinstance(data_type, Decimal):
+        return "decimal"
+    return "timestamp" if str(data_type) == "timestamp_ntz" else str(data_type)
+
+
+def map_leaf_types(data_type: DataType, change: Callable[[DataType], DataType]) -> DataType:
+    """Return a type whose innermost types are replaced by the results of a function."""
+    if isinstance(data_type, Array):
+        return replace(data_type, element=map_leaf_types(data_type.element, change))
+    if isinstance(data_type, Map):
+        return replace(data_type, value=map_leaf_types(data_type.value, change))
+    if isinstance(data_type, Struct):
+        return Struct(tuple(replace(f, type=map_leaf_types(f.type, change)) for f in data_type.fields))
+    return change(data_type)
+
 
 TimestampPrecision = Literal["millis", "micros"]
 

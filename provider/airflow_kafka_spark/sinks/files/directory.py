@@ -1,0 +1,440 @@
+"""The directory of a files sink: the names in it, the steps on disk that have to be atomic or durable, the staging directories of
+attempts, and the record that each window holds of itself.
+
+::
+
+    <path>/<window column>=<pipeline>-<number>/[column=value/]<topic>-<partition>-<start>-<end>.<format>
+    <path>/<window column>=<pipeline>-<number>/_window                    the sink's record of the window
+    <parent>/.<name>.airflow-staging/<pipeline>-<number>-<attempt>/       an attempt, hidden from readers
+        tasks/<task>/...                                                  what one task attempt wrote
+        publish/...                                                       the window, complete; renamed into <path> in one step
+        lock                                                              locked for as long as the attempt's driver lives
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
+from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
+from airflow_kafka_spark.windows.continuity import refuse_other
+from airflow_kafka_spark.windows.interval import parse_ledger_name
+from airflow_kafka_spark.windows.model import Applied, OffsetRange, Window
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+
+RECORD = "_window"
+"""The record's file name: hidden by its underscore from Spark and Arrow, and without an extension from ``**/*.json``."""
+
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+LONGEST_NAME = 255
+"""Maximum length of a name on a file system, in bytes."""
+
+TASKS = "tasks"
+PUBLISH = "publish"
+
+# The characters that Spark escapes (ExternalCatalogUtils.escapePathName), and NUL, which no file system allows.
+_ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
+
+
+def slug(name: str, longest: int) -> str:
+    """Return ``name`` if it is a safe file name, else a safe one with a hash. Different names have different slugs.
+
+    :param name: the name of a pipeline or a topic.
+    :param longest: how many characters of a name are kept.
+    """
+    # A leading underscore or dot would hide the file from Spark and Arrow: `_orders` is a legal topic.
+    if len(name) <= longest and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        return name
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:longest]
+    # No safe name contains `~`, so that the result differs from all of them.
+    return f"{safe}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def pipeline_slug(pipeline: str) -> str:
+    return slug(pipeline, 120)
+
+
+def window_directory(column: str, window: Window) -> str:
+    """Return the name of a window's directory."""
+    return f"{escape(column)}={pipeline_slug(window.pipeline)}-{window.id}"
+
+
+def file_stem(split: OffsetRange, part: int = 0) -> str:
+    """Return a file's name without its suffix: topic, partition and offsets, and a number from the second part on."""
+    stem = f"{slug(split.topic, 140)}-{split.partition}-{split.start:020d}-{split.end:020d}"
+    return f"{stem}-part{part:05d}" if part else stem
+
+
+def escape(text: str) -> str:
+    """Return a partition column's name or value as Spark writes it into a path."""
+    return _ESCAPED.sub(lambda found: f"%{ord(found.group()):02X}", text)
+
+
+def partition_directory(column: str, value: str | None) -> str:
+    """Return ``column=value``. Null and, as in Spark, the empty string become ``__HIVE_DEFAULT_PARTITION__``."""
+    return f"{escape(column)}={escape(value) if value else NULL_PARTITION}"
+
+
+# --- durable steps --------------------------------------------------------------------------------------------------
+
+
+def flush(path: str | Path) -> None:
+    """Flush a closed file, or the names in a directory, to disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Exchange two directories in one atomic step.
+
+    :raises OSError: the platform or the file system cannot do that (``EINVAL`` or ``ENOSYS``), or one of them does not exist.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise OSError(errno.ENOSYS, "this platform cannot exchange two directories in one step, as a replay has to", str(other))
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        code = ctypes.get_errno()
+        what = "this file system cannot exchange two directories in one step, as a replay has to"
+        raise OSError(code, what if code == errno.EINVAL else os.strerror(code), str(other))
+
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def why_not_exchanged(directory: Path) -> str | None:
+    """Return why directories beside this one cannot be exchanged in one step, or None if they can.
+
+    Tries it with two empty directories, which are hidden from readers and removed again: file systems have no flag that says it.
+
+    :param directory: need not exist; its file system is then that of the nearest parent that does.
+    """
+    place = next((parent for parent in directory.parents if parent.is_dir()), directory.parent)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".airflow-exchange-", dir=place) as probe:
+            one, other = Path(probe, "one"), Path(probe, "other")
+            one.mkdir()
+            other.mkdir()
+            exchange(one, other)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def make_below(base: Path, names: Sequence[str]) -> Path:
+    """Create nested directories in ``base``, but never ``base`` itself: if a newer attempt has removed it, this has to fail.
+
+    :raises FileNotFoundError: ``base`` does not exist any more.
+    """
+    here = base
+    for name in names:
+        here = here / name
+        with suppress(FileExistsError):
+            os.mkdir(here)
+    return here
+
+
+LOCK = "lock"
+SWEPT_AT_ONCE = 20
+"""Maximum number of abandoned attempts that one attempt removes."""
+_REMOVED = ".removed"
+
+
+class AttemptLock:
+    """A lock on an attempt. Its driver holds it from beginning to end, and a process that removes the attempt while it does so.
+
+    The lock is released when the process that holds it ends in any way (``flock(2)``, on NFS too).
+
+    :param attempt: the attempt's directory.
+    :raises OSError: another process holds the lock, the directory does not exist, or the file system has no locks.
+    """
+
+    def __init__(self, attempt: Path) -> None:
+        self._fd = os.open(attempt / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> AttemptLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Release the lock. May be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@dataclass(frozen=True)
+class Staging:
+    """The hidden directory beside the table, on the same file system, that attempts write into.
+
+    :param root: ``<parent>/.<name>.airflow-staging``.
+    """
+
+    root: Path
+
+    @classmethod
+    def beside(cls, path: Path) -> Staging:
+        """Return the staging directory of a table."""
+        return cls(path.parent / f".{path.name}.airflow-staging")
+
+    def create(self, window: Window) -> Path:
+        """Create the directory of a new attempt at a window."""
+        for _ in range(10):
+            attempt = self.root / f"{pipeline_slug(window.pipeline)}-{window.id}-{uuid.uuid4().hex}"
+            # Another attempt that ends at this moment may remove the empty root. Then try again.
+            with suppress(FileNotFoundError):
+                self.root.mkdir(parents=True, exist_ok=True)
+                os.mkdir(attempt)
+                os.mkdir(attempt / TASKS)
+                return attempt
+        raise FileNotFoundError(f"{self.root} is removed as fast as it is made")
+
+    def attempts(self, pipeline: str, up_to: int) -> Iterator[Path]:
+        """Yield the directories of attempts at windows of a pipeline, including those that are being removed.
+
+        :param up_to: the highest number of a window.
+        """
+        named = re.compile(re.escape(pipeline_slug(pipeline)) + r"-(\d{10,})-[0-9a-f]{32}(?:\.removed)?")
+        with suppress(FileNotFoundError), os.scandir(self.root) as entries:
+            for entry in entries:
+                found = named.fullmatch(entry.name)
+                if found and int(found[1]) <= up_to:
+                    yield Path(entry.path)
+
+    def sweep(self, window: Window) -> None:
+        """Remove the directories of attempts at this window and at earlier ones."""
+        for attempt in list(self.attempts(window.pipeline, window.number)):
+            self.discard(attempt)
+
+    def sweep_abandoned(self) -> None:
+        """Remove up to :data:`SWEPT_AT_ONCE` abandoned attempts, whose pipelines no longer run and so do not remove them.
+
+        Guarantee: nothing that a live attempt needs is removed. Only attempts count that began more than :data:`.ABANDONED_DAYS`
+        days ago and whose lock is free: an attempt holds it for as long as it lives, on any machine. On a file system without
+        locks nothing is removed. Never raises.
+        """
+        named = re.compile(r".+-\d{10,}-[0-9a-f]{32}(?:\.removed)?", re.DOTALL)
+        oldest = time.time() - ABANDONED_DAYS * 86400
+        with suppress(OSError), os.scandir(self.root) as entries:
+            old = (e for e in entries if named.fullmatch(e.name) and e.stat(follow_symlinks=False).st_mtime < oldest)
+            for entry in list(itertools.islice(old, SWEPT_AT_ONCE)):
+                with suppress(OSError), AttemptLock(Path(entry.path)):
+                    log.info("Removing %s: it was abandoned", entry.path)
+                    self.discard(Path(entry.path))
+
+    def discard(self, attempt: Path) -> None:
+        """Remove an attempt. Never raises; the next attempt removes what is left."""
+        removed = attempt if attempt.name.endswith(_REMOVED) else attempt.with_name(attempt.name + _REMOVED)
+        try:
+            # Rename it before deleting anything in it. An attempt that is still running must find all of its files or none;
+            # otherwise it could publish a part of them.
+            os.rename(attempt, removed)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("The leftover %s of an earlier attempt cannot be removed: %s", attempt, error)
+            return
+        shutil.rmtree(removed, ignore_errors=True)
+        with suppress(OSError):
+            os.rmdir(self.root)
+
+
+@dataclass(frozen=True)
+class WindowRecord:
+    """The content of the file ``_window``: the sink's record of a window.
+
+    :param applied: the window that was written.
+    :param files: path below the window's directory, rows and bytes of each file.
+    :param format: the format of the files.
+    :param partition_by: their partition columns.
+    :param facts: the run that wrote it and the time, for information.
+    :param columns: names and types of all columns that the pipeline's windows have had; empty if that is not known.
+    """
+
+    applied: Applied
+    files: tuple[Mapping[str, Any], ...] = ()
+    format: str = ""
+    partition_by: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def dump(self) -> str:
+        """Return the record as JSON."""
+        applied = self.applied
+        return json.dumps(
+            {
+                "version": 1,
+                "pipeline": applied.pipeline,
+                "number": applied.number,
+                "ranges": [[r.topic, r.partition, r.start, r.end] for r in applied.ranges],
+                "rows": applied.written,
+                "replay": applied.replay,
+                "format": self.format,
+                "partition_by": list(self.partition_by),
+                "cluster_id": applied.cluster_id,
+                "topic_ids": dict(applied.topic_ids),
+                **self.facts,
+                "columns": dict(self.columns),
+                "files": [dict(f) for f in self.files],
+            },
+            ensure_ascii=False,
+            indent=1,
+        )
+
+    @classmethod
+    def load(cls, text: str) -> WindowRecord:
+        """Return the record that a JSON text holds.
+
+        :raises ValueError: the text is not the record of a window.
+        """
+        found = json.loads(text)
+        try:
+            return cls(
+                Applied(
+                    found["pipeline"],
+                    found["number"],
+                    tuple(OffsetRange(*r) for r in found["ranges"]),
+                    found["rows"],
+                    replay=found.get("replay", 0),
+                    cluster_id=found.get("cluster_id") or "",
+                    topic_ids=found.get("topic_ids") or {},
+                ),
+                tuple(found["files"]),
+                found["format"],
+                tuple(found["partition_by"]),
+                columns=found.get("columns", {}),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the record of a window: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class FilesTable:
+    """A directory whose subdirectories are windows.
+
+    :param directory: the table's directory.
+    :param window_column: the partition column that holds the windows' names.
+    """
+
+    directory: Path
+    window_column: str
+
+    def window_path(self, window: Window) -> Path:
+        """Return the directory that a window has once it is published."""
+        return self.directory / window_directory(self.window_column, window)
+
+    def record(self, window: Window) -> WindowRecord | None:
+        """Return the record of a window, or None if it is not published.
+
+        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
+        :raises WindowConflict: a window of this number is there, but of other offsets.
+        """
+        record = self._read_record(self.window_path(window), window.pipeline)
+        if record:
+            refuse_other(record.applied, window, str(self.window_path(window)))
+        return record
+
+    def newest_record(self, pipeline: str) -> WindowRecord | None:
+        """Return the record of the pipeline's window with the highest number, or None without any."""
+        named = re.compile(re.escape(f"{escape(self.window_column)}={pipeline_slug(pipeline)}") + r"-(\d{10,})")
+        try:
+            with os.scandir(self.directory) as entries:
+                found = [(int(name[1]), entry.path) for entry in entries if (name := named.fullmatch(entry.name))]
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SinkUnavailable(self.directory.as_uri(), "looking for the last window", str(error)) from error
+        return self._read_record(Path(max(found)[1]), pipeline) if found else None
+
+    def latest_record(self, pipeline: str) -> WindowRecord | None:
+        """Return the record of the window that was published last, of any data interval of the pipeline, or None without any.
+
+        The columns of the next window are compared with it.
+
+        :param pipeline: the pipeline's name, or the name of one of its intervals.
+        """
+        family, interval = parse_ledger_name(pipeline)
+        if interval is None and (newest := self.newest_record(pipeline)):
+            return newest
+        begins = f"{escape(self.window_column)}={pipeline_slug(family).partition('~')[0]}"
+        try:
+            with os.scandir(self.directory) as entries:
+                found = sorted((entry.stat().st_mtime_ns, entry.path) for entry in entries if entry.name.startswith(begins))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SinkUnavailable(self.directory.as_uri(), "looking for the last window", str(error)) from error
+        for _, path in reversed(found):
+            # Skip what is no window of this sink, or is just being replaced.
+            with suppress(OSError, ValueError):
+                record = WindowRecord.load((Path(path) / RECORD).read_text(encoding="utf-8"))
+                if parse_ledger_name(record.applied.pipeline)[0] == family:
+                    return record
+        return None
+
+    def flush(self) -> None:
+        """Flush the names of published windows to disk."""
+        try:
+            for directory in (self.directory, self.directory.parent):
+                flush(directory)
+        except OSError as error:
+            raise SinkUnavailable(self.directory.as_uri(), "making published windows durable", str(error)) from error
+
+    def _read_record(self, directory: Path, pipeline: str) -> WindowRecord | None:
+        try:
+            record = WindowRecord.load((directory / RECORD).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            if not os.path.lexists(directory):
+                return None
+            raise WindowConflict(directory.name, f"{directory} has no {RECORD}", "the record every window has") from None
+        except ValueError as error:
+            raise WindowConflict(directory.name, f"{directory / RECORD} cannot be understood: {error}", "a record") from error
+        except OSError as error:
+            raise SinkUnavailable(self.directory.as_uri(), "reading the record of a window", str(error)) from error
+        # The attempt that published it may have died before flushing, and the caller is going to commit Kafka's offsets past it.
+        self.flush()
+        if record.applied.pipeline != pipeline:
+            raise WindowConflict(directory.name, f"{directory} belongs to pipeline `{record.applied.pipeline}`", f"`{pipeline}`")
+        return record
+
+
+def column_types(schema: pa.Schema) -> dict[str, str]:
+    """Return names and types of the columns, in their order."""
+    return {field.name: str(field.type) for field in schema}
+
+
+def merged_columns(before: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
+    """Return all columns that the windows up to this one have had, in the order of their appearance."""
+    return {**before, **column_types(schema)}
