@@ -40,7 +40,6 @@ from airflow_kafka_spark.windows.model import Marker, OffsetRange, State, TopicP
 from airflow_kafka_spark.windows.plan import Position
 from airflow_kafka_spark.windows.report import Report
 from tests.support.control import pause, resume
-from tests.support.oracle import wait_stable
 
 
 @pytest.fixture(scope="module")
@@ -321,33 +320,6 @@ def test_a_transaction_that_another_pipeline_has_left_open_is_ended_before_long(
     assert f"pipeline `{other}` (split 3 of window 7)" in caplog.text
     with pytest.raises(KafkaException):
         producer.commit_transaction(30)
-
-
-def test_after_a_failure_the_open_transaction_of_an_own_split_is_not_waited_for_but_a_newer_attempt_is_seen(
-    attempt, kafka, pipeline, topic, ledger_topic_name, monkeypatch
-):
-    with attempt() as ledger:
-        ledger.plan(window(pipeline, topic, 1))
-        partition = ledger.topic.look(pipeline).partition
-        settings = {"transactional.id": transactional_id_of(ledger_topic_name, pipeline, "split.0")}
-        split = Producer({**kafka.connection_extra(), **settings, "transaction.timeout.ms": 600_000})
-        split.init_transactions(30)
-        split.begin_transaction()
-        key, value = marker_record(pipeline, Marker(1, 0))[:2]
-        split.produce(ledger_topic_name, value, key, partition)
-        split.flush(30)
-        # Whoever waited for it would fail.
-        monkeypatch.setattr(ledger_topic, "READ_SECONDS", 1.0)
-        with pytest.raises(LedgerUnreadable):
-            ledger.verify()
-        ledger.verify(wait=False)
-        monkeypatch.undo()
-        split.abort_transaction(30)
-        with attempt() as newer:
-            newer.reopen(newer.memory.open_entry)
-            wait_stable(kafka.connection_extra(), ledger_topic_name)
-            with pytest.raises(Fenced):
-                ledger.verify(wait=False)
 
 
 def test_a_command_says_whose_transaction_is_open_and_ends_it(

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -157,7 +158,7 @@ def main() -> int:
         if options.which and made.name not in options.which:
             continue
         begun = time.monotonic()
-        row, said = run(made, options.pytest.split())
+        row, said = run(made, shlex.split(options.pytest))
         rows.append(row)
         print(f"{row}\n   {said}, {time.monotonic() - begun:.0f} s", flush=True)
     head = f"| combination | Python | {' | '.join(SHOWN)} | core tests |"

@@ -1,8 +1,4 @@
-"""Task attempts in warm Spark processes (``keep_alive`` in the extra of the ``spark`` connection).
-
-``TEST_KEEP_ALIVE=60s`` lets all attempts of the pipelines under test use them, where they would use an engine or a JVM of their
-own: ``TEST_KEEP_ALIVE=60s make test ARGS="tests/faults"``.
-"""
+"""Task attempts in warm Spark processes (``keep_alive`` in the extra of the ``spark`` connection)."""
 
 from __future__ import annotations
 
@@ -16,13 +12,10 @@ from typing import Any
 
 from airflow_kafka_spark.testing._processes import wait_until
 
-EVERYWHERE = os.environ.get("TEST_KEEP_ALIVE", "")
-"""The duration for all pipelines under test; empty where only tests of warm processes use them."""
-
 
 def extra(keep_alive: str) -> dict[str, Any]:
-    """What the extra of a ``spark`` connection has for a warm process whose tasks get faults; nothing without a duration."""
-    return {"keep_alive": keep_alive, "spark.python.daemon.module": "tests.support.spark_daemon"} if keep_alive else {}
+    """What the extra of a ``spark`` connection has for a warm process whose tasks get faults."""
+    return {"keep_alive": keep_alive, "spark.python.daemon.module": "tests.support.spark_daemon"}
 
 
 def is_on() -> bool:

@@ -466,22 +466,17 @@ class Ledger:
         number, found = self.claimed.window.number, self.look_as_owner()
         return {split: marker for (window, split), marker in found.markers.items() if window == number}
 
-    def verify(self, *, wait: bool = True) -> None:
+    def verify(self) -> None:
         """Look whether this attempt still owns its window, without writing: cheap, and not atomic.
 
         It spares a zombie useless work; what keeps it from harm is that its commit and its close are refused.
 
-        :param wait: wait for records that an open transaction hides. After a failure that may be one of this attempt's splits,
-            which ends when the next attempt fences it: then what is hidden is not looked at.
         :raises Fenced: when a newer attempt has claimed the window, or has completed it.
         """
         claimed = self.claimed
         # What came before the claim does not matter here, but it does to readers that look for more than the claim.
         since = Hint(self.topic.topic_id, self._partition, max(claimed.offset, 0))
-        if wait:
-            found = self.topic.look(self.pipeline, since).memory
-        else:
-            found = self.topic.look_into(self.pipeline, since.partition, since.offset, wait_for=WAIT_FOR_NONE).memory
+        found = self.topic.look(self.pipeline, since).memory
         if found.owned(claimed.window.number, claimed.attempt.token) is None:
             raise Fenced(self.pipeline, f"working on window {claimed.window.number}")
 

@@ -406,7 +406,7 @@ class WindowOperator(VisibleOperator):
             raise error.at(self.kafka_conn_id) from error
         except (ConnectionInvalid, SinkRejected, SinkUnavailable, SparkJobFailed, SparkUnavailable) as error:
             try:
-                ledger.verify(wait=False)
+                ledger.verify()
             except Fenced as fenced:
                 raise fenced from error
             except KafkaSparkError as unknown:

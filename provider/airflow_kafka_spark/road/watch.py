@@ -65,14 +65,12 @@ class Watch:
 
     :param spark: the hook that made the session.
     :param window: the window.
-    :param line: returns the line for the log, of the number of finished splits and the seconds since the job began.
-    :param splits: the splits of the job; 0 if each task has one. A task counts as its share of them.
+    :param line: returns the line for the log, of the number of finished tasks and the seconds since the job began.
     """
 
     spark: SparkHook
     window: Window
     line: Callable[[int, float], str]
-    splits: int = 0
     _session: SparkSession | None = field(default=None, repr=False)
 
     @contextmanager
@@ -82,7 +80,7 @@ class Watch:
         try:
             if follower:
                 follower.begun(session)
-            look = _Look(self.line, follower, self.splits)
+            look = _Look(self.line, follower)
             with self._by_handler(session, look) if self.spark.is_connect else self._by_thread(session, look):
                 yield
             if follower:
@@ -149,13 +147,11 @@ class Watch:
 class _Look:
     """Reports the progress of a job to its follower, and every :data:`PROGRESS_SECONDS` to the log."""
 
-    def __init__(self, line: Callable[[int, float], str], follower: Follower | None, splits: int) -> None:
-        self._line, self._follower, self._splits = line, follower, splits
+    def __init__(self, line: Callable[[int, float], str], follower: Follower | None) -> None:
+        self._line, self._follower = line, follower
         self._begun = self._logged = time.monotonic()
 
     def __call__(self, finished: int, tasks: int) -> None:
-        if self._splits and tasks:
-            finished, tasks = finished * self._splits // tasks, self._splits
         if self._follower and tasks:
             self._follower.on_progress(finished, tasks)
         now = time.monotonic()

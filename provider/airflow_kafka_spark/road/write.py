@@ -44,26 +44,6 @@ SPARK_SOURCE: Mapping[str, str] = {
 """Settings of Spark's Kafka source under the connection's own."""
 
 
-SMALL_RECORDS = 50_000
-"""Records of a window per core, up to which a task may have several splits."""
-SMALL_TASKS = 4
-"""Tasks per core of such a window."""
-
-
-def spark_tasks(session: SparkSession, splits: int, records: int, *, is_connect: bool) -> int:
-    """Return the number of Spark tasks for the splits of a window: one a split, or four a core if the window is small.
-
-    Each split is still read, written and committed by itself: what is saved is a Spark task for each.
-
-    :param records: the largest number of records that the window can have.
-    :param is_connect: the session is a client, which does not know the cores.
-    """
-    if is_connect:
-        return splits
-    cores = session.sparkContext.defaultParallelism
-    return min(splits, SMALL_TASKS * cores) if records <= SMALL_RECORDS * cores else splits
-
-
 @dataclass(kw_only=True)
 class SinkJob(ABC):
     """One window on its way through Spark to a sink.
@@ -88,10 +68,7 @@ class SinkJob(ABC):
 
     def __post_init__(self) -> None:
         self._watch = Watch(
-            self.spark,
-            self.window,
-            lambda finished, seconds: progress_line(self.window, self.splits, finished, seconds),
-            len(self.splits),
+            self.spark, self.window, lambda tasks, seconds: progress_line(self.window, self.splits, tasks, seconds)
         )
 
     @abstractmethod
@@ -102,11 +79,6 @@ class SinkJob(ABC):
         :raises SparkJobFailed: the job failed or was cancelled.
         :raises KafkaSparkError: the error of a task.
         """
-
-    def _numbers(self, session: SparkSession) -> DataFrame:
-        """Return the numbers of the splits, one row each, for tasks that read them."""
-        count, span = len(self.splits), sum(split.range.span for split in self.splits)
-        return session.range(0, count, 1, spark_tasks(session, count, span, is_connect=self.spark.is_connect))
 
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
@@ -153,7 +125,8 @@ class RowJob(SinkJob):
     def _frame(self, session: SparkSession) -> DataFrame:
         if self.reads_with_spark:
             return self._kafka_frame(session)
-        return self._numbers(session)
+        # One row a task: which split it shall read.
+        return session.range(0, len(self.splits), 1, len(self.splits))
 
     def _kafka_frame(self, session: SparkSession) -> DataFrame:
         """Return Spark's Kafka source over exactly the window's offsets: never a subscription, never "latest"."""
@@ -218,16 +191,16 @@ class ChainJob(SinkJob):
             tolerance=self.tolerance,
             routed=self.routed,
         )
+        # One row a task: which split it shall read.
+        numbers = session.range(0, len(self.splits), 1, len(self.splits))
         write = WriteTask(read.splits, self.schema, writer, self.chain.null_values, self.tolerance)
         plan = self.chain.plan(self.spark)
         program = plan.program_for(read)
         if program is not None:
             read = self.chain.reading_only(read, program.columns)
-            return self._numbers(session).mapInArrow(cast(Any, replace(write, read=read, program=program)), "result string")
+            return numbers.mapInArrow(cast(Any, replace(write, read=read, program=program)), "result string")
         line = "Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there"
         log.info(line, self.window, plan.unknown)
-        # One task a split: the task behind Spark's SQL knows its split by that.
-        numbers = session.range(0, len(self.splits), 1, len(self.splits))
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         rows = self.chain.apply(records)
         # Spark takes a dot in the name of a column that it maps for a path, and Flatten makes such names.

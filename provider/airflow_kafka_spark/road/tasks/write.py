@@ -7,8 +7,7 @@ that rows never travel between Python and the JVM only to come back.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +75,7 @@ class WriteTask(CheckedOnExecutors):
                 yield self.write(rows)
         else:
             for split in self.read.splits_of(batches):
-                # Each split has a writer as it was unpickled.
-                yield replace(self, writer=deepcopy(self.writer)).write(self.read.read(split))
+                yield self.write(self.read.read(split))
 
     def write(self, rows: SplitRows) -> str:
         """Write a split that this task reads, and return the result as JSON, or the error that ended it."""
