@@ -123,6 +123,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Prepare what every JVM of this run shares; a run without servers needs none of it."""
+    # What was imported and collected stays until the end: looking through it again and again takes a tenth of the time.
+    gc.freeze()
     gc.enable()
     if any(item.get_closest_marker("servers") for item in session.items) and not session.config.option.collectonly:
         _prepare_spark(several=bool(os.environ.get("PYTEST_XDIST_WORKER")))

@@ -132,7 +132,7 @@ def test_pause_resume_skip_and_replay_tell_what_they_do_and_show_remembers_it(li
     code, text = line("skip", name, *why)
     assert code == 0 and f"{TOPIC}" in text and "[4, 10)" in text
     assert line("skip", name, *why)[0] == 1, "nothing waits"
-    assert line("replay", name, *why)[0] == 2
+    assert line("replay", name, *why)[0] == line("resend", name, *why)[0] == 2
     text = line("show", name)[1]
     assert "asked for a replay of 1" in text and "resumed" in text and f"{TOPIC}-0: 4 -> 10" in text
 
@@ -141,6 +141,8 @@ def test_what_is_refused_ends_with_1_and_says_why(line, name):
     assert line("show", "unheard-of")[0] == 1
     code, text = line("reset", name, "--to", json.dumps({TOPIC: {"0": 11}}), "--why", "x")
     assert code == 1 and f"{TOPIC}-0 at 11, not in [0, 10]" in text
+    code, text = line("resend", name, "--window", "1", "--why", "x")
+    assert code == 1 and "has no dead letters" in text
     assert line("forget", name, "--why", "x")[0] == 0
     code, text = line("reset", name, "--to", "earliest", "--why", "x")
     assert code == 1 and f"holds nothing of a pipeline `{name}`" in text

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
 from airflow_kafka_spark.errors import ConnectionInvalid
-from airflow_kafka_spark.hooks.spark import SECRETS, SparkHook
+from airflow_kafka_spark.hooks.spark import SECRETS, SparkHook, _errors_to_output
 
 
 @pytest.fixture
@@ -72,3 +74,11 @@ def test_an_unknown_connection_or_one_of_another_type_is_named(connect):
         _ = SparkHook("nowhere").master
     with pytest.raises(ConnectionInvalid, match="type `http`"):
         _ = connect(conn_type="http", host="x").master
+
+
+def test_what_a_jvm_writes_to_standard_error_is_no_error_of_the_task(capfd):
+    with _errors_to_output():
+        subprocess.run([sys.executable, "-c", "import sys; print('WARNING: incubating', file=sys.stderr)"], check=True)
+    print("of the task", file=sys.stderr)
+    out, err = capfd.readouterr()
+    assert "WARNING: incubating" in out and err.strip() == "of the task"

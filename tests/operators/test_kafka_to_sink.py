@@ -349,7 +349,10 @@ class TestReport:
         assert report["window"] == "0000000001"
         assert sum(r["records"] for r in report["ranges"]) == report["records_read"] == 3000
         assert report["bytes"] == sum(len(v) for *_, v in files.events()), "keys are not read here"
-        assert set(report["timings"]) >= {"fence", "plan", "move", "total"}
+        timings = report["timings"]
+        assert set(timings) >= {"fence", "plan", "move", "total"}
+        parts = [timings[part] for part in ("session", "workers", "read", "decode", "write", "wait")]
+        assert sum(parts) == pytest.approx(timings["move"], abs=0.01) and timings["read"] > 0 and timings["write"] > 0
         assert report["rate"] > 0
         assert report["guarantee"] == "exactly-once"
         assert report["min_timestamp"] <= report["max_timestamp"]

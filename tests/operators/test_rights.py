@@ -28,6 +28,8 @@ from confluent_kafka.admin import (
 
 from airflow_kafka_spark.cli.definition import COMMANDS, main
 from airflow_kafka_spark.control.preview import preview
+from airflow_kafka_spark.control.requests import ChangeRequest
+from airflow_kafka_spark.control.resend import resend
 from airflow_kafka_spark.errors import RightMissing, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -38,6 +40,7 @@ from airflow_kafka_spark.operators import (
     SourceToKafkaOperator,
 )
 from airflow_kafka_spark.operators.control import ACTIONS
+from airflow_kafka_spark.operators.visibility.configuration import described
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource
@@ -46,8 +49,9 @@ from airflow_kafka_spark.ui.actions import ACTIONS as UI_ACTIONS
 from airflow_kafka_spark.ui.actions import ActionContext, ActionRequest, perform
 from airflow_kafka_spark.ui.airflow_metadata import LedgerName
 from airflow_kafka_spark.ui.previews import DeadLetterReader
+from airflow_kafka_spark.ui.records import RecordReader, TopicFormats
 from airflow_kafka_spark.ui.watcher import LedgerWatch
-from airflow_kafka_spark.windows.model import Landed
+from airflow_kafka_spark.windows.model import Landed, TopicPartition
 from tests.support.intervals import hour
 from tests.support.oracle import wait_stable
 from tests.support.pipelines import SCHEMA, SPARK, order
@@ -195,6 +199,24 @@ def renamed(acl: AclBinding, name: str) -> AclBinding:
     return AclBinding(acl.restype, name, acl.resource_pattern_type, acl.principal, acl.host, acl.operation, acl.permission_type)
 
 
+def rights_of_resend() -> list[AclBinding]:
+    """Return the optional rights that sending dead letters again takes: Write where they came from, Read where they are."""
+    wanted = {(READ, AclOperation.WRITE), (DEAD, AclOperation.READ)}
+    found = [acl for acl in documented()[1] if (acl.name, acl.operation) in wanted]
+    assert len(found) == 2
+    return found
+
+
+@contextmanager
+def may_resend(cluster: Cluster) -> Iterator[None]:
+    """Grant these rights for a while. Write includes Describe, which other tests take away."""
+    cluster.grant(rights_of_resend())
+    try:
+        yield
+    finally:
+        cluster.revoke(rights_of_resend())
+
+
 def stable(cluster: Cluster) -> None:
     wait_stable(cluster.kafka.connection_extra("admin"), LEDGER)
 
@@ -230,6 +252,7 @@ COMMANDS_IN_ORDER = {
     "resume": {},
     "rebind": {},
     "replay": {"window": "2"},
+    "resend": {"window": "1"},
     "skip": {},
     "reset": {"to": "earliest"},
     "unblock": {},
@@ -244,12 +267,13 @@ def test_each_command_works_with_exactly_the_documented_rights(cluster, tmp_path
     assert {command.name for command in COMMANDS} == COMMANDS_IN_ORDER.keys()
     moved(cluster, tmp_path, "by-cli")
     name = "by-cli"
-    for command, given in COMMANDS_IN_ORDER.items():
-        why = [] if command in LOOKING else ["--why", "a test"]
-        words = [word for option, value in given.items() for word in (f"--{option}", value)]
-        assert main([command, name, *words, *why, "--kafka-conn-id", "airflow"]) == 0, command
-        stable(cluster)
-        name = given["to"] if command == "rename" else name
+    with may_resend(cluster):
+        for command, given in COMMANDS_IN_ORDER.items():
+            why = [] if command in LOOKING else ["--why", "a test"]
+            words = [word for option, value in given.items() for word in (f"--{option}", value)]
+            assert main([command, name, *words, *why, "--kafka-conn-id", "airflow"]) == 0, command
+            stable(cluster)
+            name = given["to"] if command == "rename" else name
 
     moved(cluster, tmp_path, "deleted", runs=1)
     cluster.grant([renamed(acl, "deleted") for acl in documented()[1] if acl.name == GROUP])
@@ -259,23 +283,25 @@ def test_each_command_works_with_exactly_the_documented_rights(cluster, tmp_path
 def test_each_action_of_the_operator_of_offsets_works_with_exactly_the_documented_rights(cluster, tmp_path):
     moved(cluster, tmp_path, "by-operator")
     name = "by-operator"
-    for action in [command for command in COMMANDS_IN_ORDER if command in ACTIONS]:
-        given = {"new_name": "renamed-by-operator"} if action == "rename" else COMMANDS_IN_ORDER[action]
-        operator = PipelineOffsetsOperator(
-            task_id="task", action=action, pipeline=name, why="a test", kafka_conn_id="airflow", **given
-        )
-        assert operator.execute(context("run1")), action
-        stable(cluster)
-        name = given.get("new_name", name)
+    with may_resend(cluster):
+        for action in [command for command in COMMANDS_IN_ORDER if command in ACTIONS]:
+            given = {"new_name": "renamed-by-operator"} if action == "rename" else COMMANDS_IN_ORDER[action]
+            operator = PipelineOffsetsOperator(
+                task_id="task", action=action, pipeline=name, why="a test", kafka_conn_id="airflow", **given
+            )
+            assert operator.execute(context("run1")), action
+            stable(cluster)
+            name = given.get("new_name", name)
 
 
 def test_each_action_of_a_page_works_with_exactly_the_documented_rights(cluster, tmp_path):
     moved(cluster, tmp_path, "by-page")
-    with KafkaHook("airflow") as hook:
-        for action in ("pause", "resume", "replay", "skip", "reset"):
+    with may_resend(cluster), KafkaHook("airflow") as hook:
+        for action in ("pause", "resume", "replay", "resend", "skip", "reset"):
             assert action in UI_ACTIONS
             to = "earliest" if action == "reset" else None
-            asked = ActionRequest(action, f"airflow/{LEDGER}", "by-page", "a test", False, to=to, window=2)
+            window = 1 if action == "resend" else 2
+            asked = ActionRequest(action, f"airflow/{LEDGER}", "by-page", "a test", False, to=to, window=window)
             assert perform(hook, asked, ActionContext(LEDGER, "ann", running=False)).done
             stable(cluster)
 
@@ -310,7 +336,24 @@ def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, tmp_pa
         landed = Landed(DEAD, 0, 0, 0, 1)
         names = frozenset(record["topic"] for record in DeadLetterReader(frozenset({"files", "seen"}), [landed], 5).read(hook))
         assert names <= {DEAD}
+        shown = RecordReader(TopicPartition(READ, 0), 0, 5, TopicFormats(described(Json(schema=SCHEMA)))).read(hook)
+        assert len(shown["records"]) == 5 and not shown["problem"]
     assert report["group_id"] == "seen"
+
+
+def test_sending_dead_letters_again_names_each_right_that_is_missing_and_works_with_both(cluster, tmp_path):
+    moved(cluster, tmp_path, "again", runs=1)
+    request = ChangeRequest("again", "a test")
+    with KafkaHook("airflow") as hook:
+        for acl in sorted(rights_of_resend(), key=lambda acl: acl.name, reverse=True):
+            with pytest.raises(RightMissing) as refused:
+                resend(hook, request, window=1)
+            assert (refused.value.name, refused.value.right) == (acl.name, acl.operation.name.title())
+            cluster.grant([acl])
+        assert resend(hook, request, window=1).sent_again
+        stable(cluster)
+        assert not resend(hook, request, window=1).changed
+    cluster.revoke(rights_of_resend())
 
 
 # --- what is said without one of them ---------------------------------------------------------------------------------------

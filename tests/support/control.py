@@ -10,6 +10,7 @@ from airflow_kafka_spark.control import pause as _pause
 from airflow_kafka_spark.control import rebind as _rebind
 from airflow_kafka_spark.control import rename as _rename
 from airflow_kafka_spark.control import replay as _replay
+from airflow_kafka_spark.control import resend as _resend
 from airflow_kafka_spark.control import reset as _reset
 from airflow_kafka_spark.control import skip as _skip
 from airflow_kafka_spark.control.requests import ChangeRequest
@@ -41,5 +42,6 @@ pause, resume = with_request(_pause.pause), with_request(_pause.resume)
 rebind = with_request(_rebind.rebind)
 rename = with_request(_rename.rename)
 replay = with_request(_replay.replay)
+resend = with_request(_resend.resend)
 reset = with_request(_reset.reset)
 skip = with_request(_skip.skip)

@@ -18,7 +18,7 @@ from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.dead_letters import Batch, DeadLetters
 from airflow_kafka_spark.windows.latency import Latency
 from airflow_kafka_spark.windows.memory import dead_record
-from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Landed, OffsetRange, SourcePlan, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report
 
 AWKWARD = ["a/b/c", "dots.and..dots", "späße-日本", 'it\'s "quoted"', "<script>alert(1)</script>", "50% & more?=#"]
@@ -98,6 +98,28 @@ class Past:
                     return
                 report = self._report(entry.window, each, group, _iso(planned_at + timedelta(seconds=4)))
                 ledger.close(report.to_dict(), window.ends)
+
+    def publish(self, pipeline: str, count: int, topic: str, *, run: str, source: str) -> None:
+        """Publish windows of rows of a source, an hour apart, the last one now.
+
+        :param run: with ``{n}`` for the number of the window.
+        """
+        for turn in range(1, count + 1):
+            with Ledger(self.hook, pipeline, run.format(n=turn), group_id=f"{TOPIC}.{pipeline}", topic=TOPIC) as ledger:
+                planned_at = datetime.now(timezone.utc) - timedelta(hours=count - turn)
+                plan = SourcePlan(({"from": turn}, {"from": turn + 1}), {"id": turn}, 1000 * turn)
+                entry = ledger.plan(Window(pipeline, turn, (), ledger.run, _iso(planned_at), self.hook.cluster_id(), source=plan))
+                published = Landed(topic, 0, 1000 * (turn - 1), 1000 * turn, 1000 * turn)
+                report = Report(
+                    entry.window, records_read=1000 * turn, records_written=1000 * turn - turn, records_rejected=turn,
+                    bytes=80_000 * turn, published=(published,), sink=f"kafka://kafka_default/{topic}", source=source,
+                    timings={
+                        "fence": 0.1, "plan": 0.3, "move": 4.0 + turn, "session": 2.0, "workers": 0.5, "read": 0.2 * turn,
+                        "decode": 0.1 * turn, "write": 0.4 * turn, "wait": 1.5 + 0.3 * turn, "close": 0.2, "total": 4.6 + turn,
+                    },
+                    guarantee="exactly-once, split by split", completed_at=_iso(planned_at + timedelta(seconds=5)),
+                )  # fmt: skip
+                ledger.close(report.to_dict(), {})
 
     def bury(self, pipeline: str, window: int, topic: str, letters: Sequence[tuple[bytes | None, bytes | None]]) -> None:
         """Send dead letters, one of somebody else between them, and write down that a window has sent them."""

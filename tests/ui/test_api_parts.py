@@ -121,6 +121,7 @@ def test_nobody_waits_longer_than_allowed():
         ("reset", {"ledger": "a/b", "pipeline": "p", "why": "x", "to": 7}, 400),
         ("reset", {"ledger": "a/b", "pipeline": "p", "why": "x", "to": "latest", "only": "orders"}, 400),
         ("replay", {"ledger": "a/b", "pipeline": "p", "why": "x", "window": True}, 400),
+        ("resend", {"ledger": "a/b", "pipeline": "p", "why": "x"}, 400),
         ("forget", {"ledger": "a/b", "pipeline": "p", "why": "x"}, 404),
     ],
 )

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from airflow_kafka_spark.ui.access import Access
-from airflow_kafka_spark.ui.airflow_metadata import AirflowState, LedgerName, PipelineTask, TaskInstanceKey, TaskInstanceState
+from airflow_kafka_spark.ui.airflow_metadata import (
+    AirflowState,
+    FailedTask,
+    LedgerName,
+    PipelineTask,
+    TaskError,
+    TaskInstanceKey,
+    TaskInstanceState,
+)
 from airflow_kafka_spark.ui.snapshot import PipelineSummary
 from airflow_kafka_spark.ui.views import ListQuery, PipelineItem, endpoint_name, list_page, pipeline_row
 from airflow_kafka_spark.windows.changes import Change
@@ -25,8 +33,8 @@ def summary(name="p", *, state=State.COMPLETE, **facts):
     return PipelineSummary(name, **held, **facts)
 
 
-def row(found, state="failed", tasks=()):
-    airflow = AirflowState({TASK: TaskInstanceState(state)}, {"d": False})
+def row(found, state="failed", tasks=(), error=None, failed=None):
+    airflow = AirflowState({TASK: TaskInstanceState(state, error=error)}, {"d": False}, {("d", "t"): failed} if failed else {})
     return pipeline_row(PipelineItem(LEDGER, "p", found, tasks=tasks), airflow, ACCESS, now=0.0)
 
 
@@ -35,10 +43,38 @@ def test_a_failed_pipeline_shows_its_last_attempt_with_the_log_of_that():
     assert shown["activity"] == "failed"
     assert shown["failure"] == {
         "name": "2", "number": 2, "attempt": 3, "started_at": "2026-01-01T01:00:00Z", "run": "d/run2/t", "task_state": "failed",
-        "url": TASK.url,
+        "error": None, "url": TASK.url,
     }  # fmt: skip
     assert row(summary(state=State.PLANNED), "running")["failure"] is None
     assert row(summary())["failure"] is None
+
+
+ATTEMPT_BEGAN = 1767229200.0  # 2026-01-01T01:00:00Z
+
+
+def test_a_failed_pipeline_shows_the_error_of_its_last_attempt_without_secrets():
+    error = TaskError("SinkRejected", "the table is gone\npassword=abc", ATTEMPT_BEGAN + 5)
+    shown = row(summary(state=State.PLANNED), error=error)["failure"]
+    assert shown["error"] == {"class": "SinkRejected", "message": "the table is gone\npassword=***", "at": error.at}
+    # That of an attempt before it explains nothing: this one was killed.
+    earlier = TaskError("SinkRejected", "the table is gone", ATTEMPT_BEGAN - 5)
+    assert row(summary(state=State.PLANNED), error=earlier)["failure"]["error"] is None
+
+
+@pytest.mark.parametrize("found", [None, PipelineSummary("p"), summary()], ids=["unknown", "no window", "moved"])
+def test_a_task_that_fails_before_it_plans_a_window_is_a_failed_pipeline_with_its_error(found):
+    error = TaskError("ValidationError", "2 problems", 2e9)
+    failed = FailedTask(TASK, "up_for_retry", 2e9 - 1, 2e9 + 1, error)
+    tasks = (PipelineTask("d", "t", LEDGER, "p", ("t",)),)
+    shown = row(found, tasks=tasks, failed=failed)
+    assert (shown["activity"], shown["failure"]["error"]["class"]) == ("failed", "ValidationError")
+    assert shown["reason"] == "its task is up_for_retry, before a window was planned"
+    assert (shown["failure"]["run"], shown["failure"]["url"]) == ("d/run2/t", TASK.url)
+    # A window that was completed since says that it works again.
+    since = Entry(
+        summary().last.window, State.COMPLETE, Attempt(1, "x", "d/run3/t", ""), {"completed_at": "2040-01-01T00:00:00Z"}
+    )
+    assert row(PipelineSummary("p", last=since), tasks=tasks, failed=failed)["activity"] == "idle"
 
 
 def test_failed_pipelines_come_first_by_status():
@@ -53,11 +89,11 @@ def test_failed_pipelines_come_first_by_status():
     ("found", "actions"),
     [
         (None, []),
-        (summary(), ["pause", "replay", "skip", "reset"]),
-        (summary(pause=PAUSE), ["resume", "replay", "skip", "reset"]),
+        (summary(), ["pause", "replay", "resend", "skip", "reset"]),
+        (summary(pause=PAUSE), ["resume", "replay", "resend", "skip", "reset"]),
         (summary(has_source=True), ["pause"]),
         (summary(has_source=True, state=State.PLANNED), ["pause", "skip"]),
-        (summary(has_intervals=True), ["pause", "replay"]),
+        (summary(has_intervals=True), ["pause", "replay", "resend"]),
         (PipelineSummary("p", "a record that cannot be read"), []),
     ],
 )

@@ -14,8 +14,10 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support.browser import Open, Visit, browser
 from tests.support.connect import AIRFLOW_PATH, spark_connect
-from tests.ui.past import Past
+from tests.ui.past import LEDGER, Past
 from tests.with_airflow.site import BEGIN, CONNECTION_SECRET, LAST, USERS, Site, SiteAirflow
+
+LEDGERS = (LEDGER, "kafka_default/no-such-ledger", "kafka_default/nor-this-one")
 
 
 @pytest.fixture(scope="package")
@@ -58,7 +60,7 @@ def site(
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(directory / "passwords"),
-                "AIRFLOW__KAFKA_SPARK__LEDGERS": "kafka_default/airflow-windows, kafka_default/no-such-ledger",
+                "AIRFLOW__KAFKA_SPARK__LEDGERS": ", ".join(LEDGERS),
                 "PYTHONPATH": AIRFLOW_PATH,
                 faults.FAULT: "close.begin",
                 faults.ONCE: str(directory / "fault"),

@@ -50,8 +50,8 @@ def test_the_list_shows_every_pipeline_with_its_state_and_lag(listed):
 
 
 def test_nobody_is_told_anything_without_a_login(site):
-    for path in ("pipelines", "pipeline", "windows", "next", "dead-letters"):
-        answer = site.nobody.get(path, ledger=LEDGER, pipeline="billing/copy")
+    for path in ("pipelines", "pipeline", "windows", "windows.csv", "next", "dead-letters", "records"):
+        answer = site.nobody.get(path, ledger=LEDGER, pipeline="billing/copy", topic="ui-orders")
         assert answer.status == 401, path
         assert answer.json["detail"]["message"]
         assert b"billing" not in answer.body
@@ -73,7 +73,7 @@ def test_the_script_is_fetched_once_and_data_is_never_kept(site, listed):
         assert headers["x-frame-options"] == "SAMEORIGIN"
 
 
-@pytest.mark.parametrize("action", ["pause", "resume", "skip", "replay", "reset"])
+@pytest.mark.parametrize("action", ["pause", "resume", "skip", "replay", "resend", "reset"])
 def test_a_viewer_sees_and_may_not_act(site, listed, action):
     viewer = site.login("viewer")
     rows = viewer.get("pipelines", q="billing/copy").json["pipelines"]
@@ -168,6 +168,20 @@ def test_what_is_not_there_is_said_with_what_to_do(site, listed):
         assert viewer.get(path).status == 400
 
 
+def test_only_records_of_the_pipelines_own_topics_are_shown(site, listed):
+    viewer = site.login("viewer")
+    place = {"ledger": LEDGER, "pipeline": "shop.never_ran"}
+    found = viewer.get("records", **place, topic="ui-orders", partition=1, offset=0, limit=2).json
+    assert (found["start"], found["end"], found["low"], found["lso"]) == (0, 2, 0, 100)
+    assert [(r["offset"], r["value"]["text"]) for r in found["records"]] == [(0, '{"id": 1}'), (1, '{"id": 4}')]
+    assert [record["reason"] or record["value_columns"] for record in found["records"]][0]
+    last = viewer.get("records", **place, topic="ui-orders", limit=2).json
+    assert [record["offset"] for record in last["records"]] == [98, 99]
+    assert viewer.get("records", **place, topic="ui-orders", partition=9).status == 404
+    assert viewer.get("records", **place, topic="watched-orders").status == 404
+    assert viewer.get("records", **place, topic="airflow-windows").status == 404
+
+
 def test_a_running_window_shows_how_far_it_is_and_a_failed_one_that_it_failed(site, listed):
     editor = site.login("editor")
     run_id = site.trigger("states")
@@ -214,6 +228,22 @@ def test_a_running_window_shows_how_far_it_is_and_a_failed_one_that_it_failed(si
         )
     )
     assert row["last_window"]["number"] == 1
+
+
+def test_a_task_that_fails_before_it_plans_a_window_shows_its_error(site, listed):
+    viewer = site.login("viewer")
+    before = the(viewer.get("pipelines", dag_id="broken").json["pipelines"], "broken.load")
+    assert (before["activity"], before["failure"]) == ("new", None)
+    site.wait("broken", site.trigger("broken"), "failed")
+    row = eventually(
+        lambda: (
+            (r := the(viewer.get("pipelines", dag_id="broken").json["pipelines"], "broken.load"))["activity"] == "failed" and r
+        )
+    )
+    assert row["failure"]["error"]["class"] == "ValidationError"
+    assert "ui-no-such-topic" in row["failure"]["error"]["message"]
+    assert row["failure"]["url"].startswith("dags/broken/runs/")
+    assert the(viewer.get("pipelines", sort="status").json["pipelines"][:5], "broken.load"), "failed pipelines come first"
 
 
 def test_an_action_is_planned_first_then_done_and_remembered_with_the_user(site, listed):
@@ -295,7 +325,9 @@ def test_no_answer_holds_a_secret(site, listed):
     answers = [editor.get("pipelines", limit=500)]
     for path in ("pipeline", "windows", "next", "dead-letters"):
         answers += [editor.get(path, ledger=LEDGER, pipeline=name) for name in ("billing/copy", "shop.orders", "no such")]
-    assert len(answers) == 13
+    answers += [editor.get("windows.csv", ledger=LEDGER, pipeline="billing/copy")]
+    answers += [editor.get("records", ledger=LEDGER, pipeline="billing/copy", topic="ui-orders")]
+    assert len(answers) == 15 and all(answer.status == 200 for answer in answers[-2:])
     for answer in answers:
         assert CONNECTION_SECRET.encode() not in answer.body
         assert b"sasl" not in answer.body

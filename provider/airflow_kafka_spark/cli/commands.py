@@ -175,6 +175,14 @@ def _replay(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     return replay(hook, _request(args), window=args.window, name=args.interval)
 
 
+def _resend(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
+    from airflow_kafka_spark.control.resend import resend
+
+    if (args.window is None) == (not args.interval):
+        raise ValueError("resend takes either --window or --interval")
+    return resend(hook, _request(args), window=args.window, name=args.interval)
+
+
 def _rebind(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.rebind import rebind
 
@@ -229,4 +237,5 @@ _COMMANDS: Mapping[str, Execute] = {
     "unblock": _with_text(_unblock, output.format_unblock),
     "rebind": _with_text(_rebind, output.format_rebind),
     "replay": _with_text(_replay, output.format_replay),
+    "resend": _with_text(_resend, output.format_resend),
 }

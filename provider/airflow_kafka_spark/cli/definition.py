@@ -37,6 +37,14 @@ CHANGE = (
 DISCARD_OPEN = Arg(
     ("--discard-open",), help="give up an open window, even if its sink may have committed it already", action="store_true"
 )
+OF_WINDOW = (
+    Arg(("--window",), help="number of the window", type=int),
+    Arg(
+        ("--interval",),
+        help="name of a data interval, as 20260101T000000Z-20260101T010000Z; instead of --window",
+        metavar="NAME",
+    ),
+)
 NOT_RUNNING = Arg(
     ("--not-running",), help="confirm that no task works on the open window; look at its task in Airflow", action="store_true"
 )
@@ -139,12 +147,14 @@ COMMANDS = (
         "replay",
         "Request that a complete window is moved once more when its task is cleared",
         *PIPELINE,
-        Arg(("--window",), help="number of the window", type=int),
-        Arg(
-            ("--interval",),
-            help="name of a data interval, as 20260101T000000Z-20260101T010000Z; instead of --window",
-            metavar="NAME",
-        ),
+        *OF_WINDOW,
+        *CHANGE,
+    ),
+    _command(
+        "resend",
+        "Send the dead letters of a complete window again to the topics that they came from, once",
+        *PIPELINE,
+        *OF_WINDOW,
         *CHANGE,
     ),
     _command(

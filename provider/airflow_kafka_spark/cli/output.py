@@ -23,6 +23,7 @@ _CHANGE_TEXTS = {
     "pause": "paused",
     "resume": "resumed",
     "replay": "asked for a replay of",
+    "resend": "sent dead letters again, of window",
 }
 _NOTHING_MOVED = {"skip": "nothing was skipped"}
 
@@ -59,7 +60,7 @@ def _change_row(change: Change) -> tuple[object, ...]:
         was = f"renamed to {change.name}" if change.before else f"renamed from {change.name}"
         return change.number, change.at, was, change.who, change.why
     if change.action in _CHANGE_TEXTS:
-        which = f" {change.name or change.window}" if change.action == "replay" else ""
+        which = f" {change.name or change.window}" if change.action in ("replay", "resend") else ""
         return change.number, change.at, _CHANGE_TEXTS[change.action] + which, change.who, change.why
     what = [f"{tp}: {_number(change.before.get(tp))} -> {offset:,}" for tp, offset in sorted(change.after.items())]
     more = [f"and {len(what) - 8} more"] if len(what) > 8 else []
@@ -207,6 +208,17 @@ def format_replay(result: ChangeResult) -> str:
             f"Clear the task in Airflow's UI, or by its API: POST /api/v2/dags/{window.dag_id}/clearTaskInstances {body}",
         ]
     return "\n".join(lines)
+
+
+def format_resend(result: ChangeResult) -> str:
+    """Return the result of sending dead letters again."""
+    what = f"dead letters of window {result.sent_of} of pipeline {result.pipeline}"
+    if not result.changed:
+        return "\n".join([f"Nothing was sent: {what}", *_sentences(result.warnings)])
+    total = sum(part.records for part in result.sent_again)
+    first = f"{_begin(result)} change {result.change}: {total:,} {what} sent again, {_author(result)}"
+    table = format_table(("topic", "partition", "records"), [(p.topic, p.partition, f"{p.records:,}") for p in result.sent_again])
+    return "\n".join([first, "", table, "", *_sentences(result.warnings)])
 
 
 def _begin(result: ChangeResult) -> str:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import getpass
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
@@ -36,6 +36,8 @@ from airflow_kafka_spark.windows.memory import (
 )
 
 if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 log = logging.getLogger(__name__)
@@ -78,16 +80,35 @@ def _user() -> str:
         return f"uid {os.getuid()}"
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Records that become visible together with the record of a change.
+
+    :param doing: what is done, for errors.
+    :param topics: the topics that they go to, for errors.
+    :param produce: produces and flushes them.
+    :param seconds: how long the transaction may take.
+    :param settings: further settings of the producer.
+    """
+
+    doing: str
+    topics: Collection[str]
+    produce: Callable[[Producer], None]
+    seconds: int = SECONDS
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
 class ControlLedger(Ledger):
     """Writes the control requests of a pipeline. Do not enter it as a context: that would fence the pipeline's attempts."""
 
-    def write(self, decide: Callable[[Memory], Change | None]) -> Change | None:
+    def write(self, decide: Callable[[Memory], Change | None], beside: Beside | None = None) -> Change | None:
         """Write what ``decide`` makes of what the ledger holds, in one Kafka transaction of a record or two.
 
         Guarantee: it is written whole or not at all; between its look and its commit no other writer writes a control of this
         pipeline. Attempts, resets and their transactions are not fenced.
 
         :param decide: None for nothing to do; called again if another writer was faster.
+        :param beside: produces further records of the change in the same transaction.
         :return: what was written, None when there was nothing to do.
         :raises KafkaUnavailable: it cannot be written; what became of it is not known only if the brokers do not say so.
         """
@@ -95,7 +116,9 @@ class ControlLedger(Ledger):
         sent: Change | None = None
         for _ in range(TRIES):
             self._events = ClientEvents(self.hook.config.get("error_cb"))
-            settings: dict[str, Any] = {"transaction.timeout.ms": SECONDS * 1000, "message.timeout.ms": SECONDS * 1000}
+            seconds = beside.seconds if beside is not None else SECONDS
+            settings: dict[str, Any] = {"transaction.timeout.ms": seconds * 1000, "message.timeout.ms": seconds * 1000}
+            settings |= beside.settings if beside is not None else {}
             producer = self._fence_as(transactional_id_of(self.topic.name, self.pipeline, CONTROL), **settings)
             memory = self._find().memory
             if sent is not None and memory.controls.get(sent.number) == sent:
@@ -106,9 +129,12 @@ class ControlLedger(Ledger):
                 return None
             try:
                 producer.begin_transaction()
+                if beside is not None:
+                    self._produce(producer, beside)
+                # The record goes last: until the transaction ends, no reader gets past it in the ledger's partition.
                 self.send(producer, _records(memory, change))
                 faults.reached("control.in_transaction")
-                producer.commit_transaction(SECONDS)
+                producer.commit_transaction(seconds)
                 return change
             except Exception as error:
                 # What became of it is known once the next producer has fenced this one, and has looked.
@@ -116,6 +142,12 @@ class ControlLedger(Ledger):
                 log.warning("Writing change %d of pipeline %s failed: %s", change.number, self.pipeline, failure)
         assert failure is not None
         raise failure
+
+    def _produce(self, producer: Producer, beside: Beside) -> None:
+        try:
+            beside.produce(producer)
+        except Exception as error:
+            raise self.translated(error, beside.doing, "`, `".join(sorted(beside.topics))) from error
 
     def _find(self) -> Found:
         """Read the ledger. Only control records that an open transaction hides are waited for; an attempt at work may take as
@@ -140,7 +172,8 @@ def _records(memory: Memory, change: Change) -> list[LedgerRecord]:
     pipeline, pause = memory.pipeline, memory.pause
     # The pause that ends is history, which older releases may pass over. It comes first: who sees it sees its end.
     ended = [control_record(pipeline, pause)] if change.action == "resume" and pause is not None else []
-    old = [n for n in sorted(memory.controls) if n <= change.number - KEEP_CONTROLS and (pause is None or n != pause.number)]
+    kept = {control.number for control in (pause, *memory.counted_resends) if control is not None}
+    old = [n for n in sorted(memory.controls) if n <= change.number - KEEP_CONTROLS and n not in kept]
     return [
         *ended,
         control_record(pipeline, change, PAUSE_VERSION if change.action == "pause" else VERSION),
@@ -163,13 +196,18 @@ def refuse_intervals(memory: Memory) -> None:
 
 
 def request_change(
-    hook: KafkaHook, memory: Memory, request: ChangeRequest, decide: Callable[[Memory], Change | None]
+    hook: KafkaHook,
+    memory: Memory,
+    request: ChangeRequest,
+    decide: Callable[[Memory], Change | None],
+    beside: Beside | None = None,
 ) -> tuple[Change | None, Memory]:
     """Write a control request, unless it has been made already or this is a dry run.
 
     :param memory: the ledger as it was just read, without fencing. What ``decide`` refuses of it leaves nothing behind.
     :param request: what was asked for; a dry run writes nothing.
     :param decide: returns the change to write, from what the ledger holds; None where there is nothing to do.
+    :param beside: further records of the change, which become visible with it.
     :return: the change, None where there was nothing to do; and the memory that it was decided on.
     :raises KafkaUnavailable: it cannot be written.
     """
@@ -182,5 +220,5 @@ def request_change(
 
     change = remember(memory)
     if not request.dry_run:
-        change = ControlLedger(hook, memory.pipeline, "", topic=request.ledger_topic).write(remember)
+        change = ControlLedger(hook, memory.pipeline, "", topic=request.ledger_topic).write(remember, beside)
     return change, seen

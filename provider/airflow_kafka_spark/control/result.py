@@ -77,6 +77,20 @@ class ReplayedWindow:
 
 
 @dataclass(frozen=True)
+class SentAgain:
+    """Dead letters that were sent again to the partition that they came from.
+
+    :param topic: the topic.
+    :param partition: the partition.
+    :param records: number of records.
+    """
+
+    topic: str
+    partition: int
+    records: int
+
+
+@dataclass(frozen=True)
 class ChangeResult:
     """The result of a change; of a dry run, what the change would do.
 
@@ -99,6 +113,8 @@ class ChangeResult:
     :param position: of ``rename``: the offsets at which the pipeline goes on.
     :param last_window: of ``rename``: the number of the last complete window, from which the numbers go on.
     :param window: of ``replay``: the window that is moved once more.
+    :param sent_again: of ``resend``: the dead letters that were sent again, by the partition that they came from.
+    :param sent_of: of ``resend``: the window, by its number or the name of its data interval.
     :param binding: of ``rebind``: what the pipeline is bound to until then; None where that is not known.
     :param paused_by: of ``pause`` and ``resume``: the pause that was in force before; None without one.
     :param warnings: what to know about it, in sentences.
@@ -121,6 +137,8 @@ class ChangeResult:
     position: Mapping[TopicPartition, int] = field(default_factory=dict)
     last_window: int | None = None
     window: ReplayedWindow | None = None
+    sent_again: tuple[SentAgain, ...] = ()
+    sent_of: str = ""
     binding: Binding | None = None
     paused_by: Change | None = None
     warnings: tuple[str, ...] = ()

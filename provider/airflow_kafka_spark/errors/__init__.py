@@ -10,6 +10,7 @@ from airflow_kafka_spark.errors.control import (
     ChangeRefused,
     PipelineUnknown,
     ReplayRefused,
+    ResendRefused,
     WindowOpen,
 )
 from airflow_kafka_spark.errors.formats import (
@@ -143,6 +144,7 @@ __all__ = [
     "RegistryRefused",
     "RegistryUnavailable",
     "ReplayRefused",
+    "ResendRefused",
     "RightMissing",
     "RowRejected",
     "RowsCutOff",

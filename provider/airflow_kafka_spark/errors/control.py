@@ -67,3 +67,7 @@ class AttemptAtWork(ChangeRefused):
 
 class ReplayRefused(ChangeRefused):
     """Raised when a window cannot be replayed."""
+
+
+class ResendRefused(ChangeRefused):
+    """Raised when the dead letters of a window cannot be sent again. None of them was sent."""

@@ -273,7 +273,8 @@ class SparkHook(BaseHook):
         logging.getLogger("py4j").setLevel(logging.WARNING)
         log.info("Starting Spark on %s", self.master)
         try:
-            with _python_of_executors("" if self.is_local or self.is_connect else settings.get(_PYTHON, "")):
+            python = "" if self.is_local or self.is_connect else settings.get(_PYTHON, "")
+            with _python_of_executors(python), _errors_to_output():
                 session: SparkSession = builder.getOrCreate()
         except Exception as error:
             reason = first_line(error)
@@ -368,6 +369,26 @@ def _python_of_executors(path: str) -> Iterator[None]:
         yield
     finally:
         os.environ["PYSPARK_PYTHON"] = before
+
+
+@contextmanager
+def _errors_to_output() -> Iterator[None]:
+    """Let a JVM that is started in here write its standard error to standard output.
+
+    Airflow shows what a task's processes write to standard error as errors, and each JVM of Spark 4 warns there of an incubator
+    module that Spark itself asks for.
+    """
+    try:
+        saved = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    try:
+        os.dup2(1, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 def _send_package(session: SparkSession) -> None:

@@ -206,6 +206,10 @@ class WindowOperator(VisibleOperator):
         """
         run = Run.of(context)
         self.show(context, run)
+        with self.failures_shown():
+            return self._execute(context, run)
+
+    def _execute(self, context: Mapping[str, Any], run: Run) -> dict[str, Any]:
         with self._early_start(run):
             self.validate(run)
         overtaken = 0
@@ -386,7 +390,9 @@ class WindowOperator(VisibleOperator):
         report = replace(report, sink=self.sink.uri, guarantee=self.sink.guarantee.value, attempts=entry.attempt.number)
         faults.reached("close.begin")
         self.progress.step("close")
-        report = self.close(ledger, window, replace(report, timings=watch.stop()))
+        timings = watch.stop()
+        timings |= self.progress.parts_of_move(timings.get("move", 0.0), report)
+        report = self.close(ledger, window, replace(report, timings=timings))
         faults.reached("close.committed")
         self.follow(ledger)
         self.log.info("%s", report.line)

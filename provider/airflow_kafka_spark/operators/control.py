@@ -25,22 +25,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ControlAction = Literal["show", "plan", "reset", "windows", "forget", "pause", "resume", "skip", "rename", "rebind", "replay"]
+ControlAction = Literal[
+    "show", "plan", "reset", "windows", "forget", "pause", "resume", "skip", "rename", "rebind", "replay", "resend"
+]
 ACTIONS = get_args(ControlAction)
-CHANGES = ("reset", "forget", "pause", "resume", "skip", "rename", "rebind", "replay")
+CHANGES = ("reset", "forget", "pause", "resume", "skip", "rename", "rebind", "replay", "resend")
 
 
 class PipelineOffsetsOperator(BaseOperator):
     """Show the position of a pipeline, its next window and its past ones; move, pause, rename or forget the pipeline.
 
-    It is for pipelines what KIP-875 is for connectors. ``show``, ``plan``, ``windows``, ``pause``, ``resume`` and ``replay``
-    fence no attempt. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while an attempt may be at work on
-    it. Each change is a record in the ledger with who and why. No Spark is started.
+    It is for pipelines what KIP-875 is for connectors. ``show``, ``plan``, ``windows``, ``pause``, ``resume``, ``replay`` and
+    ``resend`` fence no attempt. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while an attempt may be at
+    work on it. Each change is a record in the ledger with who and why. No Spark is started.
 
     :param action: ``show`` (default), ``plan``, ``windows``, ``reset``, ``forget``, ``pause``, ``resume``, ``skip`` (gives up the
         open window, or else what waits), ``rename`` (lets it go on under another name), ``rebind`` (lets the next run go
-        elsewhere, or be another task's) or ``replay`` (asks for a complete window to be moved once more, when its task is
-        cleared).
+        elsewhere, or be another task's), ``replay`` (asks for a complete window to be moved once more, when its task is
+        cleared) or ``resend`` (sends the dead letters of a complete window again to the topics that they came from, once).
     :param pipeline: the pipeline's name, by default ``<dag_id>.<task_id>``.
     :param to: of ``reset``, where to: ``"earliest"``, ``"latest"``, a time, an offset per partition, ``"committed:<group>"``;
         default None.
@@ -57,8 +59,8 @@ class PipelineOffsetsOperator(BaseOperator):
     :param dry_run: of every change: say what would happen, and change nothing; default False.
     :param not_running: of ``skip`` and ``rebind``: nobody is at work on the open window; without that it is not given up, or
         sent elsewhere. Default False.
-    :param window: of ``replay``: the window's number; or give ``interval``. Default None.
-    :param interval: of ``replay``: the name of the window's data interval; default None.
+    :param window: of ``replay`` and ``resend``: the window's number; or give ``interval``. Default None.
+    :param interval: of ``replay`` and ``resend``: the name of the window's data interval; default None.
     :param topics: of ``plan``: what it subscribes to; empty (default) is what it has read.
     :param starting_offsets: of ``plan``: as the pipeline's operator has it; default None, committed offsets.
     :param ending_offsets: of ``plan``: as the pipeline's operator has it; default None, the last stable offsets.
@@ -239,6 +241,12 @@ class PipelineOffsetsOperator(BaseOperator):
         window, name = _whole(self.window), self.interval or None
         return self._warned(replay(self.kafka, self._request(run), window=window, name=name))
 
+    def _resend(self, run: Run) -> ChangeResult:
+        from airflow_kafka_spark.control.resend import resend
+
+        window, name = _whole(self.window), self.interval or None
+        return self._warned(resend(self.kafka, self._request(run), window=window, name=name))
+
     def _warned(self, done: ChangeResult) -> ChangeResult:
         for warning in done.warnings:
             self.log.warning("%s", warning)
@@ -265,9 +273,9 @@ class PipelineOffsetsOperator(BaseOperator):
             problems.append(Problem("to", "give either `to` or `shift_by`"))
         elif self.action == "reset":
             problems += _tried("shift_by" if self.to is None else "to", self._target)
-        if self.action == "replay" and (self.window in (None, "")) == (not self.interval):
+        if self.action in ("replay", "resend") and (self.window in (None, "")) == (not self.interval):
             problems.append(Problem("window", "give either `window` or `interval`"))
-        elif self.action == "replay":
+        elif self.action in ("replay", "resend"):
             problems += _tried("window", lambda: _whole(self.window))
         if self.action == "rename" and not str(self.new_name or "").strip():
             problems.append(Problem("new_name", "the new name is missing", "Give it"))

@@ -1,4 +1,4 @@
-"""Actions that change a pipeline from its page: reset, skip, replay, pause and resume.
+"""Actions that change a pipeline from its page: reset, skip, replay, resend, pause and resume.
 
 This module validates requests and describes results. The changes themselves, their checks and the record of who made them are in
 :mod:`airflow_kafka_spark.control`.
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.control.result import Move
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
-ActionName: TypeAlias = Literal["reset", "skip", "replay", "pause", "resume"]
-ACTIONS: tuple[ActionName, ...] = ("reset", "skip", "replay", "pause", "resume")
+ActionName: TypeAlias = Literal["reset", "skip", "replay", "resend", "pause", "resume"]
+ACTIONS: tuple[ActionName, ...] = ("reset", "skip", "replay", "resend", "pause", "resume")
 MAX_WHY = 1_000
 """Longest reason of a change, in characters."""
 
@@ -39,8 +39,8 @@ class ActionRequest:
     :param dry_run: True to describe the change without making it.
     :param to: for a reset, the new position: a word, an instant in ISO 8601, or offsets by topic and partition.
     :param only: for a reset, the topics or partitions to move. Default: all.
-    :param window: for a replay, the number of the window.
-    :param interval: for a replay, the name of the data interval; None to use ``window``.
+    :param window: for a replay and for dead letters that are sent again, the number of the window.
+    :param interval: for the same, the name of the data interval; None to use ``window``.
     """
 
     action: ActionName
@@ -121,7 +121,7 @@ def parse_request(action: str, body: object) -> ActionRequest:
     window, interval, to = (body.get(name) for name in ("window", "name", "to"))
     if interval is not None and not isinstance(interval, str):
         raise _invalid("`name` is not a string")
-    if action == "replay" and (not isinstance(window, int) or isinstance(window, bool)) and not interval:
+    if action in ("replay", "resend") and (not isinstance(window, int) or isinstance(window, bool)) and not interval:
         raise _invalid("`window` is not a number", "the number of a window, or the `name` of a data interval")
     if action == "reset" and not isinstance(to, (str, Mapping)):
         raise _invalid("`to` is missing", '"earliest", "latest", a time in ISO 8601, or offsets as {"orders": {"0": 500}}')
@@ -219,6 +219,19 @@ def _replay(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> 
     return ActionResult(not request.dry_run, title, found.warnings, ("partition", "start", "end"), rows, clear)
 
 
+def _resend(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
+    from airflow_kafka_spark.control.resend import resend
+
+    window_number = None if request.interval else request.window
+    found = resend(hook, _change_request(request, context), window=window_number, name=request.interval)
+    total = sum(part.records for part in found.sent_again)
+    what = f"{total:,} dead letter{'' if total == 1 else 's'} of window {found.sent_of} of pipeline {request.pipeline}"
+    did = ("would be" if request.dry_run else "were" if total != 1 else "was") + " sent again"
+    title = f"{what} {did}" if found.changed else f"Nothing is left to send again of window {found.sent_of}"
+    rows = tuple((f"{part.topic}-{part.partition}", f"{part.records:,}") for part in found.sent_again)
+    return ActionResult(not request.dry_run, title, found.warnings, ("to partition", "records"), rows)
+
+
 def _pause_or_resume(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     from airflow_kafka_spark.control.pause import pause, resume
 
@@ -233,6 +246,7 @@ _ACTIONS: Mapping[ActionName, Callable[[KafkaHook, ActionRequest, ActionContext]
     "reset": _reset,
     "skip": _skip,
     "replay": _replay,
+    "resend": _resend,
     "pause": _pause_or_resume,
     "resume": _pause_or_resume,
 }

@@ -66,6 +66,8 @@ class PipelineTask:
     :param starting_offsets: starting offsets of the operator; None for its default.
     :param ending_offsets: ending offsets of the operator; None for its default.
     :param unread: arguments that are known only at run time: templates, and values that are not text.
+    :param configuration: its configuration, as the text of a JSON object
+        (:func:`~airflow_kafka_spark.operators.visibility.configuration.configuration_of`); empty for a mapped task.
     """
 
     dag_id: str
@@ -81,6 +83,39 @@ class PipelineTask:
     starting_offsets: str | None = None
     ending_offsets: str | None = None
     unread: tuple[str, ...] = ()
+    configuration: str = ""
+
+
+@dataclass(frozen=True)
+class TaskError:
+    """The error that ended an attempt, as its task has stored it.
+
+    :param name: name of the error's class.
+    :param message: first lines of its message.
+    :param at: when it ended the attempt, seconds since the epoch.
+    """
+
+    name: str
+    message: str
+    at: float
+
+
+@dataclass(frozen=True)
+class FailedTask:
+    """The last task instance of a task that failed, or that waits for its retry.
+
+    :param key: the task instance.
+    :param state: Airflow's name of its state.
+    :param started_at: when its last attempt began, seconds since the epoch; None if it never began.
+    :param ended_at: when it ended, seconds since the epoch.
+    :param error: the error that ended it; None if it has stored none, as one that was killed.
+    """
+
+    key: TaskInstanceKey
+    state: str
+    started_at: float | None
+    ended_at: float
+    error: TaskError | None = None
 
 
 @dataclass(frozen=True)
@@ -88,10 +123,12 @@ class Catalog:
     """All tasks that move windows, ordered by DAG and task.
 
     :param schedules: when their DAGs run, by DAG.
+    :param failed: the last failed task instance of each task, by DAG and task.
     """
 
     tasks: tuple[PipelineTask, ...] = ()
     schedules: Mapping[str, DagSchedule] = field(default_factory=dict)
+    failed: Mapping[tuple[str, str], FailedTask] = field(default_factory=dict)
 
     @property
     def ledgers(self) -> tuple[LedgerName, ...]:
@@ -128,7 +165,7 @@ class CatalogReader:
         self._hashes = hashes
         tasks = tuple(task for dag_id in sorted(self._tasks) for task in self._tasks[dag_id])
         timetables = {dag_id: self._timetables.get(dag_id) for dag_id, found in self._tasks.items() if found}
-        return Catalog(tasks, read_schedules(session, timetables))
+        return Catalog(tasks, read_schedules(session, timetables), read_failed_tasks(session, tasks))
 
 
 # --- Airflow's tables ---------------------------------------------------------------------------------------------------
@@ -187,13 +224,14 @@ def _tasks_of(dag_id: str, data: Mapping[str, Any]) -> tuple[PipelineTask, ...]:
 
 
 def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
-    """Return the task, or None if its operator is not one of this package that moves windows.
+    """Return the task, or None if its operator is not one of this package that moves windows, or a subclass of one.
 
     Airflow serializes the template fields and the assets of a task. For other arguments the operator's defaults are assumed.
 
     :param task: the serialized task, decoded.
     """
-    if task.get("_task_module") not in PIPELINE_MODULES:
+    # Only operators of this package, and subclasses of them, have a configuration; a mapped task has none.
+    if task.get("_task_module") not in PIPELINE_MODULES and not task.get("configuration"):
         return None
     expanded = task.get("expand_input")
     mapped = set((expanded or {}).get("value") or ()) if isinstance(expanded, Mapping) else set()
@@ -228,6 +266,7 @@ def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
         starting_offsets=None if "starting_offsets" in mapped else offsets["starting_offsets"][0],
         ending_offsets=None if "ending_offsets" in mapped else offsets["ending_offsets"][0],
         unread=tuple(sorted(unread)),
+        configuration=str(task.get("configuration") or ""),
     )
 
 
@@ -273,10 +312,12 @@ def _decoded(value: Any) -> Any:
 
 # --- task instances ----------------------------------------------------------------------------------------------------
 
-PROGRESS_KEY = "kafka_spark.progress"
+PROGRESS_KEY, ERROR_KEY = "kafka_spark.progress", "kafka_spark.error"
 TASK_BATCH = 200
 """Task instances that one query reads."""
-MAX_PROGRESS_BYTES = 10_000
+MAX_STORED_BYTES = 10_000
+MAX_FAILED = 1_000
+"""Failed task instances that one query reads."""
 
 RUNNING = frozenset({"running", "queued", "scheduled", "restarting", "deferred", "up_for_reschedule"})
 FAILED = frozenset({"failed", "up_for_retry", "upstream_failed"})
@@ -319,11 +360,13 @@ class TaskInstanceState:
     :param state: Airflow's name of the state.
     :param try_number: number of the current try.
     :param progress: the progress that the task has reported; None if it has reported none.
+    :param error: the error that ended its last failed attempt; None if it has stored none.
     """
 
     state: str | None
     try_number: int = 0
     progress: Mapping[str, Any] | None = None
+    error: TaskError | None = None
 
 
 @dataclass(frozen=True)
@@ -332,37 +375,80 @@ class AirflowState:
 
     :param states: states of the task instances that still exist.
     :param paused: for every DAG, True if it is paused.
+    :param failed: the last failed task instance of each task, by DAG and task.
     """
 
     states: Mapping[TaskInstanceKey, TaskInstanceState] = field(default_factory=dict)
     paused: Mapping[str, bool] = field(default_factory=dict)
+    failed: Mapping[tuple[str, str], FailedTask] = field(default_factory=dict)
 
 
 def read_task_states(session: Session, wanted: Collection[TaskInstanceKey]) -> dict[TaskInstanceKey, TaskInstanceState]:
     """Return the states of task instances, without those that no longer exist. One query reads :data:`TASK_BATCH` of them."""
     from airflow.models.dagrun import DagRun
-    from airflow.models.task_state_store import TaskStateStoreModel as Store
     from airflow.models.taskinstance import TaskInstance as Instance
     from sqlalchemy import and_, select, tuple_
 
     found: dict[TaskInstanceKey, TaskInstanceState] = {}
     for batch in _batches(sorted(set(wanted))):
         keys = tuple_(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index)
-        stored = and_(
-            Store.dag_run_id == DagRun.id,
-            Store.task_id == Instance.task_id,
-            Store.map_index == Instance.map_index,
-            Store.key == PROGRESS_KEY,
-        )
+        progress, is_progress = _stored(PROGRESS_KEY)
+        error, is_error = _stored(ERROR_KEY)
         query = (
             select(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index, Instance.state, Instance.try_number)
-            .add_columns(Store.value)
+            .add_columns(progress.value, error.value)
             .join(DagRun, and_(DagRun.dag_id == Instance.dag_id, DagRun.run_id == Instance.run_id))
-            .outerjoin(Store, stored)
+            .outerjoin(progress, is_progress)
+            .outerjoin(error, is_error)
             .where(keys.in_([tuple(task) for task in batch]))
         )
-        for *key, state, tries, value in session.execute(query):
-            found[TaskInstanceKey(*key)] = TaskInstanceState(None if state is None else str(state), tries or 0, _progress(value))
+        for *key, state, tries, told, failure in session.execute(query):
+            name = None if state is None else str(state)
+            found[TaskInstanceKey(*key)] = TaskInstanceState(name, tries or 0, _json_object(told), _error(failure))
+    return found
+
+
+def _stored(key: str) -> tuple[Any, Any]:
+    """Return a table of what tasks have stored, and the condition that joins a key of it with their task instances and runs."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.task_state_store import TaskStateStoreModel
+    from airflow.models.taskinstance import TaskInstance as Instance
+    from sqlalchemy import and_
+    from sqlalchemy.orm import aliased
+
+    store = aliased(TaskStateStoreModel)
+    of_task = and_(store.task_id == Instance.task_id, store.map_index == Instance.map_index)
+    return store, and_(store.dag_run_id == DagRun.id, of_task, store.key == key)
+
+
+def read_failed_tasks(session: Session, tasks: Collection[PipelineTask]) -> dict[tuple[str, str], FailedTask]:
+    """Return the last failed task instance of each task, by DAG and task, among the newest :data:`MAX_FAILED`."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as Instance
+    from sqlalchemy import and_, select
+
+    names = {(task.dag_id, task.task_id) for task in tasks}
+    if not names:
+        return {}
+    error, is_error = _stored(ERROR_KEY)
+    query = (
+        select(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index, Instance.state)
+        .add_columns(Instance.start_date, Instance.end_date, error.value)
+        .join(DagRun, and_(DagRun.dag_id == Instance.dag_id, DagRun.run_id == Instance.run_id))
+        .outerjoin(error, is_error)
+        .where(Instance.state.in_(sorted(FAILED - {"upstream_failed"})), Instance.end_date.is_not(None))
+        .where(Instance.dag_id.in_(sorted({dag_id for dag_id, _ in names})))
+        .where(Instance.task_id.in_(sorted({task_id for _, task_id in names})))
+        .order_by(Instance.end_date.desc())
+        .limit(MAX_FAILED)
+    )
+    found: dict[tuple[str, str], FailedTask] = {}
+    for *key, state, start, end, failure in session.execute(query):
+        task = TaskInstanceKey(*key)
+        name = (task.dag_id, task.task_id)
+        if name in names and name not in found:
+            began = start.timestamp() if start else None
+            found[name] = FailedTask(task, str(state), began, end.timestamp(), _error(failure))
     return found
 
 
@@ -397,14 +483,22 @@ def read_schedules(session: Session, timetables: Mapping[str, Timetable | None])
     return found
 
 
-def _progress(value: Any) -> dict[str, Any] | None:
-    """Return the stored progress; None if it has another shape, since users may edit the task state store."""
+def _json_object(value: Any) -> dict[str, Any] | None:
+    """Return what a task has stored; None if it has another shape, since users may edit the task state store."""
     try:
-        found = json.loads(value) if value and len(value) <= MAX_PROGRESS_BYTES else None
+        found = json.loads(value) if value and len(value) <= MAX_STORED_BYTES else None
         found = json.loads(found) if isinstance(found, str) else found
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def _error(value: Any) -> TaskError | None:
+    found = _json_object(value) or {}
+    name, message, at = (found.get(key) for key in ("class", "message", "at"))
+    if not (isinstance(name, str) and isinstance(message, str) and isinstance(at, (int, float))):
+        return None
+    return TaskError(name, message, float(at))
 
 
 def _batches(items: Sequence[TaskInstanceKey]) -> Iterator[list[TaskInstanceKey]]:

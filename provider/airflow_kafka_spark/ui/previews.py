@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
-from airflow_kafka_spark.hooks.kafka.rights import consume
-from airflow_kafka_spark.ledger.topic import PROMPT
+from airflow_kafka_spark.control.records import read_records
+from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.ui.responses import RequestRefused, redacted, status_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
@@ -35,7 +34,6 @@ MAX_TEXT = 4096
 """Characters of a key, a value or a reason that are shown."""
 MAX_HEADER_TEXT = 512
 MAX_HEADERS = 50
-FETCH_BYTES = 4 << 20
 
 PREFIX = "__connect.errors."
 
@@ -135,46 +133,18 @@ class DeadLetterReader:
 
         :raises KafkaSparkError: Kafka does not answer.
         """
-        import confluent_kafka
-
-        ends: dict[TopicPartition, int] = {}
-        starts: dict[TopicPartition, int] = {}
+        ranges: dict[TopicPartition, tuple[int, int]] = {}
         for part in self.landed:
-            tp = part.topic_partition
-            starts[tp] = min(starts.get(tp, part.first), part.first)
-            ends[tp] = max(ends.get(tp, 0), part.last + 1)
-        described = hook.describe_topics({tp.topic for tp in starts}, missing="omit")
-        existing = [tp for tp in starts if tp.topic in described and tp.partition in described[tp.topic].partitions]
-        if not existing:
-            return []
-        bounds = hook.offsets(existing)
-        left = {tp: ends[tp] for tp in existing if max(starts[tp], bounds[tp].low) < min(ends[tp], bounds[tp].lso)}
-        if not left:
-            return []
-        events = ClientEvents(hook.config.get("error_cb"))
-        settings = {"queued.max.messages.kbytes": 8192, "fetch.max.bytes": FETCH_BYTES, "error_cb": events.on_error}
-        consumer = confluent_kafka.Consumer(hook.consumer_config(**PROMPT, **settings), logger=events)
+            start, end = ranges.get(part.topic_partition, (part.first, 0))
+            ranges[part.topic_partition] = (min(start, part.first), max(end, part.last + 1))
+        messages = read_records(hook, ranges, "reading dead letters", seconds=MAX_READ_SECONDS)
         found: list[dict[str, Any]] = []
-        scanned, deadline = 0, time.monotonic() + MAX_READ_SECONDS
-        try:
-            consumer.assign([confluent_kafka.TopicPartition(*tp, max(starts[tp], bounds[tp].low)) for tp in left])
-            while left and len(found) < self.limit and scanned < MAX_SCANNED and time.monotonic() < deadline:
-                messages = consume(consumer, self.limit, 0.1, hook.config, "reading dead letters", conn_id=hook.conn_id)
-                for message in messages:
-                    error = message.error()
-                    topic, partition, offset = message.topic(), message.partition(), message.offset()
-                    if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
-                        raise KafkaUnavailable(hook.conn_id, f"reading {topic}-{partition}", error.str())
-                    assert topic is not None and partition is not None and offset is not None
-                    tp = TopicPartition(topic, partition)
-                    if error is None and tp in left and offset < left[tp] and len(found) < self.limit:
-                        scanned += 1
-                        if record := self._dead_letter(message):
-                            found.append(record)
-                    if offset + (error is None) >= left.get(tp, 0):
-                        left.pop(tp, None)
-        finally:
-            consumer.close()
+        with closing(messages):
+            for message in islice(messages, MAX_SCANNED):
+                if record := self._dead_letter(message):
+                    found.append(record)
+                if len(found) == self.limit:
+                    break
         return found
 
     def _dead_letter(self, message: Message) -> dict[str, Any] | None:

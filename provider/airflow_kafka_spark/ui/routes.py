@@ -7,14 +7,17 @@ from typing import Annotated, Any
 
 from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from airflow_kafka_spark.ui.actions import ActionContext, ActionResult, parse_request, perform
 from airflow_kafka_spark.ui.airflow_metadata import RUNNING, TaskInstanceKey, TaskRunning, clear_task
+from airflow_kafka_spark.ui.export import windows_csv
 from airflow_kafka_spark.ui.previews import MAX_DEAD_LETTERS, DeadLetterReader, next_window, run_with_timeout
+from airflow_kafka_spark.ui.records import MAX_RECORDS, RecordReader
 from airflow_kafka_spark.ui.responses import PlainJSONResponse, RequestRefused
-from airflow_kafka_spark.ui.views import ListQuery, UserView, windows_of
+from airflow_kafka_spark.ui.views import ListQuery, UserView, browsable_topics, windows_of
 from airflow_kafka_spark.ui.watcher import get_watcher, make_hook
+from airflow_kafka_spark.windows.model import TopicPartition
 
 router = APIRouter(prefix="/api")
 
@@ -66,6 +69,39 @@ def windows(
 ) -> PlainJSONResponse:
     """Return older windows of a pipeline, or the windows of one run."""
     return PlainJSONResponse(view.windows(ledger, name, before, limit, (run_id, task_id, map_index)))
+
+
+@router.get("/windows.csv")
+def windows_as_csv(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> Response:
+    """Return all windows of a pipeline that the ledger remembers, as a CSV file."""
+    headers = {"Content-Disposition": 'attachment; filename="windows.csv"'}
+    body = windows_csv(view.all_windows(ledger, name)).encode(errors="backslashreplace")
+    return Response(body, media_type="text/csv; charset=utf-8", headers=headers)
+
+
+@router.get("/records")
+def records(
+    view: UserViewDep,
+    ledger: str,
+    name: Annotated[str, Query(alias="pipeline")],
+    topic: str,
+    partition: int = 0,
+    offset: int | None = None,
+    limit: int = 20,
+) -> PlainJSONResponse:
+    """Return records of one of the pipeline's topics around an offset, by default the last ones."""
+    item, watch = view.find(ledger, name)
+    formats = browsable_topics(item).get(topic)
+    if formats is None:
+        raise RequestRefused(404, f"Pipeline `{name}` has no topic `{topic}`", action="Choose one of its topics")
+    reader = RecordReader(TopicPartition(topic, partition), offset, min(max(limit, 1), MAX_RECORDS), formats)
+
+    def work() -> dict[str, Any]:
+        with make_hook(watch.name.connection) as hook:
+            return reader.read(hook)
+
+    view.release()
+    return PlainJSONResponse(run_with_timeout(work, f"Reading {topic}-{partition}"))
 
 
 @router.get("/next")

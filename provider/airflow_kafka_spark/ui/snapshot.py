@@ -442,6 +442,11 @@ def completed_at(entry: Entry) -> float:
     return _instant(str((entry.report or {}).get("completed_at") or ""))
 
 
+def started_at(entry: Entry) -> float:
+    """Return when the newest attempt at a window began, in seconds since the epoch; 0 if it is unknown."""
+    return _instant(entry.attempt.started_at)
+
+
 def _instant(text: str) -> float:
     """Return an instant in seconds since the epoch; 0 if the text is none."""
     try:
@@ -476,7 +481,7 @@ def _past(
                 seen = Observation(completed_at(entry), end if tells else None, active=True, tells=tells)
                 past.setdefault(tp, []).append(seen)
     for entry in unfinished:
-        if (started := _instant(entry.attempt.started_at)) > 0:
+        if (started := started_at(entry)) > 0:
             for tp in entry.window.ends:
                 past.setdefault(tp, []).append(Observation(started, None, active=True, tells=False))
     return past

@@ -18,8 +18,10 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     FAILED,
     RUNNING,
     AirflowState,
+    FailedTask,
     LedgerName,
     PipelineTask,
+    TaskError,
     TaskInstanceKey,
     TaskInstanceState,
     read_paused_dags,
@@ -27,11 +29,12 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     task_of_run,
 )
 from airflow_kafka_spark.ui.lag_monitor import LagMeasurement
+from airflow_kafka_spark.ui.records import TopicFormats, topic_formats
 from airflow_kafka_spark.ui.responses import RequestRefused, redacted
-from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, completed_at, window_name
+from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, completed_at, started_at, window_name
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.dead_letters import DeadLetters
+from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_at
 from airflow_kafka_spark.windows.instants import iso
 from airflow_kafka_spark.windows.lag import Verdict
 from airflow_kafka_spark.windows.memory import Entry, Memory
@@ -165,7 +168,10 @@ def _activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
     """Return what a pipeline does now, and the reason if it needs attention."""
     summary = item.summary
     if summary is None:
-        return "paused" if _is_paused(item, airflow) else "new", ""
+        if _is_paused(item, airflow):
+            return "paused", ""
+        failed = _failed_before_its_window(item, airflow)
+        return ("failed", f"its task is {failed.state}, before a window was planned") if failed else ("new", "")
     states = {task: found for task in item.running_tasks if (found := airflow.states.get(task))}
     running = [task for task, found in states.items() if found.state in RUNNING]
     entry = summary.open
@@ -183,25 +189,47 @@ def _activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
         if ended:
             state = found.state if found and found.state else "gone"
             return "failed", f"window {window_name(entry)} is open, and its task is {state}"
+    if entry is None and (failed := _failed_before_its_window(item, airflow)):
+        return "failed", f"its task is {failed.state}, before a window was planned"
     return ("new" if summary.last is None and entry is None and not summary.problem else "idle"), ""
 
 
+def _failed_before_its_window(item: PipelineItem, airflow: AirflowState) -> FailedTask | None:
+    """Return the last task instance of a pipeline, if it failed before it planned a window: after the last complete one."""
+    last = item.summary.last if item.summary else None
+    found = [failed for task in item.tasks if (failed := airflow.failed.get((task.dag_id, task.task_id)))]
+    newest = max(found, key=lambda failed: failed.ended_at, default=None)
+    return newest if newest and (last is None or newest.ended_at > completed_at(last)) else None
+
+
 def _failure(item: PipelineItem, airflow: AirflowState) -> JsonObject | None:
-    """Return the last attempt at the open window of a failed pipeline, with the task instance whose log has the error."""
+    """Return the last attempt of a failed pipeline, with its error and the task instance that has the log."""
     entry = item.summary.open if item.summary else None
-    if entry is None:
+    if entry is not None:
+        task, attempt = task_of_run(entry.attempt.run), entry.attempt
+        found = airflow.states.get(task) if task else None
+        # An error of an earlier attempt at the same task instance does not explain the end of this one.
+        error = found.error if found and found.error and found.error.at >= started_at(entry) else None
+        told = {"name": window_name(entry), "number": entry.window.number, "attempt": attempt.number}
+        told |= {"started_at": attempt.started_at, "run": attempt.run, "task_state": found.state if found else None}
+    elif failed := _failed_before_its_window(item, airflow):
+        task, error = failed.key, failed.error
+        if error and failed.started_at and error.at < failed.started_at:
+            error = None
+        run = "/".join(map(str, task if task.map_index >= 0 else task[:3]))
+        told = {"name": None, "number": None, "attempt": None}
+        told |= {"started_at": failed.started_at or failed.ended_at, "run": run, "task_state": failed.state}
+    else:
         return None
-    task = task_of_run(entry.attempt.run)
-    found = airflow.states.get(task) if task else None
     return {
-        "name": window_name(entry),
-        "number": entry.window.number,
-        "attempt": entry.attempt.number,
-        "started_at": entry.attempt.started_at,
-        "run": entry.attempt.run,
-        "task_state": found.state if found else None,
+        **told,
+        "error": _error_json(error) if error else None,
         "url": task.url if task and task.dag_id in airflow.paused else None,
     }
+
+
+def _error_json(error: TaskError) -> JsonObject:
+    return {"class": error.name, "message": redacted(error.message), "at": error.at}
 
 
 def _actions(item: PipelineItem) -> list[str]:
@@ -211,7 +239,7 @@ def _actions(item: PipelineItem) -> list[str]:
         return []
     found = ["resume" if summary.pause else "pause"]
     if not summary.has_source:
-        found.append("replay")
+        found += ["replay", "resend"]
     if not summary.has_intervals and (summary.open or not summary.has_source):
         found.append("skip")
     if not summary.has_intervals and not summary.has_source:
@@ -307,6 +335,27 @@ def endpoint_name(uri: str | None, asset: str = "") -> str | None:
     if scheme in ("postgres", "mysql") and len(path) > 1:
         return f"{place.rpartition('@')[2].partition(':')[0]}/{path[0]}: {'.'.join(path[1:])}"
     return unquote(rest) if scheme == "file" and separator else uri
+
+
+def configuration_of(item: PipelineItem) -> JsonObject:
+    """Return the configuration of the pipeline's task; empty if no DAG file has it, or only its runs know it."""
+    for task in item.tasks:
+        try:
+            found = json.loads(task.configuration) if task.configuration else None
+        except ValueError:
+            continue
+        if isinstance(found, dict) and found:
+            return found
+    return {}
+
+
+def browsable_topics(item: PipelineItem) -> dict[str, TopicFormats]:
+    """Return the topics of a pipeline whose records its page shows, with their formats."""
+    summary, published = item.summary, item.summary.report("published") if item.summary else None
+    read = [*(summary.topics if summary else ()), *(topic for task in item.tasks for topic in task.topics)]
+    written = [part["topic"] for part in published or ()]
+    known = topic_formats(configuration_of(item), list(dict.fromkeys(read)))
+    return {**{topic: TopicFormats() for topic in written if topic not in known}, **known}
 
 
 # --- the list -----------------------------------------------------------------------------------------------------------
@@ -426,10 +475,8 @@ class WindowView:
 
     @property
     def landed(self) -> tuple[Landed, ...]:
-        """Return where its dead letters are. Those that were published with its records are only in the report."""
-        if self.dead and self.dead.landed:
-            return self.dead.landed
-        return tuple(Landed(**part) for part in self.report.get("dead_letters") or ())
+        """Return where its dead letters are."""
+        return dead_letters_at(self.dead, self.report)
 
     @property
     def elsewhere(self) -> list[JsonObject]:
@@ -694,7 +741,7 @@ class UserView:
 
     def airflow(self, wanted: Iterable[TaskInstanceKey]) -> AirflowState:
         """Return the states of these task instances, and of all DAGs."""
-        return AirflowState(read_task_states(self.session, list(wanted)), self.paused)
+        return AirflowState(read_task_states(self.session, list(wanted)), self.paused, self.watcher.catalog.failed)
 
     def _is_of_run(self, item: PipelineItem, query: ListQuery, run_id: str) -> bool:
         """Return True if a run planned windows of the pipeline. Searching the text of the records is faster than decoding."""
@@ -753,7 +800,20 @@ class UserView:
             "intervals": {"total": total, "complete": complete},
             "dead_letters": dead_letters_json(windows),
             "series": series_json(windows, samples),
+            "configuration": configuration_of(item),
+            "topics": list(reversed(browsable_topics(item))),
         }
+
+    def all_windows(self, ledger: str, pipeline: str) -> list[WindowView]:
+        """Return all windows of a pipeline that the ledger remembers, the newest first.
+
+        :raises RequestRefused: 409 if the ledger cannot be read.
+        """
+        _, watch = self.find(ledger, pipeline)
+        windows, _, problem = self._windows(watch, pipeline)
+        if problem:
+            raise RequestRefused(409, problem)
+        return windows
 
     def windows(self, ledger: str, pipeline: str, before: str, limit: int, of: tuple[str, str, int | None]) -> JsonObject:
         """Return windows of a pipeline, the newest first.

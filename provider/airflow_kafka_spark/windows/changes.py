@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from airflow_kafka_spark.windows.model import Landed, Published, TopicPartition
 
-Action = Literal["reset", "forget", "skip", "pause", "resume", "replay", "rebind", "rename"]
+Action = Literal["reset", "forget", "skip", "pause", "resume", "replay", "resend", "rebind", "rename"]
 
 _SERIALIZED = ("number", "action", "who", "why", "at")
 _OF_REPLAYS = ("window", "name", "replay")
-_ABOUT_A_WINDOW = ("replay", "rebind", "rename", "forget")
+_ABOUT_A_WINDOW = ("replay", "resend", "rebind", "rename", "forget")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Change:
     :param number: from 1, within its pipeline.
     :param action: ``reset``: its position was moved; ``skip``: it was moved on, past an open window or past what waited;
         ``forget``: the ledger forgot it; ``pause`` and ``resume``: whether it may move windows; ``replay``: a window is to be
-        moved once more; ``rebind``: another destination or another task is allowed; ``rename``: it has another name.
+        moved once more; ``resend``: the dead letters of a window were sent again to the topics that they came from; ``rebind``:
+        another destination or another task is allowed; ``rename``: it has another name.
     :param who: who asked for it.
     :param why: what for.
     :param at: UTC instant, ISO 8601.
@@ -30,11 +31,12 @@ class Change:
     :param after: where it stands now, in the partitions that were moved.
     :param discarded: numbers of the open windows that were given up.
     :param landed: where records lie that the open windows had published before they were given up; None where that is not known.
+        Of ``resend``: where the dead letters lie that were sent again.
     :param published: of ``forget``: what the pipeline had published in all.
-    :param window: of ``replay``: the window's number; of ``rebind``: that of an open window which may go elsewhere, too; of
-        ``forget``: that of the last window, whose number is not used again; else 0.
-    :param name: of ``replay``: the data interval's name, empty for a window of progress; of ``rename``: its other
-        name.
+    :param window: of ``replay`` and ``resend``: the window's number; of ``rebind``: that of an open window which may go
+        elsewhere, too; of ``forget``: that of the last window, whose number is not used again; else 0.
+    :param name: of ``replay`` and ``resend``: the data interval's name, empty for a window of progress; of ``rename``: its
+        other name.
     :param replay: of ``replay``: how often the window had been replayed before.
     :param offset: where it lies in the ledger partition; -1 when not read from there. Not part of what is compared.
     """

@@ -175,15 +175,15 @@ def marker_from_json(value: Mapping[str, Any]) -> Marker:
 
 _STREAMS = ("letters", "routes")
 """The records in a task's result, as Arrow."""
-_OF_INTERVALS = ("interval", "out_of_interval", "farthest")
-"""Fields of windows of data intervals only; the records of other windows stay as older releases wrote them."""
+_OPTIONAL = ("began", "seconds", "interval", "out_of_interval", "farthest")
+"""Facts that not every result has: how long its task took, and those of data intervals."""
 
 
 def result_to_json(result: SplitResult) -> dict[str, Any]:
     """Return a split's result as JSON, without its dead letters, which travel once, beside it."""
     return {
-        **{name: value for name, value in vars(result).items() if name not in (*_STREAMS, *_OF_INTERVALS)},
-        **{name: value for name in _OF_INTERVALS if (value := getattr(result, name))},
+        **{name: value for name, value in vars(result).items() if name not in (*_STREAMS, *_OPTIONAL)},
+        **{name: value for name in _OPTIONAL if (value := getattr(result, name))},
         "samples": [list(vars(s).values()) for s in result.samples],
         "gaps": [list(vars(g).values()) for g in result.gaps],
         "times": [result.times.width, sorted(result.times.counts.items())],

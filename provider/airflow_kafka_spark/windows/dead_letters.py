@@ -194,3 +194,14 @@ def _runs(distances: Sequence[int]) -> Runs:
         runs.append((reached + distance, reached + distance + length))
         reached += distance + length
     return tuple(runs)
+
+
+def dead_letters_at(dead: DeadLetters | None, report: Mapping[str, Any] | None) -> tuple[Landed, ...]:
+    """Return where the dead letters of a window lie. Those that were published with its records are only in the report.
+
+    :param dead: what the ledger remembers of them.
+    :param report: the report of the window, once it is complete.
+    """
+    if dead and dead.landed:
+        return dead.landed
+    return tuple(Landed(**part) for part in (report or {}).get("dead_letters") or ())

@@ -139,7 +139,7 @@ class Memory:
     :param markers: splits that are published, by window number and split index.
     :param intervals: its data intervals, by name.
     :param changes: what was done to its offsets by hand, by number.
-    :param controls: pauses, resumes and replays that were asked for, by number.
+    :param controls: pauses, resumes, replays and the like that were asked for, by number.
     :param dead: which records went to the dead letter topic, by window number.
     :param binding: who moves it, and where it goes, as its newest window was planned; None where that is not known.
     :param seen: the offset of its newest record that was read from the ledger partition; -1 without one.
@@ -230,7 +230,7 @@ class Memory:
         """
         offsets = [*(e.offset for e in self.entries.values()), *(d.offset for d in self.dead.values())]
         asked = [c for e in self.entries.values() if e.state is State.COMPLETE and (c := self.replay_asked(e.window))]
-        offsets += [c.offset for c in (self.pause, self.rebound_after(self.binding), *asked) if c]
+        offsets += [c.offset for c in (self.pause, self.rebound_after(self.binding), *asked, *self.counted_resends) if c]
         # A reader that begins behind one would take the pipeline for one without intervals.
         offsets += [state.offset for state in self.intervals.recent.values()]
         offsets += [archive.offset for archive in self.intervals.archives]
@@ -255,6 +255,22 @@ class Memory:
         name = Interval.of_ms(*window.interval).name if window.interval else ""
         mine = (window.number, name, window.replay)
         return next((c for c in self.controls.values() if c.action == "replay" and (c.window, c.name, c.replay) == mine), None)
+
+    @property
+    def counted_resends(self) -> tuple[Change, ...]:
+        """The changes that have sent dead letters again, of windows that are remembered. Those of others count no more: their
+        dead letters cannot be sent again."""
+        found = [c for c in self.controls.values() if c.action == "resend"]
+        return tuple(c for c in found if (c.name in self.intervals.recent if c.name else c.window in self.entries))
+
+    def resends(self, window: int, name: str) -> tuple[Change, ...]:
+        """Return the changes that have sent dead letters of a window again, the oldest first.
+
+        :param window: number of the window.
+        :param name: name of its data interval; empty without one.
+        """
+        found = [c for c in self.controls.values() if c.action == "resend" and (c.window, c.name) == (window, name)]
+        return tuple(sorted(found, key=lambda c: c.number))
 
     def rebound_after(self, binding: Binding | None, window: int | None = None) -> Change | None:
         """Return the newest decision that allows another destination or another task and is younger than a binding; None without

@@ -422,6 +422,9 @@ class SplitResult:
     :param interval: the data interval in which its records are expected, in milliseconds since the epoch; None without one.
     :param out_of_interval: records whose timestamps lie outside of it.
     :param farthest: the largest distance of such a timestamp from the interval, in milliseconds.
+    :param began: when its task began with it, seconds since the epoch; 0 where that is not known.
+    :param seconds: the seconds that its task took for reading (``read``), for decoding and transforming (``decode``), for writing
+        (``write``), and for waiting for Spark (``wait``), as far as they are known.
     """
 
     index: int
@@ -442,6 +445,8 @@ class SplitResult:
     interval: tuple[int, int] | None = None
     out_of_interval: int = 0
     farthest: int = 0
+    began: float = field(default=0.0, compare=False)
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def handed_over(self) -> int:

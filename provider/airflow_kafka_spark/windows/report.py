@@ -42,7 +42,8 @@ class Report:
     :param latency: seconds from the timestamps of its records to the moment at which the sink had committed them; None without
         records, and where an earlier attempt had brought them there.
     :param consumption: records by the time they were written, beside what was counted upstream; None likewise.
-    :param timings: seconds per step: ``fence``, ``plan``, ``move`` (read, decode and flush), ``commit``, ``close``, ``total``.
+    :param timings: seconds per step: ``fence``, ``plan``, ``move``, ``close``, ``total``; and the parts of ``move``
+        (:func:`parts_of_move`).
     :param committed: offsets the consumer group was set to, per ``topic-partition``.
     :param group_id: that group.
     :param sink: the sink's asset URI.
@@ -57,6 +58,8 @@ class Report:
     :param captured: the number of records by other sink.
     :param records_out_of_interval: records whose timestamps lie outside of the window's data interval.
     :param out_of_interval_seconds: the largest distance of such a timestamp from the interval.
+    :param work: seconds that tasks took for reading, decoding, writing and waiting, added up over all splits.
+    :param work_began: when the first of them began, seconds since the epoch; 0 where that is not known.
     :param records_removed: of the records read, those of splits that an earlier attempt has committed, and which compaction or
         retention has removed from the topic since.
     """
@@ -91,6 +94,8 @@ class Report:
     records_removed: int = 0
     records_out_of_interval: int = 0
     out_of_interval_seconds: float = 0.0
+    work: Mapping[str, float] = field(default_factory=dict)
+    work_began: float = 0.0
 
     @property
     def _is_published(self) -> bool:
@@ -285,6 +290,8 @@ def sum_up(
         max_timestamp=newest,
         records_out_of_interval=sum(r.out_of_interval for r in results),
         out_of_interval_seconds=max((r.farthest for r in results), default=0) / 1000,
+        work={name: sum(r.seconds.get(name, 0.0) for r in results) for name in WORK if any(name in r.seconds for r in results)},
+        work_began=min((r.began for r in results if r.began), default=0.0),
         latency=latency(times, oldest, newest, flushed),
         consumption=consumption(times, upstream=upstream) if times.counts or (results and upstream) else None,
         **facts,
@@ -331,3 +338,36 @@ def sum_up_relayed(window: Window, markers: Sequence[Marker], splits: Mapping[in
     published = merge_landed(part for marker in markers for part in marker.landed)
     routed = merge_landed(part for marker in markers for part in marker.routed)
     return replace(report, records_written=sum(marker.records for marker in markers), published=published, routed=routed)
+
+
+WORK = ("read", "decode", "write", "wait")
+"""Parts of the work of tasks."""
+
+
+def parts_of_move(
+    move: float, jobs: Sequence[tuple[float, float]], move_began: float, work: Mapping[str, float], work_began: float
+) -> dict[str, float]:
+    """Return the seconds of the parts of ``move``, which add up to it.
+
+    ``session``: until Spark's session was there and its first job began; ``workers``: until the first task of that job worked;
+    ``read``, ``decode`` (transforms included) and ``write``: the time of the jobs, divided as their tasks divide theirs;
+    ``wait``: everything else, as waiting for Spark and the sink's commit. Where tasks do not tell, as those that publish,
+    ``write`` is the whole time of the jobs.
+
+    :param move: seconds of the step.
+    :param jobs: beginning and end of each Spark job of the window, seconds since the epoch. Empty: nothing was moved.
+    :param move_began: when the step began, seconds since the epoch.
+    :param work: seconds of all tasks together, by part.
+    :param work_began: when the first task began; 0 where that is not known. Its clock may be another machine's.
+    """
+    if not jobs:
+        return {}
+    first, running = jobs[0][0], sum(max(0.0, end - begin) for begin, end in jobs)
+    session = min(max(0.0, first - move_began), move)
+    left = min(running, move - session)
+    workers = min(max(0.0, work_began - first), left) if work_began else 0.0
+    left -= workers
+    told = sum(work.values())
+    shares = {part: left * seconds / told for part, seconds in work.items()} if told > 0 and "write" in work else {"write": left}
+    parts = {"session": session, "workers": workers, **{part: shares.get(part, 0.0) for part in ("read", "decode", "write")}}
+    return {**parts, "wait": max(0.0, move - sum(parts.values()))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_kafka_spark.operators.visibility.progress import KEY, Progress, store_of
+from airflow_kafka_spark.operators.visibility.progress import ERROR_KEY, KEY, Progress, error_to_dict, store_of
 from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, TargetTopic, Window
 
 RANGES = tuple(OffsetRange("t", p, 100, 200 if p else 100) for p in range(5))
@@ -31,8 +31,8 @@ def test_a_job_without_the_splits_that_are_published_already_counts_them_as_done
     progress = Progress(store)
     progress.begin(window(target=TargetTopic("u", "id", 1)))
     progress.step("move")
-    progress.told(0, 3)
-    progress.told(2, 3)
+    progress.on_progress(0, 3)
+    progress.on_progress(2, 3)
     progress.done()
     assert store.told == [
         ("plan", 0, 4, 0, 400),
@@ -47,7 +47,7 @@ def test_a_source_that_has_not_counted_its_rows_has_no_total():
     store = Store()
     progress = Progress(store)
     progress.begin(window(ranges=(), source=SourcePlan(({}, {}), {}, None, False, {})))
-    progress.told(1, 2)
+    progress.on_progress(1, 2)
     assert store.told == [("plan", 0, 2, 0, 0), ("plan", 1, 2, 0, 0)]
 
 
@@ -58,7 +58,7 @@ def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while
     progress.begin(window())
     progress.step("move")
     for finished in range(9):
-        progress.told(finished, 9)
+        progress.on_progress(finished, 9)
     progress.done()
     assert (store.asked, store.told) == (1, [])
     assert caplog.text.count("was not published, which does it no harm: 404") == 1
@@ -68,6 +68,28 @@ def test_without_a_store_nothing_is_told():
     progress = Progress(store_of({}))
     progress.begin(window())
     progress.step("close")
+
+
+def test_of_an_error_class_time_and_first_lines_are_stored(caplog):
+    kept = {}
+
+    class Kept:
+        def set(self, key, value):
+            kept[key] = value
+
+    Progress(Kept()).failed(ValueError("line 1\nline 2"))
+    assert kept.keys() == {ERROR_KEY}
+    assert (kept[ERROR_KEY]["class"], kept[ERROR_KEY]["message"], kept[ERROR_KEY]["cut"]) == (
+        "ValueError",
+        "line 1\nline 2",
+        False,
+    )
+    long = error_to_dict(ValueError("\n".join(f"{n} {'x' * 500}" for n in range(50))), 7.0)
+    assert (len(long["message"]), long["cut"], long["at"]) == (1500, True, 7.0)
+    store = Store()
+    store.down = True
+    Progress(store).failed(ValueError("x"))
+    assert "was not published for the pages" in caplog.text
 
 
 def test_the_window_of_an_interval_goes_by_the_name_of_that():

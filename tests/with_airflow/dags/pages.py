@@ -23,7 +23,7 @@ class Gated(KafkaToSinkOperator):
         def is_open():
             word = GATE.read_text()
             if "/" in word and word not in said:
-                self.progress.told(*map(int, word.split("/")))
+                self.progress.on_progress(*map(int, word.split("/")))
             said.append(word)
             return word in ("go", "fail")
 

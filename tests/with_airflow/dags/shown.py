@@ -62,3 +62,9 @@ with DAG("hours", schedule=None):
         window="interval",
         grace=0,
     )
+
+with DAG("broken", schedule=None):
+    # There is no such topic: it fails before it plans a window.
+    KafkaToSinkOperator(
+        task_id="load", topics="ui-no-such-topic", group_id="ui-broken", value=value, sink=FilesSink(path="/tmp/lake/broken")
+    )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import BaseOperator, BaseOperatorLink
+from airflow.providers.common.compat.sdk import AirflowSkipException, AirflowTaskTimeout, BaseOperator, BaseOperatorLink
 
 from airflow_kafka_spark.operators.options import LedgerOptions
 from airflow_kafka_spark.operators.visibility import links
+from airflow_kafka_spark.operators.visibility.configuration import configuration_of
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow, lineage
 from airflow_kafka_spark.operators.visibility.progress import Progress, store_of, window_name
 from airflow_kafka_spark.road.watch import followed_by
@@ -44,6 +46,21 @@ class VisibleOperator(BaseOperator):
     reported: Mapping[str, Any] | None = None
     run_now: Run | None = None
 
+    @property
+    def configuration(self) -> str:
+        """The arguments of this operator without secrets, its connections and its guarantee, as the text of a JSON object.
+        Airflow stores it with the DAG, for the pages."""
+        try:
+            return json.dumps(configuration_of(self), ensure_ascii=False)
+        except Exception as error:
+            log.debug("The configuration of task %s cannot be shown: %s", self.task_id, error)
+            return "{}"
+
+    @classmethod
+    def get_serialized_fields(cls) -> frozenset[str]:
+        """Return the attributes that Airflow stores with the DAG."""
+        return frozenset(super().get_serialized_fields() | {"configuration"})
+
     def show(self, context: Mapping[str, Any], run: Run) -> None:
         """Show the links that are known when the task begins, and say where its progress goes."""
         self.run_now = run
@@ -65,6 +82,17 @@ class VisibleOperator(BaseOperator):
         self.progress.begin(window)
         with followed_by(self.progress):
             yield
+
+    @contextmanager
+    def failures_shown(self) -> Iterator[None]:
+        """Publish an error that leaves this context, for the pages. A skipped or deferred task has no error."""
+        try:
+            yield
+        except AirflowSkipException:
+            raise
+        except (Exception, AirflowTaskTimeout) as error:
+            self.progress.failed(error)
+            raise
 
     def _show_session(self, session: SparkSession) -> None:
         shown = self.links

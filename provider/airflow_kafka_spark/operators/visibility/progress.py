@@ -8,16 +8,24 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.windows.interval import Interval
+from airflow_kafka_spark.windows.report import parts_of_move
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_kafka_spark.windows.model import Window
+    from airflow_kafka_spark.windows.report import Report
 
 log = logging.getLogger(__name__)
 
 KEY = "kafka_spark.progress"
-"""The key in the task state store."""
+"""The key of the progress in the task state store."""
+
+ERROR_KEY = "kafka_spark.error"
+"""The key of the last error in the task state store."""
+
+ERROR_LINES, ERROR_CHARACTERS = 12, 1500
+"""What is stored of an error's message at most."""
 
 PAUSE_SECONDS = 30.0
 """After a failure the store is not used for this time."""
@@ -45,17 +53,23 @@ class Progress:
         self._step: Step = "plan"
         self._splits = self._done = 0
         self._started_at = 0.0
+        self._move_began = 0.0
+        self._job_began = 0.0
+        self._jobs: list[tuple[float, float]] = []
         self._again = 0.0
 
     def begin(self, window: Window) -> None:
         """Begin a window that is planned, or taken up again."""
         self._window, self._step, self._started_at = window, "plan", time.time()
         self._splits, self._done = _splits(window), 0
+        self._jobs = []
         self._publish()
 
     def step(self, step: Step) -> None:
         """Begin the window's next step."""
         self._step = step
+        if step == "move":
+            self._move_began = time.time()
         if step == "close":
             self._done = self._splits
         self._publish()
@@ -63,6 +77,7 @@ class Progress:
     # --- called by the job ---
 
     def begun(self, session: SparkSession) -> None:
+        self._job_began = time.time()
         if self._on_session is not None:
             self._on_session(session)
 
@@ -73,8 +88,17 @@ class Progress:
         self._publish()
 
     def done(self) -> None:
+        self._jobs.append((self._job_began, time.time()))
         self._done = self._splits
         self.step("commit")
+
+    def parts_of_move(self, move: float, report: Report) -> dict[str, float]:
+        """Return the seconds of the parts of the step ``move``.
+
+        :param move: seconds of the whole step.
+        :param report: the report of the window.
+        """
+        return parts_of_move(move, self._jobs, self._move_began, report.work, report.work_began)
 
     # --- the store ---
 
@@ -100,6 +124,15 @@ class Progress:
             "step": self._step,
         }
 
+    def failed(self, error: BaseException) -> None:
+        """Publish the error that ends the attempt, for the pages: class, first lines of the message, and time."""
+        if self._store is None:
+            return
+        try:
+            self._store.set(ERROR_KEY, error_to_dict(error, time.time()))
+        except Exception as failure:
+            log.warning("The error of this attempt was not published for the pages: %s", failure)
+
     def _publish(self) -> None:
         if self._store is None or self._window is None or time.monotonic() < self._again:
             return
@@ -108,6 +141,17 @@ class Progress:
         except Exception as error:
             self._again = time.monotonic() + PAUSE_SECONDS
             log.warning("The progress of window %s was not published, which does it no harm: %s", self._window, error)
+
+
+def error_to_dict(error: BaseException, at: float) -> dict[str, Any]:
+    """Return an error as JSON.
+
+    :param at: seconds since the epoch.
+    """
+    lines = str(error).strip().splitlines()
+    text = "\n".join(lines[:ERROR_LINES])
+    cut = len(lines) > ERROR_LINES or len(text) > ERROR_CHARACTERS
+    return {"class": type(error).__name__, "message": text[:ERROR_CHARACTERS], "cut": cut, "at": round(at, 3)}
 
 
 def window_name(window: Window) -> str:

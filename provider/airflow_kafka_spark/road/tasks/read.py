@@ -6,6 +6,7 @@ lets pass: it carries the account of what was read, or the error that ended the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,7 +20,7 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.columns import OFFSET
-from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
+from airflow_kafka_spark.road.tasks.account import SplitAccount, Timed, Tolerance
 from airflow_kafka_spark.sinks.tasks.dead_letters import dead_letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import BadRecord, Gap, PackedSplits, Split, TopicPartition
@@ -121,14 +122,17 @@ class SplitRows:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         schema, split = self.task.schema, self.split
         account = SplitAccount(split.index, split.range.topic_partition, self.task.tolerance, split.interval)
+        reading, decoding, began = Timed(self.records), 0.0, time.time()
         try:
-            for records in self.records:
-                self._batch = records
+            for records in reading:
+                self._batch, since = records, time.monotonic()
                 rows = self._decode(records, account)
+                decoding += time.monotonic() - since
                 # With a bad record that is not tolerated nothing is written: the rest is only read to count what is bad.
                 if rows.num_rows and not account.is_lost:
                     yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, pa.string())], schema=schema)
-            end = encode_result(account.result(gaps=tuple(self.gaps)))
+            seconds = {"read": reading.seconds, "decode": decoding}
+            end = encode_result(account.result(gaps=tuple(self.gaps), began=began, seconds=seconds))
         except KafkaSparkError as error:
             end = encode_error(error)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=schema)

@@ -6,7 +6,9 @@ that rows never travel between Python and the JVM only to come back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.columns import OFFSET, TOMBSTONE, NullValues
-from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
+from airflow_kafka_spark.road.tasks.account import SplitAccount, Timed, Tolerance, split_seconds
 from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, partition_id
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin, Sorter
 from airflow_kafka_spark.sinks.base import Rows
@@ -93,8 +95,9 @@ class WriteTask(CheckedOnExecutors):
     def _move(self, split: Split, incoming: Incoming, origin: RecordOrigin) -> SplitResult:
         account = SplitAccount(split.index, split.range.topic_partition, self.tolerance)
         sorter, written = Sorter(account, origin, self.null_values, self.names), 0
+        arriving, begun = Timed(incoming), time.monotonic()
         with Output(self.writer, split) as output:
-            for batch in incoming:
+            for batch in arriving:
                 good, routed = sorter.sort(batch)
                 account.add_routed(routed.num_rows, routed)
                 rows = self._rows(good)
@@ -112,7 +115,11 @@ class WriteTask(CheckedOnExecutors):
                 output.defer()
             token = output.close()
         faults.reached("split.flushed")
-        return account.result(written, token=token)
+        read = incoming.result.seconds
+        seconds = split_seconds(
+            time.monotonic() - begun, arriving.seconds, output.seconds, read, is_one_stage=self.read is not None
+        )
+        return account.result(written, token=token, seconds=seconds)
 
     def _rows(self, batch: pa.RecordBatch) -> Rows:
         """Return the rows for the sink."""
@@ -128,14 +135,17 @@ class Output:
 
     :param writer: the sink's writer.
     :param split: the split.
+    :param seconds: how long the writer has worked.
     """
 
     writer: SplitWriter
     split: Split
+    seconds: float = 0.0
     _writing: bool = False
 
     def __enter__(self) -> Output:
-        self.writer.open(self.split)
+        with self._timed():
+            self.writer.open(self.split)
         self._writing = True
         return self
 
@@ -150,7 +160,8 @@ class Output:
     def write(self, rows: Rows) -> None:
         """Hand rows over, unless writing was given up."""
         if self._writing and rows.batch.num_rows:
-            self.writer.write(rows)
+            with self._timed():
+                self.writer.write(rows)
             faults.reached("split.mid")
 
     def defer(self) -> None:
@@ -166,7 +177,16 @@ class Output:
 
     def close(self) -> Mapping[str, Any]:
         """Flush, and return the sink's token; an empty one for a split that was given up."""
-        return self.writer.close() if self._writing else {}
+        if not self._writing:
+            return {}
+        with self._timed():
+            return self.writer.close()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self.seconds += time.monotonic() - begun
 
 
 def _as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:

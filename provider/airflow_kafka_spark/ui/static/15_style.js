@@ -23,6 +23,7 @@ const STYLE = `
 .aks-chip { display: inline-flex; gap: 6px; align-items: center; border: 1px solid var(--chakra-colors-border); border-radius: 4px; padding: 3px 10px; font-size: 13px; background: transparent; color: inherit; cursor: pointer; }
 .aks-chip:hover { background: var(--chakra-colors-bg-muted); }
 .aks-chip[aria-pressed=true] { background: var(--chakra-colors-brand-solid); color: var(--chakra-colors-brand-contrast); border-color: transparent; }
+.aks-check { margin: 3px 0 0; flex: none; width: 15px; height: 15px; cursor: pointer; accent-color: var(--chakra-colors-brand-solid); }
 .aks-dot { width: 8px; height: 8px; border-radius: 50%; flex: none; display: inline-block; }
 .aks-table { width: 100%; border-collapse: collapse; }
 .aks-table th { font-weight: 500; text-align: left; padding: 6px 8px; border-bottom: 1px solid var(--chakra-colors-border); white-space: nowrap; vertical-align: bottom; }
@@ -37,6 +38,7 @@ const STYLE = `
 .aks-facts dd { margin: 0; overflow-wrap: anywhere; }
 .aks-panel { border: 1px solid var(--chakra-colors-border); border-radius: 6px; padding: 10px 12px; min-width: 0; }
 .aks-panels { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 12px; }
+.aks-whole { grid-column: 1 / -1; }
 .aks-bar { height: 6px; border-radius: 3px; background: var(--chakra-colors-bg-emphasized); overflow: hidden; }
 .aks-bar > div { height: 100%; background: var(--chakra-colors-running-solid); transition: width 1s linear; }
 .aks-bar.aks-unknown > div { width: 30%; animation: aks-slide 1.6s ease-in-out infinite alternate; }
@@ -63,6 +65,7 @@ const STYLE = `
 .aks-tabs button:hover { color: var(--chakra-colors-fg); }
 @container (max-width: 760px) {
   .aks-panels { grid-template-columns: minmax(0, 1fr); }
+  .aks-wide-only { display: none; }
   .aks-cards, .aks-cards > tbody, .aks-cards > tbody > tr > td { display: block; width: 100%; }
   .aks-cards > thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
   .aks-cards > tbody > tr { display: grid; grid-template-columns: repeat(6, minmax(0, 1fr)); border: 1px solid var(--chakra-colors-border); border-radius: 6px; margin-bottom: 8px; padding: 4px 0; }

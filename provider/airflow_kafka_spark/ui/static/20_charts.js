@@ -155,7 +155,9 @@ function BarChart({ series, columns, valueOf, stacked, ...rest }) {
   return h(Frame, { series, columns, valueOf, largest, draw, ...rest });
 }
 
-const STEP_COLOURS = { fence: "gray", plan: "purple", read: "blue", move: "blue", flush: "teal", commit: "teal", close: "orange" };
+const STEP_COLOURS = { fence: "gray", plan: "purple", session: "cyan", workers: "yellow", read: "blue", decode: "green", write: "teal", wait: "pink", move: "blue", close: "orange" };
+// A step that is divided into parts is not shown beside them.
+const stepsOf = (timings) => Object.entries(timings || {}).filter(([step, value]) => step !== "total" && value > 0 && !(step === "move" && "session" in timings));
 
 // A pipeline that reads rows of a source has no lag and no latency, but bytes.
 function Charts({ series, readsRows }) {
@@ -166,8 +168,7 @@ function Charts({ series, readsRows }) {
   const lag = useMemo(() => (series.lag || []).map((point, i) => ({ ...point, key: i, title: timeText(point.at) })), [series.lag]);
   const lagTimes = lag.map((point) => instant(point.at)?.getTime() ?? 0);
   const steps = useMemo(() => {
-    const found = new Set(windows.flatMap((w) => Object.keys(w.timings || {})));
-    found.delete("total");
+    const found = new Set(windows.flatMap((w) => stepsOf(w.timings).map(([step]) => step)));
     const order = Object.keys(STEP_COLOURS);
     const spare = ["cyan", "pink", "yellow", "green"];
     return [...found]
@@ -187,15 +188,15 @@ function Charts({ series, readsRows }) {
       h(BarChart, {
         label: readsRows ? "Rows per window" : "Records per window", unit: readsRows ? "rows" : "records", columns: windows, valueOf: of, textOf: count, empty: none,
         series: [
-          { key: "published", label: "published", colour: "var(--chakra-colors-fg-subtle)" },
+          readsRows ? null : { key: "published", label: "published", colour: "var(--chakra-colors-fg-subtle)" },
           { key: "read", label: "read", colour: solid("blue") },
           { key: "gaps", label: "lost (gaps)", colour: solid("red"), on: "read" },
           { key: "written", label: "written", colour: solid("green") },
-        ].filter(told),
+        ].filter((each) => each && told(each)),
       }),
     ),
     readsRows ? h("div", { className: "aks-panel" }, h(BarChart, { label: "Bytes per window", unit: "bytes", columns: windows, valueOf: of, textOf: bytes, empty: none, series: [{ key: "bytes", label: "published", colour: solid("green") }] })) : null,
     readsRows ? null : h("div", { className: "aks-panel" }, h(LineChart, { label: "Latency", unit: "seconds", columns: windows, valueOf: of, textOf: seconds, empty: none, series: [{ key: "p50", label: "p50", colour: solid("blue") }, { key: "p95", label: "p95", colour: solid("purple") }] })),
-    h("div", { className: "aks-panel" }, h(BarChart, { label: "Duration", unit: "seconds", columns: windows, valueOf: (w, key) => (w.timings || {})[key], textOf: seconds, stacked: true, series: steps, empty: none })),
+    h("div", { className: `aks-panel${readsRows ? " aks-whole" : ""}` }, h(BarChart, { label: "Duration", unit: "seconds", columns: windows, valueOf: (w, key) => (stepsOf(w.timings).find(([step]) => step === key) || [])[1], textOf: seconds, stacked: true, series: steps, empty: none })),
   );
 }

@@ -21,15 +21,21 @@ function Running({ running }) {
   );
 }
 
-// The attempt that failed, and its log: the ledger does not contain the error itself.
+// The error of the attempt that failed, when it failed, and its log.
 function LastFailure({ failure }) {
   if (!failure) return null;
+  const { error } = failure;
   return h(
     "div",
-    { className: "aks-small aks-muted", "data-failed-attempt": failure.attempt },
-    `attempt ${failure.attempt}, begun `,
-    h(Ago, { at: failure.started_at }),
-    failure.url ? h(Fragment, null, ": ", h(Host, { to: failure.url, title: `Log of ${failure.run}` }, "log")) : null,
+    { className: "aks-small", "data-failed-attempt": failure.attempt ?? "" },
+    error ? h("div", { className: "aks-clamp", title: error.message }, h("span", { className: "aks-error aks-strong" }, error.class), error.message ? `: ${error.message.split("\n")[0]}` : "") : null,
+    h(
+      "div",
+      { className: "aks-muted" },
+      known(failure.attempt) ? `attempt ${failure.attempt}, ` : "",
+      error ? h(Ago, { at: error.at }) : h(Fragment, null, "begun ", h(Ago, { at: failure.started_at })),
+      failure.url ? h(Fragment, null, ": ", h(Host, { to: failure.url, title: `Log of ${failure.run}` }, "log")) : null,
+    ),
   );
 }
 
@@ -64,18 +70,32 @@ const Flow = ({ row }) =>
     h("div", { className: "aks-small aks-muted aks-clamp" }, [row.group ? `group ${row.group}` : null, row.guarantee].filter(Boolean).join(" · ")),
   );
 
-const LIST_COLUMNS = [
+const mayPause = (row) => row.may_edit && (row.actions.includes("pause") || row.actions.includes("resume"));
+
+// `chosen` and `onChoose`: the pipelines that are selected to be paused or resumed together.
+function PipelineName({ row, chosen, onChoose }) {
+  const name = h(
+    "div",
+    { style: { minWidth: 0 } },
+    h(Link, { to: linkOf(row), className: "aks-strong aks-clamp", title: row.pipeline }, row.pipeline),
+    row.dag_id
+      ? h("div", { className: "aks-small aks-muted aks-clamp" }, h(Host, { to: dagPath(row.dag_id), title: `DAG ${row.dag_id}` }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "")
+      : h("div", { className: "aks-small aks-muted" }, "no DAG names it"),
+  );
+  if (!mayPause(row)) return name;
+  return h(
+    "div",
+    { style: { display: "flex", gap: 8, alignItems: "flex-start" } },
+    h("input", { type: "checkbox", className: "aks-check", checked: chosen, "aria-label": `Select ${row.pipeline}`, onChange: (event) => onChoose(row, event.target.checked) }),
+    name,
+  );
+}
+
+const rowKey = (row) => `${row.ledger}\n${row.pipeline}`;
+const listColumns = ({ chosen, onChoose }) => [
   {
     key: "pipeline", label: "Pipeline", sort: "pipeline", lead: true, width: "24%",
-    cell: (row) =>
-      h(
-        Fragment,
-        null,
-        h(Link, { to: linkOf(row), className: "aks-strong aks-clamp", title: row.pipeline }, row.pipeline),
-        row.dag_id
-          ? h("div", { className: "aks-small aks-muted aks-clamp" }, h(Host, { to: dagPath(row.dag_id), title: `DAG ${row.dag_id}` }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "")
-          : h("div", { className: "aks-small aks-muted" }, "no DAG names it"),
-      ),
+    cell: (row) => h(PipelineName, { row, chosen: chosen.has(rowKey(row)), onChoose }),
   },
   {
     key: "status", label: "Status", sort: "status", width: "17%",
@@ -120,7 +140,7 @@ function Ledgers({ ledgers }) {
         h(
           "details",
           null,
-          h("summary", { style: { cursor: "pointer" } }, h("span", { className: "aks-strong" }, `${count(found.length)} ledgers ${many}: `), found.map((ledger) => ledger.ledger).join(", ")),
+          h("summary", { style: { cursor: "pointer" } }, h("span", { className: "aks-strong" }, `${count(found.length)} ledgers ${many}`), h("span", { className: "aks-wide-only" }, `: ${found.map((ledger) => ledger.ledger).join(", ")}`)),
           ...found.map((ledger) => h("div", { key: ledger.ledger, style: { marginTop: 4 } }, h("span", { className: "aks-strong" }, `${ledger.ledger}. `), ledgerDetails(ledger))),
         ),
       );
@@ -145,6 +165,21 @@ function Counts({ data, status, onStatus }) {
     { className: "aks-between", style: { alignItems: "center" } },
     h("div", { className: "aks-row", role: "group", "aria-label": "Filter by status" }, chip("", "All", all), ...Object.keys(STATUSES).filter((key) => counts[key] || key === status).map((key) => chip(key, key, counts[key] || 0, STATUSES[key].palette))),
     h("div", { className: "aks-row", role: "group", "aria-label": "Filter by activity" }, ...doing.map(([activity, number]) => chip(activity, activity, number, (ACTIVITIES[activity] || ACTIVITIES.idle).palette))),
+  );
+}
+
+// What can be done with the selected pipelines, which may be on several pages.
+function Selection({ chosen, rows, onChoose, onAction }) {
+  if (!chosen.size) return null;
+  const here = rows.filter(mayPause);
+  return h(
+    "div",
+    { className: "aks-row", role: "group", "aria-label": "Selected pipelines", "data-selected": chosen.size },
+    h("span", { className: "aks-strong" }, `${plural(chosen.size, "pipeline")} selected`),
+    h(C.Button, { size: "xs", variant: "outline", "data-bulk": "pause", onClick: () => onAction("pause") }, "Pause"),
+    h(C.Button, { size: "xs", variant: "outline", "data-bulk": "resume", onClick: () => onAction("resume") }, "Resume"),
+    h("button", { type: "button", className: "aks-chip", onClick: () => onChoose(new Map([...chosen, ...here.map((row) => [rowKey(row), row])])) }, "Select all of this page"),
+    h("button", { type: "button", className: "aks-chip", onClick: () => onChoose(new Map()) }, "Select none"),
   );
 }
 
@@ -180,6 +215,15 @@ function List({ where, onOne }) {
   }, [live.data]);
   const data = live.data || kept;
   const filtered = Boolean(q || status);
+  const [chosen, setChosen] = useState(new Map());
+  const [bulk, setBulk] = useState(null);
+  const choose = (row, is) =>
+    setChosen((was) => {
+      const now = new Map(was);
+      if (is) now.set(rowKey(row), row);
+      else now.delete(rowKey(row));
+      return now;
+    });
   const only = onOne && data && data.total === 1 && !filtered ? data.pipelines[0] : null;
   if (only) return onOne(only);
   const clear = () => {
@@ -187,7 +231,7 @@ function List({ where, onOne }) {
     set({ q: null, status: null, offset: null });
   };
   const table = data && data.pipelines.length
-    ? h(Table, { label: "Kafka pipelines", columns: LIST_COLUMNS, rows: data.pipelines, keyOf: (row) => `${row.ledger}\n${row.pipeline}`, sort, onSort: (next) => set({ sort: next, offset: null }) })
+    ? h(Table, { label: "Kafka pipelines", columns: listColumns({ chosen, onChoose: choose }), rows: data.pipelines, keyOf: rowKey, sort, onSort: (next) => set({ sort: next, offset: null }) })
     : null;
   return h(
     "div",
@@ -195,13 +239,16 @@ function List({ where, onOne }) {
     where.dagId ? null : h("h1", { className: "aks-heading" }, "Kafka pipelines"),
     h(Unfresh, { live }),
     live.error && !live.data ? h(Failure, { title: "The pipelines could not be read", error: live.error, again: live.refresh }) : null,
-    data ? h(Ledgers, data) : null,
+    // Beside a DAG only its own ledgers matter.
+    data ? h(Ledgers, { ledgers: where.dagId ? data.ledgers.filter((each) => data.pipelines.some((row) => row.ledger === each.ledger)) : data.ledgers }) : null,
     data ? h(Counts, { data, status, onStatus: (next) => set({ status: next, offset: null }) }) : null,
     data && (data.total || filtered)
       ? h(C.Input, { type: "search", size: "sm", placeholder: "Search pipelines, DAGs, topics, groups", "aria-label": "Search pipelines", value: typed, onChange: (event) => setTyped(event.target.value) })
       : null,
+    data ? h(Selection, { chosen, rows: data.pipelines, onChoose: setChosen, onAction: setBulk }) : null,
     !data && !live.error ? h(Waiting, { lines: 8, label: "Loading pipelines" }) : null,
     data && !data.pipelines.length ? h(Nothing, { filtered: filtered || offset > 0, where, onClear: clear }) : table,
     data ? h(Pager, { offset, limit: PAGE_SIZE, total: data.total, onOffset: (next) => set({ offset: next || null }), what: "pipelines" }) : null,
+    bulk ? h(BulkDialog, { key: bulk, action: bulk, rows: [...chosen.values()], onClose: () => setBulk(null), onDone: () => { setChosen(new Map()); live.refresh(); } }) : null,
   );
 }

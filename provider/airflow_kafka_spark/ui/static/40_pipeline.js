@@ -25,35 +25,47 @@ function Header({ row, where, onAction }) {
         button("reset", "Reset offsets", "Move the pipeline to other offsets"),
       ),
     ),
-    row.failure
-      ? h(
-          Note,
-          { kind: "bad", "data-failure-of": row.failure.number, title: `Window ${windowText(row.failure)} has failed` },
-          `Attempt ${row.failure.attempt} began `,
-          h(Ago, { at: row.failure.started_at }),
-          `. The task is ${row.failure.task_state || "gone"}. `,
-          row.failure.url ? h(Host, { to: row.failure.url, title: row.failure.run }, "Its log has the error.") : `The log of run ${row.failure.run} has the error.`,
-        )
-      : null,
+    h(FailureNote, row),
     row.pause ? h("div", { className: "aks-name", "data-pause": true }, `Paused by ${row.pause.who}, `, h(Ago, { at: row.pause.at }), `: ${row.pause.why}`) : null,
     off ? h("div", { className: "aks-small aks-muted", "data-may-edit": "false" }, LOOK_ONLY) : null,
   );
 }
 
-function About({ row, partitionsAge }) {
+// The error of the attempt that failed. An attempt that was killed has stored none.
+function FailureNote({ failure }) {
+  if (!failure) return null;
+  const { error } = failure;
+  return h(
+    Note,
+    { kind: "bad", "data-failure-of": failure.number ?? "", title: known(failure.number) ? `Window ${windowText(failure)} has failed` : "The task has failed before it planned a window" },
+    error ? h("div", { "data-error": error.class, style: { margin: "4px 0" } }, h("div", { className: "aks-strong" }, error.class), h("div", { style: { whiteSpace: "pre-wrap" } }, error.message)) : null,
+    h(
+      "div",
+      null,
+      known(failure.attempt) ? `Attempt ${failure.attempt} began ` : "The task began ",
+      h(Ago, { at: failure.started_at }),
+      error ? h(Fragment, null, " and failed ", h(Ago, { at: error.at })) : "",
+      `. The task is ${failure.task_state || "gone"}. `,
+      error ? null : "It has stored no error: perhaps it was killed. ",
+      failure.url ? h(Host, { to: failure.url, title: failure.run }, "See its log.") : `See the log of run ${failure.run}.`,
+    ),
+  );
+}
+
+function About({ row, partitionsAge, guarantee }) {
   const last = row.last_window;
   return h(Facts, {
     facts: [
-      ["Lag", known(row.lag_records) ? h("span", { "data-lag": row.lag_records }, plural(row.lag_records, "record")) : null, known(row.lag_age ?? partitionsAge) ? `Measured ${seconds(row.lag_age ?? partitionsAge)} ago` : undefined],
-      ["Behind", known(row.lag_seconds) ? seconds(row.lag_seconds) : null, "Age of the oldest record that is not yet moved"],
+      row.reads_rows ? null : ["Lag", known(row.lag_records) ? h("span", { "data-lag": row.lag_records }, plural(row.lag_records, "record")) : null, known(row.lag_age ?? partitionsAge) ? `Measured ${seconds(row.lag_age ?? partitionsAge)} ago` : undefined],
+      row.reads_rows ? null : ["Behind", known(row.lag_seconds) ? seconds(row.lag_seconds) : null, "Age of the oldest record that is not yet moved"],
       ["Rate", rateOf(row.rate), "Records per second of the last window"],
       ["Last window", last ? h(Fragment, null, `${windowText(last)}, `, h(Ago, { at: last.completed_at })) : null],
       ["DAG and task", row.dag_id ? h(Fragment, null, h(Host, { to: dagPath(row.dag_id) }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "", row.dag_paused ? " (paused in Airflow)" : "") : "no DAG names it"],
       row.topics?.length ? ["Topics", row.topics.join(", ")] : null,
-      row.source ? ["Source", row.source_name, row.source] : null,
+      row.source && !row.topics?.length ? ["Source", row.source_name, row.source] : null,
       row.sink ? ["Sink", row.sink_name, row.sink] : null,
       row.group ? ["Group", row.group] : null,
-      ["Guarantee", row.guarantee],
+      ["Guarantee", row.guarantee || guarantee],
       ["Ledger", row.ledger],
     ],
   });
@@ -101,18 +113,22 @@ function Pipeline({ ledger, pipeline, where, alone }) {
   const tabs = [
     { key: "charts", label: "Charts" },
     { key: "windows", label: "Windows", count: data.windows_total },
-    ...(row.reads_rows ? [] : [{ key: "partitions", label: "Partitions", count: data.partitions.length }]),
-    { key: "next", label: "Next window" },
+    // Only its source knows what comes next.
+    ...(row.reads_rows ? [] : [{ key: "partitions", label: "Partitions", count: data.partitions.length }, { key: "next", label: "Next window" }]),
+    { key: "records", label: "Records" },
     { key: "dead", label: "Dead letters", count: data.dead_letters?.total || 0 },
     { key: "changes", label: "Changes", count: data.changes.length },
+    { key: "configuration", label: "Configuration" },
   ];
   const views = {
     charts: () => h(Charts, { series: data.series || {}, readsRows: row.reads_rows }),
     windows: () => h(Windows, { ledger, pipeline, data, where, wanted, row, onAction: setAction }),
     partitions: () => h(Partitions, { partitions: data.partitions, age: data.partitions_age }),
     next: () => h(NextWindow, { ledger, pipeline }),
-    dead: () => h(DeadLetters, { ledger, pipeline, summary: data.dead_letters }),
+    records: () => h(Records, { ledger, pipeline, topics: data.topics || [], partitions: data.partitions }),
+    dead: () => h(DeadLetters, { ledger, pipeline, summary: data.dead_letters, row, changes: data.changes, onAction: setAction }),
     changes: () => h(Changes, { changes: data.changes }),
+    configuration: () => h(Configuration, { configuration: data.configuration, row }),
   };
   const chosen = tabs.some((tab) => tab.key === view) ? view : "charts";
   return h(
@@ -121,7 +137,7 @@ function Pipeline({ ledger, pipeline, where, alone }) {
     h(Unfresh, { live }),
     h(Header, { row, where: alone ? { dagId: null } : where, onAction: setAction }),
     h(NowRunning, row),
-    h("div", { className: "aks-panel" }, h(About, { row, partitionsAge: data.partitions_age })),
+    h("div", { className: "aks-panel" }, h(About, { row, partitionsAge: data.partitions_age, guarantee: data.configuration?.guarantee })),
     h(Intervals, data),
     h(Tabs, { tabs, chosen, label: "Views of the pipeline", onChoose: (next) => set({ view: next, window: next === "windows" ? wanted : null }) }),
     h("div", { role: "tabpanel", "aria-label": tabs.find((tab) => tab.key === chosen).label, "data-view": chosen }, views[chosen]()),

@@ -61,7 +61,7 @@ function WindowDetails({ w, row, onAction }) {
         w.records_routed ? ["Routed elsewhere", w.routed.map((each) => `${count(each.records)} to ${each.to}`).join(", ") || count(w.records_routed)] : null,
         ["Guarantee", w.guarantee],
         w.latency ? ["Latency", Object.entries(w.latency).map(([name, value]) => `${name} ${seconds(value)}`).join(", ")] : null,
-        w.timings && Object.keys(w.timings).length ? ["Steps", Object.entries(w.timings).map(([step, value]) => `${step} ${seconds(value)}`).join(", ")] : null,
+        w.timings && Object.keys(w.timings).length ? ["Steps", stepsOf(w.timings).map(([step, value]) => `${step} ${seconds(value)}`).join(", ")] : null,
         ["Run", w.run],
       ],
     }),
@@ -114,10 +114,11 @@ function Windows({ ledger, pipeline, data, where, wanted, row, onAction }) {
   const all = where.runId ? h("div", null, h("button", { type: "button", className: "aks-chip", "aria-pressed": mine, onClick: () => { setPage(0); setMine(!mine); } }, "Only what this run has planned")) : null;
   if (!found.length) return h("div", { className: "aks-stack" }, all, h(Empty, { title: mine ? "This run has planned no window" : "No window yet" }, mine ? "It may have completed a window that an earlier run planned." : "Run the task: it plans the first window."));
   const shown = found.slice(page * size, page * size + size);
+  const file = h("a", { href: apiUrl("windows.csv", { ledger, pipeline }), download: `${pipeline.replace(/[^\w.-]+/g, "_")}-windows.csv`, className: "aks-small", "data-export": "csv", title: "All windows that the ledger remembers" }, "Download as CSV");
   return h(
     "div",
     { className: "aks-stack", style: { gap: 8 } },
-    all,
+    h("div", { className: "aks-between" }, all || h("span"), file),
     h(Failure, { title: "The windows could not be read", error: more.error || ofRun.error }),
     wanted && at < 0 ? h(Note, { kind: "info" }, `Window ${wanted} is not among those that the ledger remembers.`) : null,
     h(Table, {

@@ -69,13 +69,13 @@ function Partitions({ partitions, age }) {
 const offsetsText = (list) => (list || []).map(([topic, partition, offset]) => `${topic}-${partition}: ${count(offset)}`).join("\n");
 
 function Changes({ changes }) {
-  if (!changes.length) return h(Empty, { title: "Nobody has changed anything by hand" }, "Resets, skips and replays are written to the ledger, with who, when and why.");
+  if (!changes.length) return h(Empty, { title: "Nobody has changed anything by hand" }, "Resets, skips, replays and dead letters that are sent again are written to the ledger, with who, when and why.");
   return h(Table, {
     label: "Changes by hand", rows: changes, keyOf: (change) => String(change.number),
     columns: [
       { key: "number", label: "#", cell: (c) => c.number },
       { key: "at", label: "When", cell: (c) => h(When, { at: c.at }) },
-      { key: "action", label: "What", cell: (c) => c.action },
+      { key: "action", label: "What", cell: (c) => (c.action === "replay" || c.action === "resend" ? `${c.action} of window ${c.name || c.window}` : c.action) },
       { key: "who", label: "Who", cell: (c) => h("span", { className: "aks-name" }, c.who) },
       { key: "why", label: "Why", cell: (c) => h("span", { className: "aks-name" }, c.why) },
       { key: "before", label: "From", cell: (c) => h("div", { className: "aks-small aks-name", style: { whiteSpace: "pre-wrap" } }, offsetsText(c.before) || NONE) },

@@ -29,7 +29,10 @@ function DeadLetter({ record }) {
   );
 }
 
-function DeadLetters({ ledger, pipeline, summary }) {
+// The last change that has sent the dead letters of a window again.
+const resendOf = (changes, w) => (changes || []).find((c) => c.action === "resend" && (isInterval(w) ? c.name === w.name : !c.name && c.window === w.number));
+
+function DeadLetters({ ledger, pipeline, summary, row, changes, onAction }) {
   const [chosen, setChosen] = useState(null);
   const question = useCallback((window) => get("dead-letters", { ledger, pipeline, window, limit: 20 }), [ledger, pipeline]);
   const asked = useAsked(question);
@@ -49,6 +52,20 @@ function DeadLetters({ ledger, pipeline, summary }) {
         { key: "records", label: "Dead letters", num: true, cell: (w) => count(w.records) },
         { key: "topic", label: "Topic", cell: (w) => h("span", { className: "aks-name" }, w.topic) },
         { key: "look", label: "Records", cell: (w) => h(C.Button, { size: "2xs", variant: "outline", loading: asked.busy && chosen !== null && windowKey(w) === windowKey(chosen), onClick: () => look(w) }, "Look at them") },
+        ...(row.actions.includes("resend")
+          ? [{
+              key: "again", label: "Send again", wide: true,
+              cell: (w) => {
+                const sent = resendOf(changes, w);
+                return h(
+                  Fragment,
+                  null,
+                  h(C.Button, { size: "2xs", variant: "outline", disabled: !row.may_edit, "data-action": "resend", title: row.may_edit ? "Send them again to the topics that they came from" : LOOK_ONLY, onClick: () => onAction({ action: "resend", window: w }) }, "Send again"),
+                  sent ? h("div", { className: "aks-small aks-muted aks-name" }, `sent again by ${sent.who}, `, h(Ago, { at: sent.at })) : null,
+                );
+              },
+            }]
+          : []),
       ],
     }),
     h(Failure, { title: "The dead letters could not be read", error: asked.error }),

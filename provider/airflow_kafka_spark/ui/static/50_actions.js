@@ -4,6 +4,7 @@ const ACTIONS = {
   pause: { title: "Pause", says: "The pipeline moves no windows until it is resumed. Tasks that start meanwhile end as skipped; a running task continues to its end.", done: "Paused" },
   resume: { title: "Resume", says: "The next task that runs moves windows again, the open window first, as it was planned.", done: "Resumed" },
   replay: { title: "Replay a window", says: "The task of the window is cleared, and moves the window once more with the same offsets. The sink replaces its rows; position and group do not move.", done: "The window is being replayed" },
+  resend: { title: "Send dead letters again", says: "Sends the dead letters of the window once more to the topics that they came from, as they were read. The next window of the pipeline reads them, and so do other readers of these topics. Each is sent once, however often this is repeated.", done: "Sent again" },
   skip: { title: "Skip", says: "Gives up the open window; without one, skips all records that wait in the topics. The pipeline continues behind them: skipped records are never moved.", done: "Skipped", danger: true },
   reset: { title: "Reset offsets", says: "The next window begins at the new position. If it is earlier, records are moved again: a sink that appends has them twice. If it is later, records are left out.", done: "Moved", danger: true },
 };
@@ -14,7 +15,7 @@ const WHERE = [["earliest", "The first record of the topics"], ["latest", "The e
 function bodyOf(action, form) {
   if (!form.why.trim()) return { wrong: "Say why: the ledger records the reason of the change." };
   const body = { why: form.why.trim() };
-  if (action === "replay") {
+  if (action === "replay" || action === "resend") {
     if (!/^\d+$/.test(form.window)) return { wrong: "Enter the number of a window. The list of windows has it." };
     // The API identifies a data interval by its name, other windows by number.
     body.window = form.name ? null : Number(form.window);
@@ -47,8 +48,8 @@ function Choices({ action, form, change, disabled, row }) {
   return h(
     Fragment,
     null,
-    action === "replay" ? h(FormRow, { label: "Window" }, field("window", { inputMode: "numeric", placeholder: "its number" })) : null,
-    action === "replay" && form.name ? h("div", { className: "aks-small aks-muted aks-name" }, `Of the data interval ${form.name}`) : null,
+    action === "replay" || action === "resend" ? h(FormRow, { label: "Window" }, field("window", { inputMode: "numeric", placeholder: "its number" })) : null,
+    form.name ? h("div", { className: "aks-small aks-muted aks-name" }, `Of the data interval ${form.name}`) : null,
     action === "reset"
       ? h(
           FormRow,
@@ -89,6 +90,28 @@ function Plan({ plan, done }) {
   );
 }
 
+const refusalTitle = (error) => (error && error.status === 409 ? "Refused" : error && error.status === 403 ? "Not allowed" : "It was not done");
+
+function DialogFrame({ name, title, busy, onClose, footer, children }) {
+  return h(
+    C.Dialog.Root,
+    { open: true, onOpenChange: (change) => change.open || busy || onClose(), size: "lg", scrollBehavior: "inside" },
+    h(C.Portal, null,
+      h(C.Dialog.Backdrop),
+      h(C.Dialog.Positioner, null,
+        h(
+          C.Dialog.Content,
+          { className: "aks-dialog", "data-dialog": name, fontSize: "14px" },
+          h(C.Dialog.Header, { pb: 1 }, h(C.Dialog.Title, null, title)),
+          h(C.Dialog.Body, null, children),
+          h(C.Dialog.Footer, null, footer),
+          h(C.Dialog.CloseTrigger, { asChild: true }, h(C.CloseButton, { size: "sm", "aria-label": "Close", disabled: busy })),
+        ),
+      ),
+    ),
+  );
+}
+
 function ActionDialog({ action, window: chosen, row, windows, onClose, onDone }) {
   const about = ACTIONS[action];
   const newest = (windows || []).find((w) => w.state === "COMPLETE");
@@ -124,49 +147,107 @@ function ActionDialog({ action, window: chosen, row, windows, onClose, onDone })
   const busy = plan.busy || act.busy;
   const error = act.error || plan.error;
   return h(
-    C.Dialog.Root,
-    { open: true, onOpenChange: (change) => change.open || busy || onClose(), size: "lg", scrollBehavior: "inside" },
-    h(C.Portal, null,
-      h(C.Dialog.Backdrop),
-      h(C.Dialog.Positioner, null,
-        h(
-          C.Dialog.Content,
-          { className: "aks-dialog", "data-dialog": action, fontSize: "14px" },
-          h(C.Dialog.Header, { pb: 1 }, h(C.Dialog.Title, null, about.title)),
-          h(
-            C.Dialog.Body,
+    DialogFrame,
+    {
+      name: action, title: about.title, busy, onClose,
+      footer: done
+        ? h(C.Button, { size: "sm", onClick: onClose }, "Close")
+        : h(
+            Fragment,
             null,
-            h(
-              "form",
-              { id: "aks-action", onSubmit: submit, className: "aks-stack", noValidate: true },
-              h("div", { className: "aks-strong aks-name" }, row.pipeline),
-              done
-                ? h(Note, { kind: "good", title: about.done }, h(Plan, { plan: done, done: true }))
-                : h(
-                    Fragment,
-                    null,
-                    h("div", { className: "aks-muted" }, about.says),
-                    h(Choices, { action, form, change, disabled: busy, row }),
-                    wrong ? h(Note, { kind: "warn" }, wrong) : null,
-                    h(Failure, { title: error && error.status === 409 ? "Refused" : error && error.status === 403 ? "Not allowed" : "It was not done", error }),
-                    plan.data && !act.error ? h("div", { className: "aks-panel" }, h("div", { className: "aks-small aks-muted" }, "What would be done"), h(Plan, { plan: plan.data })) : null,
-                  ),
-            ),
+            h(C.Button, { size: "sm", variant: "outline", disabled: busy, onClick: onClose }, "Cancel"),
+            h(C.Button, { size: "sm", type: "submit", form: "aks-action", loading: busy, colorPalette: plan.data && about.danger ? "danger" : "brand", "data-step": plan.data ? "confirm" : "plan" }, plan.data ? `Confirm: ${about.title.toLowerCase()}` : "Show the plan"),
           ),
-          h(
-            C.Dialog.Footer,
+    },
+    h(
+      "form",
+      { id: "aks-action", onSubmit: submit, className: "aks-stack", noValidate: true },
+      h("div", { className: "aks-strong aks-name" }, row.pipeline),
+      done
+        ? h(Note, { kind: "good", title: about.done }, h(Plan, { plan: done, done: true }))
+        : h(
+            Fragment,
             null,
-            done
-              ? h(C.Button, { size: "sm", onClick: onClose }, "Close")
-              : h(
-                  Fragment,
-                  null,
-                  h(C.Button, { size: "sm", variant: "outline", disabled: busy, onClick: onClose }, "Cancel"),
-                  h(C.Button, { size: "sm", type: "submit", form: "aks-action", loading: busy, colorPalette: plan.data && about.danger ? "danger" : "brand", "data-step": plan.data ? "confirm" : "plan" }, plan.data ? `Confirm: ${about.title.toLowerCase()}` : "Show the plan"),
-                ),
+            h("div", { className: "aks-muted" }, about.says),
+            h(Choices, { action, form, change, disabled: busy, row }),
+            wrong ? h(Note, { kind: "warn" }, wrong) : null,
+            h(Failure, { title: refusalTitle(error), error }),
+            plan.data && !act.error ? h("div", { className: "aks-panel" }, h("div", { className: "aks-small aks-muted" }, "What would be done"), h(Plan, { plan: plan.data })) : null,
           ),
-          h(C.Dialog.CloseTrigger, { asChild: true }, h(C.CloseButton, { size: "sm", "aria-label": "Close", disabled: busy })),
-        ),
+    ),
+  );
+}
+
+// --- several pipelines at once ---
+
+const BULK = {
+  pause: { title: "Pause pipelines", done: "Paused" },
+  resume: { title: "Resume pipelines", done: "Resumed" },
+};
+
+// Each pipeline is changed by a request of its own, in order: one that is refused does not keep the others from being changed.
+function BulkDialog({ action, rows, onClose, onDone }) {
+  const [why, setWhy] = useState("");
+  const [wrong, setWrong] = useState(null);
+  const [found, setFound] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const send = async (dry) => {
+    setBusy(true);
+    const answers = [];
+    for (const row of rows) {
+      const refused = found?.get(rowKey(row))?.error;
+      if (!dry && refused) answers.push([rowKey(row), { error: refused }]);
+      else answers.push([rowKey(row), await post(`actions/${action}`, { ledger: row.ledger, pipeline: row.pipeline, why: why.trim(), dry_run: dry }).then((data) => ({ data }), (error) => ({ error }))]);
+      setFound(new Map(answers));
+    }
+    setBusy(false);
+    return answers;
+  };
+  const [done, setDone] = useState(false);
+  const submit = async (event) => {
+    event.preventDefault();
+    if (!why.trim()) return setWrong("Say why: the ledger records the reason of the change.");
+    setWrong(null);
+    if (!found) return void (await send(true));
+    await send(false);
+    setDone(true);
+  };
+  const close = () => {
+    onClose();
+    if (done) onDone();
+  };
+  const able = found ? [...found.values()].filter((each) => each.data).length : rows.length;
+  const result = (each) =>
+    !each ? NONE : each.error ? h("span", { className: "aks-error" }, each.error.message) : h(Fragment, null, each.data.title, ...(each.data.lines || []).map((line, i) => h("div", { key: i, className: "aks-small aks-muted" }, line)));
+  return h(
+    DialogFrame,
+    {
+      name: `bulk-${action}`, title: BULK[action].title, busy, onClose: close,
+      footer: done
+        ? h(C.Button, { size: "sm", onClick: close }, "Close")
+        : h(
+            Fragment,
+            null,
+            h(C.Button, { size: "sm", variant: "outline", disabled: busy, onClick: close }, "Cancel"),
+            h(C.Button, { size: "sm", type: "submit", form: "aks-bulk", loading: busy, disabled: found && !able, colorPalette: "brand", "data-step": found ? "confirm" : "plan" }, found ? `Confirm: ${action} ${plural(able, "pipeline")}` : "Show the plan"),
+          ),
+    },
+    h(
+      "form",
+      { id: "aks-bulk", onSubmit: submit, className: "aks-stack", noValidate: true },
+      h("div", { className: "aks-muted" }, ACTIONS[action].says),
+      done ? h(Note, { kind: "good", title: `${BULK[action].done}: ${plural(able, "pipeline")}` }) : h(FormRow, { label: "Why" }, h(C.Input, { size: "sm", name: "why", value: why, disabled: busy, placeholder: "reason, for the record of changes", autoComplete: "off", required: true, maxLength: 500, onChange: (event) => { setWhy(event.target.value); setFound(null); } })),
+      wrong ? h(Note, { kind: "warn" }, wrong) : null,
+      h(
+        "div",
+        { "data-plan": found ? (done ? "done" : "dry") : "none", "aria-live": "polite" },
+        h(Table, {
+          label: "Selected pipelines", rows, keyOf: rowKey,
+          columns: [
+            { key: "pipeline", label: "Pipeline", lead: true, cell: (row) => h("span", { className: "aks-name" }, row.pipeline) },
+            { key: "plan", label: done ? "What was done" : "What would be done", wide: true, cell: (row) => result(found?.get(rowKey(row))) },
+          ],
+        }),
       ),
     ),
   );

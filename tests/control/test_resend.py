@@ -1,0 +1,190 @@
+"""Sending dead letters again, on a real broker: each exactly once, to where it came from, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+
+from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
+from airflow_kafka_spark.control.pipelines import to_json
+from airflow_kafka_spark.errors import ResendRefused, WindowOpen
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.ledger.attempt import utc_now
+from airflow_kafka_spark.ledger.interval import IntervalLedger
+from airflow_kafka_spark.operators import PipelineOffsetsOperator
+from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, dead_letters, to_bytes
+from airflow_kafka_spark.windows.interval import Interval
+from airflow_kafka_spark.windows.model import BadRecord, OffsetRange, SourcePlan, SplitResult, Window
+from tests.support.control import pause, resend, resume
+from tests.support.oracle import committed_messages
+from tests.support.piped import BASE
+from tests.support.runs import Victim
+
+HEADERS = [("trace", b"7"), ("__connect.errors.of", b"another tool"), ("none", None)]
+
+
+@pytest.fixture
+def dead(moved):
+    """The topic of the dead letters."""
+    topic = f"{moved.topic}-dead"
+    moved.kafka.create_topic(topic, 2)
+    return topic
+
+
+def send(moved, ledger, dead, bad, with_context=True):
+    """Send these offsets of partition 1 as dead letters, as the operator does."""
+    places = [BadRecord(moved.topic, 1, offset, "no number", "VALUE_CONVERTER") for offset in bad]
+    record = {
+        "timestamp": pa.array([BASE + 1000 * offset for offset in bad], pa.int64()),
+        "key": pa.array([b"key%d" % offset for offset in bad], pa.binary()),
+        "value": pa.array([None if offset % 2 else b"\xff%d" % offset for offset in bad], pa.binary()),
+        "headers": pa.array([HEADERS] * len(bad), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    }
+    letters = to_bytes(pa.Table.from_batches([dead_letters(places, record)]))
+    topic = DeadLetterTopic(moved.hook, dead, -1, Envelope(moved.name, {}, with_context))
+    assert topic.send([SplitResult(0, letters=letters, rejected=len(bad))], ledger) is not None
+
+
+def fail(moved, dead, bad, *ends, with_context=True):
+    """Move a window in which these offsets of partition 1 are dead letters."""
+    with moved.ledger() as ledger:
+        entry = ledger.plan(moved.window(ledger, *ends))
+        send(moved, ledger, dead, bad, with_context)
+        report = {"group_id": moved.name, "completed_at": utc_now(), "timings": {"total": 1.0}}
+        ledger.close(report, entry.window.ends)
+    moved.settle()
+
+
+@pytest.fixture
+def ask(moved):
+    def asked(**options):
+        moved.settle()
+        done = resend(moved.hook, moved.name, **{"why": "mended", "who": "ann", "window": 2, **moved.place, **options})
+        moved.settle()
+        return done
+
+    return asked
+
+
+def came_back(moved):
+    """The records of the topic behind the first twenty of each partition."""
+    found = committed_messages(moved.kafka.connection_extra(), moved.topic)
+    return [(m.partition(), m.key(), m.value(), m.timestamp()[1], m.headers()) for m in found if m.offset() >= 20]
+
+
+def record(offset):
+    value = None if offset % 2 else b"\xff%d" % offset
+    return 1, b"key%d" % offset, value, BASE + 1000 * offset, HEADERS
+
+
+def test_dead_letters_are_sent_again_once_as_they_were_read_to_where_they_came_from(moved, dead, ask):
+    fail(moved, dead, [10, 11, 13], 15, 15)
+    fail(moved, dead, [17], 18, 18)
+    other = Producer(moved.kafka.connection_extra())
+    other.produce(dead, b"of another pipeline", headers=[("__connect.errors.topic", moved.topic)])
+    other.flush(30)
+    before = moved.everything()
+    plan = ask(dry_run=True)
+    assert (plan.changed, [(p.topic, p.partition, p.records) for p in plan.sent_again]) == (True, [(moved.topic, 1, 3)])
+    assert moved.everything() == before and came_back(moved) == []
+
+    with moved.ledger() as at_work:
+        done = ask()
+        at_work.plan(moved.window(at_work, 19, 19))
+    assert (done.changed, done.change, done.sent_of) == (True, plan.change, "2")
+    assert came_back(moved) == [record(offset) for offset in (10, 11, 13)]
+    again = ask()
+    assert not again.changed and "sent again already: ann did so at" in again.warnings[0]
+    assert ask(window=3).changed
+    assert came_back(moved) == [record(offset) for offset in (10, 11, 13, 17)]
+    assert [(c.action, c.window, c.who) for c in moved.memory.history] == [("resend", 3, "ann"), ("resend", 2, "ann")]
+    json.dumps(to_json([done, moved.memory.history]))
+
+
+def test_dead_letters_of_a_data_interval_are_sent_again_once(moved, dead, ask):
+    hour = Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 1, 1, tzinfo=timezone.utc))
+    fail(moved, dead, [10], 12, 12)
+    with IntervalLedger(moved.hook, moved.name, "run-hour", hour, topic=moved.ledger_topic) as ledger:
+        log, ranges = read_log(moved.hook, [moved.topic]), tuple(OffsetRange(moved.topic, p, 12, 16) for p in range(2))
+        bounds = (hour.start_ms, hour.end_ms)
+        ledger.plan(Window(ledger.pipeline, 1, ranges, ledger.run, utc_now(), log.cluster_id, log.topic_ids, interval=bounds))
+        send(moved, ledger, dead, [13, 14])
+        ledger.close({"completed_at": utc_now()}, {})
+    # A letter of another window between them is left alone.
+    assert ask(window=None, name=hour.name).sent_of == hour.name
+    assert came_back(moved) == [record(13), record(14)]
+    assert not ask(window=None, name=f"{moved.name}.{hour.name}").changed
+    assert ask().changed and len(came_back(moved)) == 3
+
+
+def test_a_resend_is_remembered_as_long_as_its_window_however_many_changes_follow(moved, dead, ask, monkeypatch):
+    monkeypatch.setattr("airflow_kafka_spark.control.requests.KEEP_CONTROLS", 2)
+    fail(moved, dead, [12], 15, 15)
+    assert ask().changed
+    for turn in range(3):
+        (resume if turn % 2 else pause)(moved.hook, moved.name, why="x", **moved.place)
+        moved.settle()
+    memory = moved.memory
+    assert len(memory.controls) == 3 and [c.window for c in memory.counted_resends] == [2]
+    # What an attempt reads begins no later than with that record.
+    assert memory.oldest_offset <= memory.counted_resends[0].offset
+    assert not ask().changed and len(came_back(moved)) == 1
+
+
+def victim(moved, tmp_path, fault):
+    options = {"task_id": "offsets", "action": "resend", "pipeline": moved.name, "why": "a crash", "window": 2}
+    given = {**options, "kafka_conn_id": "kafka_control", **moved.place}
+    return Victim(PipelineOffsetsOperator, given, "manual", fault=fault, once=tmp_path / "fault")
+
+
+def test_killed_inside_its_transaction_nothing_was_sent_and_a_repetition_sends_each_once(moved, dead, ask, tmp_path):
+    fail(moved, dead, [10, 14], 15, 15)
+    killed = victim(moved, tmp_path, "control.in_transaction")
+    assert killed.wait() != 0 and killed.fired
+    assert ask(why="again").changed
+    assert came_back(moved) == [record(10), record(14)]
+    assert [c.why for c in moved.memory.history] == ["again"]
+
+
+def test_one_that_wakes_up_inside_its_transaction_sends_nothing_a_second_time(moved, dead, ask, tmp_path):
+    fail(moved, dead, [10, 14], 15, 15)
+    zombie = victim(moved, tmp_path, "control.in_transaction:stop")
+    try:
+        zombie.wait_stopped()
+        assert ask().changed
+        zombie.wake()
+        assert zombie.wait() == 0, zombie.tail()
+        assert zombie.result()["changed"] is False
+        assert came_back(moved) == [record(10), record(14)]
+    finally:
+        zombie.end()
+
+
+def test_what_cannot_be_sent_again_is_refused_and_nothing_is_sent(moved, dead, ask):
+    fail(moved, dead, [12], 15, 15, with_context=False)
+    with pytest.raises(ResendRefused, match="None of the 1 dead letters .* was found.*context_headers_enable"):
+        ask()
+    with pytest.raises(ResendRefused, match="Window 1 .* has no dead letters"):
+        ask(window=1)
+    with pytest.raises(ResendRefused, match="remembers no window 9.*windows 1 to 2"):
+        ask(window=9)
+    with pytest.raises(ResendRefused, match="no data interval `2026`"):
+        ask(window=None, name="2026")
+    with pytest.raises(ValueError, match="either"):
+        ask(window=None)
+    moved.open_window(16, 16)
+    with pytest.raises(WindowOpen):
+        ask(window=3)
+    assert came_back(moved) == [] and not moved.memory.history
+
+
+def test_rows_of_a_source_are_not_sent_again(moved, dead, ask):
+    with moved.ledger() as ledger:
+        entry = ledger.plan(moved.window(ledger, 11, 11, source=SourcePlan(({"from": 1},))))
+        ledger.close({"completed_at": utc_now(), "dead_letters": []}, entry.window.ends)
+    with pytest.raises(ResendRefused, match="reads rows from a source"):
+        ask()

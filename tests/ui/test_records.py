@@ -1,0 +1,62 @@
+"""Records that a page shows: formats as a task's configuration describes them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_kafka_spark.formats import Avro, Csv, Debezium, Json, String
+from airflow_kafka_spark.operators.visibility.configuration import described
+from airflow_kafka_spark.ui.records import TopicFormats, decoded, make_format, topic_formats
+
+
+@pytest.mark.parametrize(
+    "format", [Json(schema="id bigint, name string"), Csv(schema="a int", delimiter=";"), String(), Avro(registry="r")], ids=str
+)
+def test_a_format_is_made_again_as_it_was_described(format):
+    through_json = json.loads(json.dumps(described(format)))
+    assert make_format(through_json) == format
+
+
+def test_what_is_no_format_of_this_package_is_not_made():
+    for name in ("Format", "os", "KafkaSink"):
+        with pytest.raises(ValueError, match="no format of this package"):
+            make_format({"class": name, "arguments": {}})
+    with pytest.raises(ValueError, match="other"):
+        make_format({"class": "Json", "arguments": {"other": 1}})
+    with pytest.raises(ValueError, match="only a run knows"):
+        make_format({"class": "Json", "arguments": {"schema": "{{ params.schema }}"}})
+
+
+def test_values_are_decoded_and_a_bad_one_says_why():
+    format = described(Json(schema="id bigint, price decimal(20,2), raw binary"))
+    big = 2**60
+    values = [b'{"id": %d, "price": 1.5, "raw": "AAE="}' % big, None, b"no json", b'{"id": 1}']
+    found, problem = decoded(format, "value", "orders", values)
+    assert problem == ""
+    # JavaScript would round it.
+    assert found[0] == ({"id": str(big), "price": "1.50", "raw": "0001"}, None)
+    assert found[1] == (None, None)
+    assert found[2][0] is None and found[2][1]
+    assert found[3] == ({"id": 1, "price": None, "raw": None}, None)
+
+
+def test_without_a_usable_format_records_are_bytes():
+    assert decoded(None, "key", "orders", [b"x"]) == ([(None, None)], "")
+    found, problem = decoded(described(Json()), "value", "orders", [b"x"])
+    assert found == [(None, None)] and problem.startswith("The values are shown as bytes: ")
+
+
+def test_topics_of_a_pipeline_are_those_that_it_reads_and_writes():
+    value, key = described(Debezium("id bigint")), described(String())
+    arguments = {
+        "value": value,
+        "key": key,
+        "errors_deadletterqueue_topic_name": "dead",
+        "sink": {"class": "KafkaSink", "arguments": {"topic": "copy", "value": described(Json())}},
+    }
+    assert topic_formats({"arguments": arguments}, ["orders"]) == {
+        "copy": TopicFormats(described(Json())), "dead": TopicFormats(), "orders": TopicFormats(value, key),
+    }  # fmt: skip
+    assert topic_formats({}, ["orders"]) == {"orders": TopicFormats()}
