@@ -7,7 +7,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick coverage soak mutants check format docs bench dist clean distclean
+.PHONY: help install demo test test-quick coverage soak mutants matrix check format docs bench dist clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -62,6 +62,9 @@ soak: install ## new random examples, then random kills of pipelines of all kind
 
 mutants: install ## put deliberate faults into the code and see that the tests find each of them
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+matrix: install ## run a core set of tests with other versions of Python, Spark, Airflow and the clients (ARGS="spark-3.5")
+	@$(BIN)/python -m tests.matrix $(ARGS)
 
 check: install ## lint, formatting and types
 	@$(BIN)/ruff check .

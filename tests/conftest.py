@@ -14,6 +14,7 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 
 import contextlib
 import gc
+import importlib.metadata
 import importlib.util
 import itertools
 import shutil
@@ -146,8 +147,11 @@ def _prepare_spark(*, several: bool) -> None:
         found = [
             jar for package in (jars.spark_kafka_connector(), DRIVER) for jar in jars.resolve([package], exclude_bundled=True)
         ]
-        daemon = "spark.python.daemon.module=tests.support.spark_daemon"
-        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, found))} --conf {daemon} pyspark-shell"
+        conf = ["--conf", "spark.python.daemon.module=tests.support.spark_daemon"]
+        if importlib.metadata.version("pyspark").startswith("3."):
+            # Spark 3 hands a worker to the next task that was killed while it was idle, as the engine does between two attempts.
+            conf += ["--conf", "spark.python.worker.reuse=false"]
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, found))} {' '.join(conf)} pyspark-shell"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

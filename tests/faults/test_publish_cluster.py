@@ -10,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 
 import pytest
 
+from airflow_kafka_spark.cli.definition import main as cli
 from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
-from tests.support.cluster import Driver, connection, standalone
+from tests.support.cluster import OURS, Driver, connection, standalone
 from tests.support.shop import make, shop
 from tests.support.splits import ROWS, rows, splits
 from tests.support.workers import executor_of, wait_stopped, wake
@@ -30,6 +34,13 @@ def local_cluster(tmp_path_factory):
     """The driver of two executors of one core."""
     with Driver(connection("local-cluster[2,1,1024]"), tmp_path_factory.mktemp("local-cluster")) as driver:
         yield driver
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory):
+    """The master of a standalone cluster, whose two workers share no Python environment with this process."""
+    with standalone(tmp_path_factory.mktemp("standalone")) as url:
+        yield url
 
 
 @pytest.fixture
@@ -68,9 +79,10 @@ def test_an_executor_killed_in_the_middle_of_a_split_costs_nothing(orders, local
 
 
 @pytest.mark.faults
-def test_a_split_that_spark_runs_twice_at_once_is_published_once(orders, tmp_path):
+def test_a_split_that_spark_runs_twice_at_once_is_published_once(orders, master, tmp_path):
     once = tmp_path / "fired"
     eager = {
+        **OURS,
         "spark.executor.memory": "512m",
         "spark.speculation": "true",
         "spark.speculation.interval": "100ms",
@@ -80,13 +92,41 @@ def test_a_split_that_spark_runs_twice_at_once_is_published_once(orders, tmp_pat
         # The copy that lost lives on.
         "spark.python.task.killTimeout": "600s",
     }
-    with standalone(tmp_path) as master, Driver(connection(master, **eager), tmp_path) as driver:
+    with Driver(connection(master, **eager), tmp_path) as driver:
         driver.start(make, orders.arguments, "run1", ("publish.mid:stop", once))
         stopped = wait_stopped(once)
         # It sleeps in the middle of its split: that the window completes all the same is the other copy's doing.
         report = driver.result()
         wake(stopped)
     check(orders, report)
+
+
+@pytest.mark.faults
+def test_executors_without_packages_are_named_before_they_read_and_work_with_the_archive_of_pack(orders, master, tmp_path):
+    bare, archive = tmp_path / "bare", tmp_path / "env.tar.gz"
+    subprocess.run([sys._base_executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    # Spark's own daemon: that of the tests is not on these executors.
+    settings = {"spark.executor.memory": "512m", "spark.python.daemon.module": "pyspark.daemon"}
+    python = str(bare / "bin" / "python")
+    with Driver(connection(master, **settings, **{"spark.pyspark.python": python}), tmp_path) as driver:
+        driver.start(make, orders.arguments, "run1")
+        error = driver.error()
+        assert error.startswith("ExecutorUnfit: Spark cannot run the tasks of window"), error
+        for name in ("pyarrow", "pandas", "confluent-kafka", "adbc-driver-postgresql"):
+            assert f"{name} is missing (driver: {metadata.version(name)})" in error
+        assert f"at {python}" in error
+        assert orders.records() == []
+
+        assert cli(["pack", "--source", "jdbc", "--sink", "kafka", "-o", str(archive)]) == 0
+        packed = {
+            "spark.archives": f"{archive}#environment",
+            "spark.pyspark.python": "./environment/bin/python",
+            "spark.executorEnv.AIRFLOW_KAFKA_SPARK_PYTHON": python,
+        }
+        driver.start(make, orders.arguments, "run1", spark=connection(master, **settings, **packed))
+        report = driver.result()
+    assert report["attempts"] == 2
+    assert orders.check() == ORDERS
 
 
 COPIES, SPLITS = 3, 8

@@ -25,6 +25,9 @@ from tests.support.workers import fault_in_tasks
 
 _TOLD = "TOLD "
 
+OURS = {"spark.executorEnv.PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+"""The setting by which executors of :func:`standalone` find the modules of this environment, those of tests among them."""
+
 
 def connection(master: str, **settings: str) -> str:
     """The Airflow connection of a cluster on this machine."""
@@ -78,12 +81,23 @@ class Driver:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(30)
 
-    def start(self, make: Any, options: dict[str, Any], run_id: str, fault: tuple[str, Path] | None = None) -> None:
+    def start(
+        self,
+        make: Any,
+        options: dict[str, Any],
+        run_id: str,
+        fault: tuple[str, Path] | None = None,
+        *,
+        spark: str | None = None,
+    ) -> None:
         """Begin an attempt; :meth:`result` waits for it.
 
         :param fault: what happens in the first task that comes to a point, and where it notes that it did.
+        :param spark: the Spark connection from here on; default the one before. The session of a cluster ends with its window.
         """
         connections = {name: value for name, value in os.environ.items() if name.startswith("AIRFLOW_CONN_")}
+        if spark is not None:
+            self._environment["AIRFLOW_CONN_SPARK_DEFAULT"] = spark
         order = (make, options, run_id, {**connections, **self._environment}, fault)
         assert self.process.stdin is not None
         self.process.stdin.write(pickle.dumps(order).hex() + "\n")
@@ -94,12 +108,25 @@ class Driver:
 
         :raises AssertionError: it failed.
         """
-        try:
-            told = json.loads(self._answers.get(timeout=seconds))
-        except Empty:
-            raise AssertionError(f"no answer after {seconds} s:\n{processes.tail(self._log, 40)}") from None
+        told = self._answer(seconds)
         assert "report" in told, f"{told['error']}:\n{processes.tail(self._log, 40)}"
         return told["report"]
+
+    def error(self, seconds: float = 400) -> str:
+        """The class and the message of the error that ended the attempt.
+
+        :raises AssertionError: it ran through.
+        """
+        told = self._answer(seconds)
+        assert "error" in told, told
+        return told["error"]
+
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        try:
+            told: dict[str, Any] = json.loads(self._answers.get(timeout=seconds))
+        except Empty:
+            raise AssertionError(f"no answer after {seconds} s:\n{processes.tail(self._log, 40)}") from None
+        return told
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -113,6 +140,8 @@ class Driver:
 @contextlib.contextmanager
 def standalone(directory: Path) -> Iterator[str]:
     """A master and two workers of one core, each on a loopback address of its own: Spark runs a task's copy only on another host.
+
+    Executors find no module of this environment, unless the Python that a driver names has it, or :data:`OURS` says where it is.
 
     :return: the master's URL.
     """
@@ -133,8 +162,8 @@ def standalone(directory: Path) -> Iterator[str]:
                 "SPARK_LOCAL_IP": host,
                 "SPARK_DAEMON_MEMORY": "256m",
                 "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
             }
+            environment.pop("PYTHONPATH", None)
             command = [start, f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0", *arguments]
             keeper.spawn(command, log=directory / "cluster.log", env=environment)
         log = directory / "cluster.log"

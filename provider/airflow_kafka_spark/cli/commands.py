@@ -39,8 +39,11 @@ def run(command: str, args: argparse.Namespace) -> int:
     from airflow_kafka_spark.control.pipelines import to_json
 
     try:
-        with _hook(args) as hook:
-            result, text = _COMMANDS[command](hook, args)
+        if (local := _LOCAL_COMMANDS.get(command)) is not None:
+            result, text = local(args)
+        else:
+            with _hook(args) as hook:
+                result, text = _COMMANDS[command](hook, args)
     except KafkaSparkError as error:
         print(error, file=sys.stderr)
         return REFUSED
@@ -211,6 +214,15 @@ def _with_text(run_command: Callable[[KafkaHook, argparse.Namespace], R], to_tex
 
     return execute
 
+
+def _pack(args: argparse.Namespace) -> tuple[object, str]:
+    from airflow_kafka_spark.cli.pack import pack
+
+    return pack(args)
+
+
+_LOCAL_COMMANDS: Mapping[str, Callable[[argparse.Namespace], tuple[object, str]]] = {"pack": _pack}
+"""Commands that ask no cluster."""
 
 _COMMANDS: Mapping[str, Execute] = {
     "show": _with_text(_show, output.format_state),

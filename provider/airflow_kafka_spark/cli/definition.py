@@ -11,18 +11,21 @@ from collections.abc import Callable, Sequence
 
 from airflow.cli.cli_config import ActionCommand, Arg, GroupCommand, positive_int
 
+from airflow_kafka_spark.cli.pack import FORMATS, SINKS, SOURCES
+
 NAME = "kafka-spark"
 HELP = "Show and change the positions of pipelines of the Kafka on Spark provider"
 
 OFFSETS = '"committed:<group>", "earliest", "latest", an instant in ISO 8601 with a zone, or offsets as {"topic": {"0": 23}}'
 
+JSON = Arg(("--json",), help="print JSON", action="store_true")
 PIPELINE = (
     Arg(("pipeline",), help="name of the pipeline; by default <dag_id>.<task_id>"),
     Arg(("--kafka-conn-id",), help="Airflow connection of type kafka (default: kafka_default)", default="kafka_default"),
     Arg(("--bootstrap-servers",), help="brokers, instead of a connection", metavar="HOST:PORT"),
     Arg(("--config",), help="librdkafka setting for --bootstrap-servers", action="append", metavar="KEY=VALUE"),
     Arg(("--ledger-topic",), help="ledger topic (default: airflow-windows)", default="airflow-windows"),
-    Arg(("--json",), help="print JSON", action="store_true"),
+    JSON,
 )
 GROUP = Arg(("--group-id",), help="consumer group of the pipeline (default: that of its last report)")
 DRY_RUN = Arg(("--dry-run",), help="show what would be changed, and change nothing", action="store_true")
@@ -153,6 +156,15 @@ COMMANDS = (
         *PIPELINE,
         *OF_WINDOW,
         *CHANGE,
+    ),
+    _command(
+        "pack",
+        "Write an archive of the Python packages that executors need, for spark.archives",
+        Arg(("--source",), help="sources of the pipelines (default: kafka)", nargs="+", choices=SOURCES, default=["kafka"]),
+        Arg(("--sink",), help="sinks of the pipelines (default: files)", nargs="+", choices=SINKS, default=["files"]),
+        Arg(("--format",), help="formats of the pipelines (default: json)", nargs="+", choices=FORMATS, default=["json"]),
+        Arg(("-o", "--output"), help="archive to write (default: env.tar.gz)", default="env.tar.gz", metavar="FILE"),
+        JSON,
     ),
 )
 

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.demo import shop
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.hooks.warm_spark.place import connect, peer
 from airflow_kafka_spark.table import format_table
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres
+from airflow_kafka_spark.testing._processes import wait_until
 
 TASKS = ("publish", "orders_to_warehouse", "orders_to_lake")
 TOPIC = "orders"
 KILLS = {"publish.marked": "a split's Kafka transaction", "sink.in_transaction": "a sink's transaction"}
+
+_RUN_SECONDS = 900.0
+_STATES = {
+    "running": "attempt {} is running",
+    "up_for_retry": "attempt {} has failed, as it should; the next one begins in 5 s",
+    "success": "done",
+    "failed": "failed",
+}
 
 
 class Demo:
@@ -38,7 +52,8 @@ class Demo:
     def run(self) -> None:
         """Trigger a DAG run, and wait until Airflow's scheduler has finished it."""
         begun = time.monotonic()
-        run_id, state = self.airflow.run("orders", seconds=900)
+        run_id = self.airflow.trigger("orders")
+        state = self._follow(run_id, begun)
         say(f"DAG run {run_id}: {state} after {time.monotonic() - begun:.1f} s")
         for task in TASKS:
             tries = self.airflow.task("orders", run_id, task)["try_number"]
@@ -49,6 +64,22 @@ class Demo:
                 say(self.airflow.task_log("orders", run_id, task)[-3000:])
             raise SystemExit("The DAG run failed; its log is above.")
         print(self.table([(task, self.airflow.xcom("orders", run_id, task)) for task in TASKS]), flush=True)
+
+    def _follow(self, run_id: str, begun: float) -> str:
+        """Print each change of a task's state until a DAG run has ended, and return the state of the run."""
+        known: dict[str, str] = {}
+        while time.monotonic() - begun < _RUN_SECONDS:
+            self.airflow.check()
+            state = str(self.airflow.api("GET", f"/dags/orders/dagRuns/{run_id}")["state"])
+            for task in self.airflow.api("GET", f"/dags/orders/dagRuns/{run_id}/taskInstances")["task_instances"]:
+                now = _STATES.get(task["state"], "").format(task["try_number"])
+                if now and known.get(task["task_id"]) != now:
+                    known[task["task_id"]] = now
+                    say(f"  {time.monotonic() - begun:5.1f} s  {task['task_id']}: {now}")
+            if state in ("success", "failed"):
+                return state
+            time.sleep(0.3)
+        raise SystemExit(f"The DAG run has not ended after {_RUN_SECONDS:g} s:\n{self.airflow.account('orders', run_id)}")
 
     def table(self, reports: list[tuple[str, Any]]) -> str:
         rows = []
@@ -126,6 +157,8 @@ def main() -> int:
     if not (options.dags / "orders.py").exists():
         parser.error(f"{options.dags}/orders.py does not exist; run this from the repository, or give --dags")
     begun = time.monotonic()
+    say("Five steps: start the servers, start Airflow, move the first windows, move the next ones with kills, count. On two idle")
+    say("cores they take less than two minutes; the first time on a machine Kafka is downloaded before.")
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-demo-") as temporary:
         right = play(options.dags, options.events, Path(temporary))
     headline("What to try next")
@@ -140,6 +173,7 @@ def main() -> int:
 
 def play(dags: Path, count: int, temporary: Path) -> bool:
     lake, once = temporary / "lake", temporary / "fault"
+    fault_variables = {faults.FAULT: ",".join(KILLS), faults.ONCE: str(once)}
     for point in KILLS:
         Path(f"{once}.{point}").touch()  # no fault in the first run
     headline("Starting a Kafka broker and a PostgreSQL server")
@@ -147,19 +181,20 @@ def play(dags: Path, count: int, temporary: Path) -> bool:
         with postgres.connect(autocommit=True) as connection:
             connection.execute(shop.CREATE)
         say(f"Kafka on {kafka.bootstrap_servers}, PostgreSQL on {postgres.host}:{postgres.port}")
-        headline("Starting Airflow (api-server and scheduler)")
+        headline("Starting Airflow (api-server and scheduler): its database is created first, which takes a while")
         airflow = EmbeddedAirflow(
             dags,
             connections={
                 "kafka_default": kafka.connection_json(),
-                "spark_default": json.dumps({"conn_type": "spark", "host": "local[2]", "extra": {"spark.driver.memory": "1g"}}),
+                "spark_default": _spark_connection(fault_variables),
                 "shop": postgres.connection_uri(),
                 "warehouse": postgres.connection_uri(),
             },
             variables={"lake": str(lake)},
-            env={faults.FAULT: ",".join(KILLS), faults.ONCE: str(once)},
+            # The Spark process that stays between the tasks is found here, and ended below.
+            env={**fault_variables, "TMPDIR": str(temporary)},
         )
-        with airflow:
+        with airflow, _ending_spark(temporary):
             say(f"Airflow on {airflow.url}")
             demo = Demo(kafka, postgres, airflow, lake, once)
             headline("First windows: shop database -> Kafka -> warehouse table and Parquet files")
@@ -174,6 +209,30 @@ def play(dags: Path, count: int, temporary: Path) -> bool:
             say("The killed attempts left nothing half done: the retries found the windows planned, and finished exactly them.")
             demo.count()
             return demo.right
+
+
+def _spark_connection(variables: Mapping[str, str]) -> str:
+    """Return the connection of a Spark process that all tasks share.
+
+    :param variables: the environment variables of its Python workers.
+    """
+    extra = {"spark.driver.memory": "1g", "keep_alive": "5m", **{f"spark.executorEnv.{k}": v for k, v in variables.items()}}
+    return json.dumps({"conn_type": "spark", "host": "local[2]", "extra": extra})
+
+
+@contextmanager
+def _ending_spark(temporary: Path) -> Iterator[None]:
+    """End the Spark process of the tasks on leaving."""
+    try:
+        yield
+    finally:
+        for path in temporary.glob("airflow-kafka-spark-*/*.socket"):
+            connection = connect(path)
+            if connection is not None:
+                pid = peer(connection)[0]
+                connection.close()
+                os.kill(pid, signal.SIGTERM)
+                wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30)  # noqa: B023 - called within the loop
 
 
 if __name__ == "__main__":

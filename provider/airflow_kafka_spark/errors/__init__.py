@@ -62,6 +62,7 @@ from airflow_kafka_spark.errors.planning import (
 )
 from airflow_kafka_spark.errors.setup import (
     ConnectionInvalid,
+    ExecutorUnfit,
     JarsUnavailable,
     JavaMissing,
     KafkaUnavailable,
@@ -112,6 +113,7 @@ __all__ = [
     "CountMismatch",
     "DataLoss",
     "DestinationChanged",
+    "ExecutorUnfit",
     "Fenced",
     "FollowBroken",
     "FollowedMismatch",

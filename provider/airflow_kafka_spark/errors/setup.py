@@ -123,6 +123,22 @@ class SparkUnavailable(KafkaSparkError):
         )
 
 
+class ExecutorUnfit(KafkaSparkError):
+    """Raised when a Python worker of an executor cannot run the tasks of a window. It has read no record.
+
+    :param window: the window.
+    :param detail: which executor it is, and what is missing or too old there.
+    """
+
+    def __init__(self, window: str, detail: str) -> None:
+        self.window, self.detail = window, detail
+        super().__init__(
+            f"Spark cannot run the tasks of window {window}: {detail}",
+            action="Install it on every executor, or send it there with `spark.archives` (`python -m airflow_kafka_spark pack`); "
+            "a retry goes on with the same window",
+        )
+
+
 class KafkaUnavailable(KafkaSparkError):
     """Raised when the brokers did not answer in time, or refused the client.
 

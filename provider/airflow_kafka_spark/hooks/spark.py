@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.resources import files
@@ -16,7 +16,8 @@ from airflow.providers.common.compat.sdk import BaseHook
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, SparkJobFailed, SparkUnavailable
 from airflow_kafka_spark.hooks.class_archive import SparkClassArchive
 from airflow_kafka_spark.hooks.connections import look_up
-from airflow_kafka_spark.hooks.spark_context import discard, discard_ended
+from airflow_kafka_spark.hooks.early_start import EarlyStart
+from airflow_kafka_spark.hooks.spark_context import discard, discard_ended, java_session_class
 from airflow_kafka_spark.hooks.spark_probe import first_line
 from airflow_kafka_spark.hooks.warm_spark import client as warm
 from airflow_kafka_spark.hooks.warm_spark import python_daemon
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _JAVA = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"
+_PYTHON = "spark.pyspark.python"
 _DAEMON = "spark.python.daemon.module"
 
 SECRETS = "(?i)secret|password|passphrase|token|jaas|credential|access[.]?key|keystore[.]key|dsn"
@@ -71,6 +73,7 @@ class SparkHook(BaseHook):
         self.spark_conn_id = spark_conn_id
         self.conf = dict(conf or {})
         self.app_name = app_name
+        self._early: EarlyStart | None = None
 
     @cached_property
     def connection(self) -> Connection:
@@ -160,6 +163,34 @@ class SparkHook(BaseHook):
             raise ConnectionInvalid(self.spark_conn_id, f"`keep_alive` is {value!r}, which is no such duration", action)
         return seconds
 
+    def start_early(self, is_needed: Callable[[], bool]) -> None:
+        """Start the session of a local master in a thread, if it is needed. :meth:`session` waits for it, and raises its error.
+
+        Nothing happens for other masters, whose executors would be taken from others, and where this process has a session.
+
+        :param is_needed: called in the thread; an error counts as False.
+        :raises ConnectionInvalid: the connection is not defined or of another type.
+        """
+        if not self.is_local or self.is_connect or self._early is not None:
+            return
+        pyspark = sys.modules.get("pyspark")
+        if pyspark is None or pyspark.SparkContext._active_spark_context is None:
+            self._early = EarlyStart(lambda: self._start(()), is_needed)
+
+    def give_up_early_start(self) -> None:
+        """Let :meth:`start_early` start no session if it has not begun to."""
+        if self._early is not None:
+            self._early.give_up()
+
+    def _take_early(self) -> SparkSession | None:
+        """Return the session that :meth:`start_early` has started, to the first caller, in whose thread it becomes active."""
+        early, self._early = self._early, None
+        session = early.result() if early is not None else None
+        if session is not None and not warm.is_attached():
+            # What Spark calls active belongs to a thread.
+            java_session_class(session._jvm).setActiveSession(session._jsparkSession)
+        return session
+
     @contextmanager
     def session(self, *, jars: tuple[str, ...] = ()) -> Iterator[SparkSession]:
         """Yield a session that is ready to use.
@@ -174,15 +205,16 @@ class SparkHook(BaseHook):
         """
         from pyspark.sql import SparkSession
 
+        early = self._take_early()
         warm.drop_dead()
         if not self.is_connect and (reason := discard_ended()):
             log.warning("The Spark session of an earlier window cannot be used: %s. A new one is started", reason)
-        active = SparkSession.getActiveSession()
+        active = SparkSession.getActiveSession() if early is None else None
         if active is not None:
             with self._explained():
                 yield active
             return
-        session = self._start(jars)
+        session = early or self._start(jars)
         try:
             with self._explained():
                 yield session
@@ -219,8 +251,6 @@ class SparkHook(BaseHook):
     def _start(self, jars: tuple[str, ...]) -> SparkSession:
         from pyspark.sql import SparkSession
 
-        # Workers run whatever `python3` is found otherwise, with other packages than ours.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder: Any = SparkSession.builder.appName(self.app_name)
         settings = self.settings()
         if jars:
@@ -243,7 +273,8 @@ class SparkHook(BaseHook):
         logging.getLogger("py4j").setLevel(logging.WARNING)
         log.info("Starting Spark on %s", self.master)
         try:
-            with _errors_to_output():
+            python = "" if self.is_local or self.is_connect else settings.get(_PYTHON, "")
+            with _python_of_executors(python), _errors_to_output():
                 session: SparkSession = builder.getOrCreate()
         except Exception as error:
             reason = first_line(error)
@@ -324,6 +355,20 @@ class SparkConnectHook(SparkHook):
 
     conn_type = "spark_connect"
     hook_name = "Spark Connect session"
+
+
+@contextmanager
+def _python_of_executors(path: str) -> Iterator[None]:
+    """Let a session that is started here have executors with the Python at a path; an empty one changes nothing.
+
+    PySpark looks only at the environment variable, not at the setting ``spark.pyspark.python``.
+    """
+    before = os.environ["PYSPARK_PYTHON"]
+    os.environ["PYSPARK_PYTHON"] = path or before
+    try:
+        yield
+    finally:
+        os.environ["PYSPARK_PYTHON"] = before
 
 
 @contextmanager

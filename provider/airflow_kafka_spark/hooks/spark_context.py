@@ -10,7 +10,7 @@ import signal
 import warnings
 from contextlib import suppress
 from subprocess import TimeoutExpired
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -53,6 +53,14 @@ def discard() -> None:
         with suppress(Exception):
             gateway.shutdown()
         SparkContext._gateway = SparkContext._jvm = None
+
+
+def java_session_class(jvm: Any) -> Any:
+    """Return Java's class of sessions: Spark 4 has two, and this is the one with a JVM behind it."""
+    from pyspark.sql import SparkSession
+
+    find = getattr(SparkSession, "_get_j_spark_session_class", None)
+    return jvm.SparkSession if find is None else find(jvm)
 
 
 def _why_ended() -> str:

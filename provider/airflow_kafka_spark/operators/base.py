@@ -210,7 +210,8 @@ class WindowOperator(VisibleOperator):
             return self._execute(context, run)
 
     def _execute(self, context: Mapping[str, Any], run: Run) -> dict[str, Any]:
-        self.validate(run)
+        with self._early_start(run):
+            self.validate(run)
         overtaken = 0
         while True:
             watch = Stopwatch()
@@ -256,6 +257,26 @@ class WindowOperator(VisibleOperator):
             if not {"kafka_conn_id", "pipeline"} & {problem.where for problem in problems}:
                 skip_though_invalid(lambda: self.open_ledger(run))
             raise ValidationError(problems)
+
+    @contextmanager
+    def _early_start(self, run: Run) -> Iterator[None]:
+        """Start Spark while the task is validated, if the window will have records. A failed validation starts none."""
+        try:
+            if (is_needed := self.foresees_records(run)) is not None:
+                self.spark.start_early(is_needed)
+        except Exception as error:
+            # The validation names what is wrong.
+            self.log.debug("Spark is not started before the validation: %s", error)
+        try:
+            yield
+        except BaseException:
+            self.spark.give_up_early_start()
+            raise
+
+    def foresees_records(self, run: Run) -> Callable[[], bool] | None:
+        """Return a function that says whether this run's window will have records, and changes nothing; None where only the plan
+        knows. It is called in a thread beside the validation."""
+        return None
 
     def is_rerun(self, done: Entry, run: Run) -> bool:
         """Return True if this run has moved its window before and its task was cleared to move it again.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -247,6 +247,34 @@ class FromKafkaOperator(WindowOperator):
         return Ledger(
             self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, beside_intervals=by_interval, **options
         )
+
+    def foresees_records(self, run: Run) -> Callable[[], bool] | None:
+        from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+        from airflow_kafka_spark.ledger.attempt import Ledger
+
+        subscription, ledger_topic = self.subscription, self.ledger_topic
+        # Spark's own reader needs jars, which a session gets when it is started.
+        if self.window_options.by_interval or self.read_options.read_with == "spark" or subscription.validate():
+            return None
+        pipeline, group = self.pipeline_name(run), self.group_id
+        # Airflow answers one thread at a time, so the connection is looked up here.
+        config = self.kafka.config
+
+        def foresee() -> bool:
+            with KafkaHook(self.kafka_conn_id, reading_group=self.own_group) as kafka:
+                kafka.__dict__["config"] = config
+                topics = subscription.resolve(kafka, without=(ledger_topic,))
+                ledger = Ledger(kafka, pipeline, run.id, topic=ledger_topic, group_id=group, hint_topics=topics)
+                ledger.peek()
+                memory = ledger.memory
+                if memory.is_paused or ledger.completed(run.id) is not None:
+                    return False
+                if memory.open_entry is not None:
+                    return not memory.open_entry.window.is_empty
+                known = memory.position.offsets
+                return any(tp in known and found.lso > known[tp] for tp, found in kafka.offsets(topics).items())
+
+        return foresee
 
     # --- 3. plan ---
 

@@ -12,8 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_kafka_spark.errors import KafkaSparkError, SparkJobFailed
+from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
 from airflow_kafka_spark.hooks.kafka.rights import right_missing_in_java
+from airflow_kafka_spark.hooks.tasks.executor_check import explain
 from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ def collect(results: DataFrame, window: Window) -> list[str]:
     """Run the job and return the column ``result`` of all its rows.
 
     :raises SparkJobFailed: the job failed or was cancelled.
+    :raises ExecutorUnfit: an executor lacks packages.
     :raises RightMissing: Spark's Kafka source may not read a topic.
     """
     try:
@@ -183,6 +185,8 @@ def collect(results: DataFrame, window: Window) -> list[str]:
     except Exception as error:
         if missing := right_missing_in_java(str(error), f"reading window {window}"):
             raise missing from error
+        if unfit := explain(str(error)):
+            raise ExecutorUnfit(str(window), unfit) from error
         raise SparkJobFailed(str(window), _reason(error)) from error
 
 

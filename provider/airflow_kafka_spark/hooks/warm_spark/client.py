@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.hooks.class_archive import available_memory
+from airflow_kafka_spark.hooks.spark_context import java_session_class
 from airflow_kafka_spark.hooks.warm_spark.place import (
     Place,
     WarmUnavailable,
@@ -237,7 +238,7 @@ def _open(answer: dict[str, Any]) -> SparkSession:
     # Values of accumulators would be sent to this process by the one thread that schedules all jobs, and each of them would wait
     # where this process is stopped. The warm process takes them instead.
     context._javaAccumulator = jvm.org.apache.spark.util.AccumulatorContext.get(answer["accumulator"]).get()
-    classes = SparkSession._get_j_spark_session_class(jvm)
+    classes = java_session_class(jvm)
     root = classes.getDefaultSession().get()
     session = SparkSession(context, root.newSession())
     # What was made for this process is not what others begin with, nor kept by them.

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
+from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.columns import HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE, NullValues
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
@@ -205,7 +206,7 @@ class EncodedSplits:
 
 
 @dataclass(frozen=True)
-class PublishTask:
+class PublishTask(CheckedOnExecutors):
     """The function that Spark maps over the splits that are left (``mapInArrow``).
 
     With ``source`` it reads them by itself: Spark hands over their numbers. Without it Spark hands over the rows of split
@@ -221,6 +222,10 @@ class PublishTask:
     splits: PackedSplits | tuple[int, ...]
     sorting: Sorting | None = None
     source: SplitSource | None = None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("kafka",)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.source is None:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.columns import OFFSET
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Timed, Tolerance
 from airflow_kafka_spark.sinks.tasks.dead_letters import dead_letters
@@ -32,7 +33,7 @@ SENT = "it was sent to the dead letter topic by an earlier attempt at this windo
 
 
 @dataclass(frozen=True)
-class ReadTask:
+class ReadTask(CheckedOnExecutors):
     """The function that Spark maps over the numbers of splits (``mapInArrow``). It reads and decodes them.
 
     :param splits: the splits of the window that are left.
@@ -52,6 +53,10 @@ class ReadTask:
     patience: float = 300.0
     tolerance: Tolerance | None = None
     routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("kafka",)
 
     @property
     def schema(self) -> pa.Schema:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.internal_columns import LEFT_OUT
+from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.columns import OFFSET, ORIGINAL, TOMBSTONE, NullValues
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Timed, Tolerance, split_seconds
 from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, partition_id
@@ -54,7 +55,7 @@ class OtherSink:
 
 
 @dataclass(frozen=True)
-class WriteTask:
+class WriteTask(CheckedOnExecutors):
     """The function that Spark maps over the splits of a window (``mapInArrow``). It hands each to the sink's writer.
 
     With ``read`` it reads the splits by itself: Spark hands over their numbers, or the records of its Kafka source. Without
@@ -83,6 +84,10 @@ class WriteTask:
     program: Program | None = None
     from_spark: bool = False
     others: tuple[OtherSink, ...] = ()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("kafka",) if self.read is not None and not self.from_spark else ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for result in self._results(batches):

@@ -1,0 +1,134 @@
+"""An archive of the Python packages that executors need, for ``spark.archives``.
+
+The packages are copied from the environment of this process, so that executors have the versions of the driver, and no package
+index is asked. The archive has no interpreter: its ``bin/python`` starts one of the executor's, of the same minor version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+from airflow_kafka_spark.hooks.tasks.executor_check import INSTEAD, PACKAGES
+
+SINKS = ("files", "kafka", "postgres")
+SOURCES = ("kafka", "files", "jdbc")
+FORMATS = ("avro", "csv", "debezium", "json", "protobuf", "raw", "string")
+
+_FURTHER = {"json": ("msgspec",)}
+_LEFT_OUT = re.compile(r"(^|/)(__pycache__|tests?|include|benchmarks)/|\.(pyc|pyi|pxd|pyx|h|hpp|a)$")
+_LEVEL = 4
+"""Of gzip: higher ones take minutes for compiled libraries and save a tenth."""
+
+_PYTHON = """#!/bin/sh
+# Starts the Python of this machine with the packages of this archive.
+here=$(cd "$(dirname "$0")/.." && pwd)
+PYTHONPATH="$here/packages${{PYTHONPATH:+:$PYTHONPATH}}"
+export PYTHONPATH
+exec "${{AIRFLOW_KAFKA_SPARK_PYTHON:-python{version}}}" "$@"
+"""
+
+
+def pack(args: argparse.Namespace) -> tuple[dict[str, object], str]:
+    """Write the archive that the command line describes.
+
+    :return: its facts, and a text that says how to use it.
+    :raises ValueError: a package is not installed here.
+    """
+    parts = ["spark", "kafka", *args.sink, *args.source, *args.format]
+    names = distributions(parts)
+    target = Path(args.output)
+    write_archive(target, names)
+    found = {name: metadata.version(name) for name in names}
+    size = target.stat().st_size
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    listed = "\n".join(f"  {name} {version}" for name, version in found.items())
+    text = (
+        f"{target}: {len(found)} packages, {size / 1e6:,.0f} MB\n{listed}\n\n"
+        f"In the extra of the `spark` connection, with a path that this task can read:\n"
+        f'  "spark.archives": "{target.resolve()}#environment", "spark.pyspark.python": "./environment/bin/python"\n'
+        f"Executors need a `python{python}` on their PATH, or its path as `spark.executorEnv.AIRFLOW_KAFKA_SPARK_PYTHON`."
+    )
+    return {"archive": str(target), "bytes": size, "python": python, "packages": found}, text
+
+
+def distributions(parts: Iterable[str]) -> list[str]:
+    """Return the distributions that parts of a task need, with all that these require, sorted.
+
+    :param parts: keys of :data:`PACKAGES`, and formats that need nothing.
+    :raises ValueError: one is not installed here.
+    """
+    wanted = []
+    for part in dict.fromkeys(parts):
+        wanted += [(name, part) for name, _ in PACKAGES.get(part, ())]
+        wanted += [(name, part) for name in _FURTHER.get(part, ()) if _is_installed(name)]
+        if part in INSTEAD and _is_installed(INSTEAD[part][0]):
+            wanted.append((INSTEAD[part][0], part))
+    found: set[str] = set()
+    for name, part in wanted:
+        if not _is_installed(name):
+            extra = f"[{part}]" if part in ("avro", "postgres", "protobuf") else "[postgres]" if part == "jdbc" else ""
+            raise ValueError(
+                f"`{name}`, which executors need for {part}, is not installed here; "
+                f"install `airflow-provider-kafka-spark{extra}` first"
+            )
+        _add_required(name, frozenset(), found)
+    return sorted(found)
+
+
+def _add_required(name: str, extras: frozenset[str], found: set[str]) -> None:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    name = canonicalize_name(name)
+    if (name in found and not extras) or not _is_installed(name):
+        return  # What is optional on this platform is left out.
+    found.add(name)
+    for line in metadata.requires(name) or ():
+        required = Requirement(line)
+        if required.marker is None or any(required.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            _add_required(required.name, frozenset(required.extras), found)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def write_archive(target: Path, names: Iterable[str]) -> None:
+    """Write the files of installed distributions into an archive that has ``bin/python`` and ``packages``.
+
+    The archive appears under its name when it is complete.
+    """
+    partial = target.with_name(f"{target.name}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(partial, "w:gz", compresslevel=_LEVEL) as archive:
+            script = _PYTHON.format(version=f"{sys.version_info.major}.{sys.version_info.minor}").encode()
+            entry = tarfile.TarInfo("bin/python")
+            entry.size, entry.mode = len(script), 0o755
+            archive.addfile(entry, io.BytesIO(script))
+            for name in names:
+                for inside, path in _files(name):
+                    archive.add(path, f"packages/{inside}", recursive=False)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _files(name: str) -> Iterator[tuple[str, Path]]:
+    """Return the files of a distribution that are imported: where they lie below `site-packages`, and where here."""
+    for file in metadata.distribution(name).files or ():
+        inside = file.as_posix()
+        path = Path(str(file.locate()))
+        if not inside.startswith("../") and not _LEFT_OUT.search(inside) and path.is_file():
+            yield inside, path

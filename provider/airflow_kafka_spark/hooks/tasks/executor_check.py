@@ -1,0 +1,241 @@
+"""A check of the packages of an executor, made in each of its Python workers before a task is unpickled there.
+
+A task is pickled together with the packages that it needs and the driver's versions of them. A worker that has the driver's own
+environment is not checked. This module imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import pickle
+import platform
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from airflow_kafka_spark import __version__
+
+DISTRIBUTION = "airflow-provider-kafka-spark"
+
+PACKAGES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "spark": (("pyarrow", "pyarrow"), ("pandas", "pandas")),
+    "kafka": (("confluent-kafka", "confluent_kafka"),),
+    "postgres": (("adbc-driver-postgresql", "adbc_driver_postgresql"), ("adbc-driver-manager", "adbc_driver_manager")),
+    "jdbc": (("adbc-driver-postgresql", "adbc_driver_postgresql"), ("adbc-driver-manager", "adbc_driver_manager")),
+    "avro": (("polars", "polars"),),
+    "protobuf": (("protobuf", "google.protobuf"),),
+}
+"""The packages that the parts of a task need on an executor, as (distribution, module)."""
+
+INSTEAD: Mapping[str, tuple[str, str]] = {"postgres": ("psycopg", "psycopg")}
+"""A package that does in place of all those of a part."""
+
+_PARTS = (
+    ("airflow_kafka_spark.sinks.postgres.", "postgres"),
+    ("airflow_kafka_spark.sources.jdbc.tasks.", "jdbc"),
+    ("airflow_kafka_spark.formats.avro.tasks.decode", "avro"),
+    ("airflow_kafka_spark.formats.protobuf.", "protobuf"),
+)
+
+
+class ExecutorLacks(ImportError):
+    """Raised in a Python worker that cannot run a task of this package."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that a task needs.
+
+    :param name: the distribution.
+    :param module: what is imported of it.
+    :param minimum: the oldest version that this package supports; "" for any.
+    :param driver: the driver's version; "" if it is not installed there.
+    :param part: the part of a task that needs it, a key of :data:`PACKAGES`.
+    """
+
+    name: str
+    module: str
+    minimum: str
+    driver: str
+    part: str
+
+    @property
+    def is_there(self) -> bool:
+        """Return True if it can be imported in this process."""
+        try:
+            return importlib.util.find_spec(self.module) is not None
+        except ModuleNotFoundError:
+            return False
+
+    def lack(self) -> str:
+        """Return what is wrong with it in this process; "" if nothing is."""
+        on_driver = f"driver: {self.driver}" if self.driver else "not on the driver either"
+        if not self.is_there:
+            return f"{self.name} is missing ({on_driver})"
+        found = installed_version(self.name)
+        if found and self.minimum and _numbers(found) < _numbers(self.minimum):
+            return f"{self.name} is {found}, older than {self.minimum} ({on_driver})"
+        return ""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a task needs of the Python worker that unpickles it.
+
+    :param packages: the packages.
+    :param version: the driver's version of this package.
+    :param environment: the driver's host and the prefix of its Python.
+    """
+
+    packages: tuple[Package, ...]
+    version: str
+    environment: tuple[str, str]
+
+    @classmethod
+    def of(cls, parts: Iterable[str]) -> Needs:
+        """Return what parts of a task need, with the driver's versions.
+
+        :param parts: keys of :data:`PACKAGES`.
+        """
+        minimums = oldest_versions()
+        found = [
+            Package(name, module, minimums.get(name, ""), installed_version(name), part)
+            for part in ("spark", *sorted(set(parts) - {"spark"}))
+            for name, module in (*PACKAGES[part], *((INSTEAD[part],) if part in INSTEAD else ()))
+        ]
+        return cls(tuple(found), __version__, here())
+
+    def lacks(self) -> list[str]:
+        """Return what is wrong with the packages of this process."""
+        lacks: list[str] = []
+        for part in dict.fromkeys(package.part for package in self.packages):
+            found = {(p.name, p.module): p.lack() for p in self.packages if p.part == part}
+            instead = found.pop(INSTEAD[part], "none") if part in INSTEAD else "none"
+            if instead:
+                lacks += filter(None, found.values())
+        if self.version != __version__:
+            lacks.append(f"{DISTRIBUTION} is {__version__} (driver: {self.version})")
+        return list(dict.fromkeys(lacks))
+
+    @functools.cache  # noqa: B019 - one value, or a few, for the life of a Python worker
+    def check(self) -> None:
+        """Compare the packages of this process with what a task needs, once.
+
+        :raises ExecutorLacks: names everything that is missing or too old.
+        """
+        if self.environment != here() and (lacks := self.lacks()):
+            # The last line of the traceback, which the driver looks for.
+            raise ExecutorLacks(f"on executor {socket.gethostname()}, {_python()}, {'; '.join(lacks)}")
+
+
+class _Pickling(threading.local):
+    is_nested = False
+
+
+_pickling = _Pickling()
+
+
+class CheckedOnExecutors:
+    """A task that is unpickled only where the packages that it needs are there. Base class of frozen dataclasses."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The parts (:data:`PACKAGES`) that this task needs beside those of the modules that it refers to."""
+        return ()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        if _pickling.is_nested:
+            return _make, (type(self), self.__dict__)
+        from pyspark import cloudpickle
+
+        _pickling.is_nested = True
+        try:
+            pickled = cloudpickle.dumps((type(self), self.__dict__))
+        finally:
+            _pickling.is_nested = False
+        return load, (Needs.of({*self.needs, *parts_of(pickled)}), pickled)
+
+
+def load(needs: Needs, pickled: bytes) -> Any:
+    """Return the task.
+
+    :raises ExecutorLacks: this process cannot run it.
+    """
+    needs.check()
+    return _make(*pickle.loads(pickled))
+
+
+def _make(kind: type[Any], state: Mapping[str, Any]) -> Any:
+    task = object.__new__(kind)
+    task.__dict__.update(state)
+    return task
+
+
+def parts_of(pickled: bytes) -> set[str]:
+    """Return the parts (:data:`PACKAGES`) of whose modules a pickled object refers to."""
+    return {part for module, part in _PARTS if module.encode() in pickled}
+
+
+@functools.cache
+def installed_version(name: str) -> str:
+    """Return the version of an installed distribution; "" if it is not installed, or says nothing of itself."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def oldest_versions() -> Mapping[str, str]:
+    """Return the oldest supported version of each package that this one names, as its metadata says."""
+    try:
+        lines = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found: dict[str, str] = {}
+    for line in lines:
+        name = re.match(r"[\w.-]+", line)
+        least = re.search(r">=\s*([\d.]+)", line.partition(";")[0])
+        if name and least:
+            known = found.setdefault(name[0].lower(), least[1])
+            found[name[0].lower()] = min(known, least[1], key=_numbers)
+    return found
+
+
+def here() -> tuple[str, str]:
+    """Return the host and the prefix of this Python."""
+    return socket.gethostname(), sys.prefix
+
+
+def _python() -> str:
+    return f"Python {platform.python_version()} at {sys.executable}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
+
+
+_LACKS = re.compile(r"ExecutorLacks: (.+)")
+_MODULE = re.compile(r"No module named '([\w.]+)'")
+_VERSIONS = re.compile(r"Python in worker has different version:? \(?(\d+[.,] ?\d+)\)? than that in driver:? (\d+\.\d+)")
+_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
+
+
+def explain(text: str) -> str:
+    """Return why an executor could not run a task, by the text of Spark's error; "" if that is not why the task failed."""
+    if found := _LACKS.search(text):
+        return found[1].strip()
+    if found := _VERSIONS.search(text):
+        worker, driver = (part.replace(", ", ".").replace(",", ".") for part in found.groups())
+        return f"an executor has Python {worker} (driver: {driver})"
+    if found := _PROGRAM.search(text):
+        return f"an executor has no Python at `{found[1]}`"
+    if found := _MODULE.search(text):
+        return f"a Python worker of an executor finds no module `{found[1]}`"
+    return ""

@@ -1,0 +1,53 @@
+"""The archive of packages for executors, unpacked and used by a bare Python."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tarfile
+from importlib import metadata
+
+import pytest
+
+from airflow_kafka_spark.cli import pack
+from airflow_kafka_spark.cli.definition import main
+
+
+def test_executors_need_what_their_tasks_import_and_what_that_requires(capsys, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(pack, "write_archive", lambda target, names: (written.append((target, names)), target.write_bytes(b"")))
+    target = tmp_path / "env.tar.gz"
+    assert main(["pack", "--sink", "postgres", "--format", "avro", "json", "-o", str(target), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert written == [(target, list(said["packages"]))]
+    assert {"pyarrow", "pandas", "confluent-kafka", "polars", "adbc-driver-postgresql", "numpy"} <= set(said["packages"])
+    assert "apache-airflow" not in said["packages"] and "pyspark" not in said["packages"]
+    assert all(metadata.version(name) == version for name, version in said["packages"].items())
+
+
+def test_an_archive_gives_a_bare_python_the_packages_of_this_one(tmp_path):
+    target = tmp_path / "env.tar.gz"
+    pack.write_archive(target, ["msgspec", "confluent-kafka"])
+    assert [path.name for path in tmp_path.iterdir()] == ["env.tar.gz"]
+    with tarfile.open(target) as archive:
+        archive.extractall(tmp_path / "environment", filter="data")
+    code = "import confluent_kafka, msgspec; print(confluent_kafka.__version__, msgspec.__version__, msgspec.__file__)"
+    # An interpreter that has none of them.
+    bare = {"PATH": "/usr/bin:/bin", "AIRFLOW_KAFKA_SPARK_PYTHON": sys._base_executable}
+    done = subprocess.run(
+        [tmp_path / "environment/bin/python", "-c", code], env=bare, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    confluent, msgspec, file = done.stdout.split()
+    assert (confluent, msgspec) == (metadata.version("confluent-kafka"), metadata.version("msgspec"))
+    assert file.startswith(str(tmp_path))
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(pack, "_is_installed", lambda name: name != "polars")
+    args = argparse.Namespace(source=["kafka"], sink=["files"], format=["avro"], output=str(tmp_path / "x.tar.gz"))
+    with pytest.raises(ValueError, match=r"`polars`.*for avro.*airflow-provider-kafka-spark\[avro\]"):
+        pack.pack(args)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,50 @@
+"""When Spark is started beside the validation: the ledger and the topics already say that the window will have records."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.operators.binding import Run
+from tests.support.control import pause, resume
+from tests.support.oracle import wait_stable
+from tests.support.pipelines import make
+from tests.support.runs import context
+
+
+def foresees(pipeline, run_id, **options):
+    """What an attempt of a run would foresee; None if it does not look."""
+    wait_stable(pipeline.kafka.connection_extra(), f"ledger-{pipeline.name}")
+    operator = make(**{**pipeline.arguments, **options})
+    look = operator.foresees_records(Run.of(context(run_id)))
+    return look and look()
+
+
+def test_spark_is_started_early_only_for_a_window_that_will_have_records(files, monkeypatch):
+    files.produce(30)
+    assert foresees(files, "run1") is False, "where a new pipeline begins is the plan's affair"
+    assert files.run("run1")["records_read"] == 30
+    assert foresees(files, "run1") is False, "the window of this run is complete"
+    assert foresees(files, "run2") is False, "there is nothing new"
+    files.produce(10)
+    assert foresees(files, "run2") is True
+    assert foresees(files, "run2", read_with="spark") is None, "its session needs jars"
+    with_control = {"ledger_topic": f"ledger-{files.name}", "why": "test", "who": "ann"}
+    with files_hook() as hook:
+        pause(hook, files.name, **with_control)
+    assert foresees(files, "run2") is False, "the pipeline is paused"
+    with files_hook() as hook:
+        resume(hook, files.name, **with_control)
+    monkeypatch.setenv(faults.FAULT, "planned:raise")
+    with pytest.raises(RuntimeError, match="planned"):
+        files.run("run2")
+    monkeypatch.delenv(faults.FAULT)
+    assert foresees(files, "run2") is True, "the open window has records"
+    assert files.run("run2")["records_read"] == 10
+    assert files.check() == 40
+
+
+def files_hook():
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+    return KafkaHook()
