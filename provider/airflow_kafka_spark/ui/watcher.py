@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import consume
-from airflow_kafka_spark.ledger.topic import PROMPT
 from airflow_kafka_spark.ui.airflow_metadata import (
     DEFAULT_CONNECTION,
     DEFAULT_TOPIC,
@@ -54,7 +53,14 @@ MAX_SAMPLES = 360
 """Samples of a pipeline's lag that are kept: those of one hour."""
 INTEREST_SECONDS = 60.0
 """Time after the last request of a pipeline's page for which its lag is measured first."""
-CONSUMER = {**PROMPT, "queued.max.messages.kbytes": 16384, "queued.min.messages": 2000}
+# It reads for as long as pages are open. New records are handed over at once; only an empty answer is waited for, so that an idle
+# ledger costs the broker two requests a second.
+CONSUMER = {
+    "fetch.wait.max.ms": 500,
+    "fetch.error.backoff.ms": 50,
+    "queued.max.messages.kbytes": 16384,
+    "queued.min.messages": 2000,
+}
 
 
 class LagSample(NamedTuple):
