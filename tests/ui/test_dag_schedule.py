@@ -12,7 +12,7 @@ from airflow.timetables.events import EventsTimetable
 from airflow.timetables.interval import CronDataIntervalTimetable
 from airflow.timetables.trigger import CronTriggerTimetable, MultipleCronTriggerTimetable
 
-from airflow_kafka_spark.ui.dag_schedule import DagSchedule, timetable_of
+from airflow_kafka_spark.ui.dag_schedule import DagSchedule, end_of, timetable_of
 from airflow_kafka_spark.windows.cadence import Timetabled, Unscheduled
 
 HOUR = 3600.0
@@ -86,11 +86,36 @@ def test_the_interval_that_is_being_filled_is_not_due():
     assert hourly.due_until(at("2026-01-07T10:40")) == at("2026-01-07T10:00")
     # Runs are created later than they are due while others of the DAG are active.
     assert hourly.due_until(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
-    # Behind the end of a DAG no run is planned, and what comes later is due no more.
+    # What was due stays due where no further run is planned.
     assert replace(hourly, next_run=None, next_interval=None).due_until(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
     by_trigger = schedule_of(CronTriggerTimetable(HOURLY, timezone="UTC", interval=timedelta(hours=1)))
     assert by_trigger.due_until(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
     assert schedule_of(HOURLY, interval=("2026-01-07T11:00", "2026-01-07T11:00")).due_until(at("2026-01-07T10:40")) is None
+
+
+@pytest.mark.parametrize(
+    "schedule, end, last",
+    [
+        (CronDataIntervalTimetable(HOURLY, timezone="UTC"), "2026-01-07T08:00", "2026-01-07T09:00"),
+        (CronDataIntervalTimetable(HOURLY, timezone="UTC"), "2026-01-07T08:30", "2026-01-07T09:00"),
+        (CronTriggerTimetable(HOURLY, timezone="UTC", interval=timedelta(hours=1)), "2026-01-07T08:00", "2026-01-07T08:00"),
+        (timedelta(hours=1), "2026-01-07T08:00", "2026-01-07T09:00"),
+    ],
+)
+def test_behind_the_end_of_a_dag_no_interval_is_due_however_much_time_passes(schedule, end, last):
+    over = schedule_of(schedule, end=at(end))
+    over = replace(over, next_run=None, next_interval=None)
+    for now in ("2026-01-07T09:30", "2026-01-07T10:02", "2026-01-09T15:40"):
+        assert over.due_until(at(now)) == at(last)
+    # Before that it is due as ever.
+    assert over.due_until(at("2026-01-07T07:10")) == replace(over, end=None).due_until(at("2026-01-07T07:10"))
+
+
+def test_the_end_of_a_dag_is_that_of_its_serialized_form():
+    dag = DAG("d", schedule=HOURLY, start_date=datetime(2026, 1, 1), end_date=datetime(2026, 1, 7, 8, tzinfo=timezone.utc))
+    assert end_of(DagSerialization.to_dict(dag)) == at("2026-01-07T08:00")
+    assert end_of(DagSerialization.to_dict(DAG("d", schedule=HOURLY))) is None
+    assert end_of({}) is None
 
 
 def test_a_timetable_that_cannot_be_loaded_is_left_out():

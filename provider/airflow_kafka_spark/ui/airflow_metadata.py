@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from airflow_kafka_spark.ui.dag_schedule import DagSchedule, timetable_of
+from airflow_kafka_spark.ui.dag_schedule import DagSchedule, end_of, timetable_of
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, parse_start, parse_stop
 
 if TYPE_CHECKING:
-    from airflow.timetables.base import Timetable
     from sqlalchemy.orm import Session
 
 log = logging.getLogger(__name__)
@@ -149,7 +148,7 @@ class CatalogReader:
 
     _hashes: dict[str, str] = field(default_factory=dict)
     _tasks: dict[str, tuple[PipelineTask, ...]] = field(default_factory=dict)
-    _timetables: dict[str, Timetable | None] = field(default_factory=dict)
+    _schedules: dict[str, DagSchedule] = field(default_factory=dict)
 
     def read(self, session: Session) -> Catalog:
         """Return the current catalog. A DAG whose serialized form is not understood is logged and left out."""
@@ -159,13 +158,13 @@ class CatalogReader:
             batch = changed[begin : begin + DAG_BATCH]
             for dag_id, data in latest_data(session, batch).items():
                 self._tasks[dag_id] = _tasks_of(dag_id, data)
-                self._timetables[dag_id] = timetable_of(data) if self._tasks[dag_id] else None
+                if self._tasks[dag_id]:
+                    self._schedules[dag_id] = DagSchedule(timetable=timetable_of(data), end=end_of(data))
         self._tasks = {dag_id: tasks for dag_id, tasks in self._tasks.items() if dag_id in hashes}
-        self._timetables = {dag_id: found for dag_id, found in self._timetables.items() if dag_id in hashes}
+        self._schedules = {dag_id: found for dag_id, found in self._schedules.items() if self._tasks.get(dag_id)}
         self._hashes = hashes
         tasks = tuple(task for dag_id in sorted(self._tasks) for task in self._tasks[dag_id])
-        timetables = {dag_id: self._timetables.get(dag_id) for dag_id, found in self._tasks.items() if found}
-        return Catalog(tasks, read_schedules(session, timetables), read_failed_tasks(session, tasks))
+        return Catalog(tasks, read_schedules(session, self._schedules), read_failed_tasks(session, tasks))
 
 
 # --- Airflow's tables ---------------------------------------------------------------------------------------------------
@@ -460,10 +459,10 @@ def read_paused_dags(session: Session) -> dict[str, bool]:
     return {dag_id: bool(paused) for dag_id, paused in session.execute(select(DagModel.dag_id, DagModel.is_paused))}
 
 
-def read_schedules(session: Session, timetables: Mapping[str, Timetable | None]) -> dict[str, DagSchedule]:
+def read_schedules(session: Session, known: Mapping[str, DagSchedule]) -> dict[str, DagSchedule]:
     """Return when DAGs run by themselves.
 
-    :param timetables: the timetable of each DAG; None if this process cannot load it.
+    :param known: of each DAG what its serialized form says: timetable and end.
     """
     from airflow.models.dag import DagModel
     from sqlalchemy import select
@@ -477,9 +476,13 @@ def read_schedules(session: Session, timetables: Mapping[str, Timetable | None])
     )
     found = {}
     for dag_id, paused, due, start, end in session.execute(select(*columns)):
-        if dag_id in timetables:
-            interval = (start.timestamp(), end.timestamp()) if start and end else None
-            found[dag_id] = DagSchedule(bool(paused), due.timestamp() if due else None, interval, timetables[dag_id])
+        if dag_id in known:
+            found[dag_id] = replace(
+                known[dag_id],
+                is_paused=bool(paused),
+                next_run=due.timestamp() if due else None,
+                next_interval=(start.timestamp(), end.timestamp()) if start and end else None,
+            )
     return found
 
 

@@ -29,12 +29,14 @@ class DagSchedule:
     :param next_run: when the next run is to be created; None if none is planned, as for a DAG that only assets or users trigger.
     :param next_interval: start and end of the data interval of that run; None if it has none.
     :param timetable: its timetable; None if this process cannot load it.
+    :param end: its ``end_date``; None if it has none.
     """
 
     is_paused: bool = False
     next_run: float | None = None
     next_interval: tuple[float, float] | None = None
     timetable: Timetable | None = None
+    end: float | None = None
 
     @property
     def cadence(self) -> Cadence | None:
@@ -54,24 +56,45 @@ class DagSchedule:
         return min(found, default=None)
 
     def due_until(self, now: float) -> float | None:
-        """Return the end of the last data interval whose run is due; None if the runs have no data intervals."""
-        if self.next_run is not None and self.next_run > now:
-            interval = self.next_interval
-        else:
-            info = self._next(now)
-            data = info.data_interval if info else None
-            interval = (data.start.timestamp(), data.end.timestamp()) if data else None
-        return interval[0] if interval and interval[0] < interval[1] else None
+        """Return the end of the last data interval whose run is due; None if the runs have no data intervals.
 
-    def _next(self, instant: float) -> DagRunInfo | None:
-        """Return the first run behind an instant, as the timetable plans it; None if there is none or it cannot tell."""
+        Behind the DAG's end no interval is due, however much time passes.
+        """
+        if self.next_run is not None and self.next_run > now:
+            interval = self.next_interval if self.next_interval and self.next_interval[0] < self.next_interval[1] else None
+        else:
+            interval = _data_interval(self._next(now))
+        if interval is None:
+            return None
+        last = self._end_of_last_interval()
+        return interval[0] if last is None else min(interval[0], last)
+
+    def _end_of_last_interval(self) -> float | None:
+        """Return the end of the last data interval that begins before the DAG's end; None if no end limits them."""
+        behind = None if self.end is None else _data_interval(self._next(self.end))
+        if behind is None:
+            return None
+        start, last = behind[0] - 2 * (behind[1] - behind[0]), None
+        for _ in range(2 * MAX_STEPS):
+            info = self._next(start, latest=self.end)
+            if info is None or (found := _data_interval(info)) is None:
+                break
+            start, last = info.run_after.timestamp(), found[1]
+        return last
+
+    def _next(self, instant: float, latest: float | None = None) -> DagRunInfo | None:
+        """Return the first run behind an instant, as the timetable plans it; None if there is none or it cannot tell.
+
+        :param latest: the end of the DAG, as Airflow hands it to the timetable; None to plan as if it had none.
+        """
         if self.timetable is None:
             return None
         import pendulum
         from airflow.timetables.base import DagRunInfo, TimeRestriction
 
         at = pendulum.from_timestamp(instant)
-        restriction = TimeRestriction(earliest=None, latest=None, catchup=True)
+        end = None if latest is None else pendulum.from_timestamp(latest)
+        restriction = TimeRestriction(earliest=None, latest=end, catchup=True)
         try:
             interval = self.timetable.infer_manual_data_interval(run_after=at)
             last = DagRunInfo(run_after=at, data_interval=interval, partition_date=None, partition_key=None)
@@ -84,6 +107,19 @@ class DagSchedule:
             # A timetable may be a user's own code.
             log.debug("Timetable %s does not tell its next run", type(self.timetable).__name__, exc_info=True)
         return None
+
+
+def _data_interval(info: DagRunInfo | None) -> tuple[float, float] | None:
+    """Return start and end of the data interval of a run; None if it has none, or one without a length."""
+    data = info.data_interval if info else None
+    found = (data.start.timestamp(), data.end.timestamp()) if data else None
+    return found if found and found[0] < found[1] else None
+
+
+def end_of(data: Mapping[str, Any]) -> float | None:
+    """Return the ``end_date`` of a serialized DAG; None if it has none."""
+    end = data.get("dag", {}).get("end_date")
+    return float(end) if isinstance(end, (int, float)) else None
 
 
 def timetable_of(data: Mapping[str, Any]) -> Timetable | None:
