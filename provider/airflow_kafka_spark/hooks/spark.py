@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,13 +17,10 @@ from airflow.providers.common.compat.sdk import BaseHook
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, SparkJobFailed, SparkUnavailable
 from airflow_kafka_spark.hooks.class_archive import SparkClassArchive
 from airflow_kafka_spark.hooks.connections import look_up
-from airflow_kafka_spark.hooks.early_start import EarlyStart
-from airflow_kafka_spark.hooks.spark_context import discard, discard_ended, java_session_class
-from airflow_kafka_spark.hooks.spark_probe import first_line
+from airflow_kafka_spark.hooks.spark_health import discard, discard_ended, first_line, java_session_class
 from airflow_kafka_spark.hooks.warm_spark import client as warm
 from airflow_kafka_spark.hooks.warm_spark import python_daemon
-from airflow_kafka_spark.hooks.warm_spark.place import WarmUnavailable
-from airflow_kafka_spark.hooks.warm_spark.settings import WarmSettings, parse_duration
+from airflow_kafka_spark.hooks.warm_spark.process import WarmSettings, WarmUnavailable, parse_duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -187,7 +185,7 @@ class SparkHook(BaseHook):
         early, self._early = self._early, None
         session = early.result() if early is not None else None
         if session is not None and not warm.is_attached():
-            # What Spark calls active belongs to a thread.
+            # Spark has one active session per thread.
             java_session_class(session._jvm).setActiveSession(session._jsparkSession)
         return session
 
@@ -327,7 +325,7 @@ class SparkHook(BaseHook):
         An address at which nothing answers is reported within seconds; anything else takes at most 90 seconds.
         """
         from airflow_kafka_spark.hooks.jars import find_java
-        from airflow_kafka_spark.hooks.spark_probe import probe, unreachable
+        from airflow_kafka_spark.hooks.spark_health import probe, unreachable
 
         try:
             _ = self.keep_alive
@@ -357,6 +355,57 @@ class SparkConnectHook(SparkHook):
     hook_name = "Spark Connect session"
 
 
+class EarlyStart:
+    """Starts a session in a thread if the window will need one.
+
+    :param start: starts the session.
+    :param is_needed: called in the thread; returns True if the window will have records. An error counts as False: the task
+        reports it by itself.
+    """
+
+    def __init__(self, start: Callable[[], SparkSession], is_needed: Callable[[], bool]) -> None:
+        self._start, self._is_needed = start, is_needed
+        self._deciding = threading.Lock()
+        self._is_given_up = self._has_begun = False
+        self._session: SparkSession | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="spark start", daemon=True)
+        self._thread.start()
+
+    def give_up(self) -> None:
+        """Start no session if its start has not begun yet."""
+        with self._deciding:
+            self._is_given_up = True
+
+    def result(self) -> SparkSession | None:
+        """Return the session as soon as it is ready; None if its start has not begun, and then it will not begin.
+
+        :raises SparkUnavailable: it could not be started.
+        """
+        self.give_up()
+        if not self._has_begun:
+            return None
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._session
+
+    def _run(self) -> None:
+        try:
+            is_needed = self._is_needed()
+        except Exception:
+            log.debug("Whether the window will have records is not known yet", exc_info=True)
+            return
+        with self._deciding:
+            if self._is_given_up or not is_needed:
+                return
+            self._has_begun = True
+        try:
+            self._session = self._start()
+        except BaseException as error:
+            self._error = error
+
+
 @contextmanager
 def _python_of_executors(path: str) -> Iterator[None]:
     """Let a session that is started here have executors with the Python at a path; an empty one changes nothing.
@@ -380,7 +429,7 @@ def _errors_to_output() -> Iterator[None]:
     """
     try:
         saved = os.dup(2)
-    except OSError:  # there is none
+    except OSError:  # this process has no standard error
         yield
         return
     try:
