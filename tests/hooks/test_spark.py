@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SparkUnavailable
-from airflow_kafka_spark.hooks.spark import SECRETS, EarlyStart, SparkHook, _errors_to_output
+from airflow_kafka_spark.hooks.spark import _QUICK_START, SECRETS, EarlyStart, SparkHook, _errors_to_output
 
 
 @pytest.fixture
@@ -57,6 +57,16 @@ def test_java_options_of_the_connection_come_beside_ours(connect):
     options = connect(host="local", extra={"spark.driver.extraJavaOptions": "-Dx=y"}).settings()["spark.driver.extraJavaOptions"]
     assert "log4j2.properties" in options
     assert options.endswith("-Dx=y")
+
+
+@pytest.mark.parametrize("given", ["", "-Xshare:auto -XX:Tier4InvocationThreshold=1"])
+def test_a_local_jvm_starts_with_few_compilations_unless_that_is_switched_off(connect, given):
+    hook = connect(host="local", extra={"spark.driver.extraJavaOptions": given})
+    options = hook._quick_start(hook.settings()["spark.driver.extraJavaOptions"])
+    assert set(_QUICK_START) <= set(options)
+    assert any(option.startswith("-XX:SharedArchiveFile") for option in options) <= (given == "")
+    assert connect(host="local", extra={"class_archive": False})._quick_start("") == ()
+    assert connect(host="spark://head")._quick_start("") == ()
 
 
 def test_a_token_is_in_no_address_that_is_shown(connect):

@@ -28,7 +28,6 @@ from io import BufferedReader, BufferedWriter
 
 _NEEDED = (
     "confluent_kafka",
-    "pandas",
     "pyarrow.compute",
     "pyspark.sql.pandas.serializers",
     "airflow_kafka_spark.road.tasks.publish",
