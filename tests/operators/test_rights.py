@@ -48,8 +48,7 @@ from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.ui.actions import ACTIONS as UI_ACTIONS
 from airflow_kafka_spark.ui.actions import ActionContext, ActionRequest, perform
 from airflow_kafka_spark.ui.airflow_metadata import LedgerName
-from airflow_kafka_spark.ui.previews import DeadLetterReader
-from airflow_kafka_spark.ui.records import RecordReader, TopicFormats
+from airflow_kafka_spark.ui.previews import DeadLetterReader, RecordReader, TopicFormats
 from airflow_kafka_spark.ui.watcher import LedgerWatch
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 from tests.support.intervals import hour
