@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
@@ -26,6 +26,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     TaskError,
     TaskInstanceKey,
     TaskInstanceState,
+    read_configuration,
     read_paused_dags,
     read_task_states,
     task_of_run,
@@ -64,6 +65,8 @@ class PipelineItem:
     :param measured: last measurement of its lag; None if there was none.
     :param verdict: verdict on its lag; None if the lag is unknown.
     :param tasks: tasks whose DAG files name the pipeline.
+    :param stored_configuration: the configuration that the run of its newest window has stored, as that of a mapped task; empty
+        where a DAG file has it.
     """
 
     ledger: LedgerName
@@ -72,6 +75,7 @@ class PipelineItem:
     measured: LagMeasurement | None = None
     verdict: Verdict | None = None
     tasks: tuple[PipelineTask, ...] = ()
+    stored_configuration: str = ""
 
     @property
     def dag_ids(self) -> tuple[str, ...]:
@@ -340,14 +344,14 @@ def endpoint_name(uri: str | None, asset: str = "") -> str | None:
 
 
 def configuration_of(item: PipelineItem) -> JsonObject:
-    """Return the configuration of the pipeline's task; empty if no DAG file has it, or only its runs know it."""
-    for task in item.tasks:
+    """Return the configuration of the pipeline's task, empty if unknown; ``of_run`` is True if its last run has stored it."""
+    for text, of_run in [*((task.configuration, False) for task in item.tasks), (item.stored_configuration, True)]:
         try:
-            found = json.loads(task.configuration) if task.configuration else None
+            found = json.loads(text) if text else None
         except ValueError:
             continue
         if isinstance(found, dict) and found:
-            return found
+            return {**found, "of_run": of_run}
     return {}
 
 
@@ -838,6 +842,8 @@ class UserView:
             raise RequestRefused(
                 404, f"There is no pipeline `{pipeline}` in ledger `{ledger}` that you may see", action="See the list"
             )
+        if not found.tasks and found.summary is not None and found.summary.owner is not None:
+            found = replace(found, stored_configuration=read_configuration(self.session, found.summary.owner))
         return found, watch
 
     def detail(self, ledger: str, pipeline: str) -> JsonObject:
