@@ -88,11 +88,15 @@ def test_an_unknown_connection_or_one_of_another_type_is_named(connect):
 
 
 def test_what_a_jvm_writes_to_standard_error_is_no_error_of_the_task(capfd):
+    before = set(threading.enumerate())
+    wrote = "import sys; print('WARNING: Using incubator modules: x\\nout of memory', file=sys.stderr)"
     with _errors_to_output():
-        subprocess.run([sys.executable, "-c", "import sys; print('WARNING: incubating', file=sys.stderr)"], check=True)
+        subprocess.run([sys.executable, "-c", wrote], check=True)
+    for copying in set(threading.enumerate()) - before:
+        copying.join(30)
     print("of the task", file=sys.stderr)
     out, err = capfd.readouterr()
-    assert "WARNING: incubating" in out and err.strip() == "of the task"
+    assert (out.strip(), err.strip()) == ("out of memory", "of the task")
 
 
 # --- a session that a thread starts beside the validation ---

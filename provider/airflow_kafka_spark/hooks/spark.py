@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ _JAVA = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"
 _PYTHON = "spark.pyspark.python"
 _DAEMON = "spark.python.daemon.module"
+_INCUBATOR = b"WARNING: Using incubator modules: "
 
 _QUICK_START = (
     "-XX:Tier4InvocationThreshold=50000",
@@ -449,22 +450,34 @@ def _python_of_executors(path: str) -> Iterator[None]:
 
 @contextmanager
 def _errors_to_output() -> Iterator[None]:
-    """Let a JVM that is started in here write its standard error to standard output.
+    """Let a JVM that is started in here write its standard error to standard output, for as long as it lives.
 
-    Airflow shows what a task's processes write to standard error as errors, and each JVM of Spark 4 warns there of an incubator
-    module that Spark itself asks for.
+    Airflow shows what a task's processes write to standard error as errors. Each JVM of Spark 4 begins with a warning about an
+    incubator module that Spark itself asks for, and that no option of Java switches off: this line is left out.
     """
     try:
         saved = os.dup(2)
     except OSError:  # this process has no standard error
         yield
         return
+    reading, writing = os.pipe()
+    threading.Thread(target=_copy_lines, args=(reading, os.dup(1)), name="kafka-spark-jvm-output", daemon=True).start()
+    os.dup2(writing, 2)
+    os.close(writing)
     try:
-        os.dup2(1, 2)
         yield
     finally:
         os.dup2(saved, 2)
         os.close(saved)
+
+
+def _copy_lines(reading: int, writing: int) -> None:
+    """Copy lines without :data:`_INCUBATOR` until the pipe ends. Reading goes on if nobody takes them: the JVM must not wait."""
+    with open(reading, "rb") as lines, open(writing, "wb", buffering=0) as output:
+        for line in lines:
+            if _INCUBATOR not in line:
+                with suppress(OSError):
+                    output.write(line)
 
 
 def _send_package(session: SparkSession) -> None:

@@ -21,13 +21,14 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.internal_columns import LEFT_OUT
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.columns import OFFSET, ORIGINAL, TOMBSTONE, NullValues
-from airflow_kafka_spark.road.tasks.account import SplitAccount, Timed, Tolerance, split_seconds
+from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, partition_id
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin, Sorter
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import TASK_PUT, PackedSplits, Split, SplitResult
+from airflow_kafka_spark.windows.move_time import Timed, split_seconds
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.arrow.tasks.program import Program
