@@ -44,7 +44,7 @@ def forget(
     :raises GroupHasMembers: its group is to be deleted, and the group has members.
     """
     pipeline, ledger_topic = request.pipeline, request.ledger_topic
-    found = find(hook, pipeline, ledger_topic)
+    found = _find(hook, pipeline, ledger_topic, is_said=bool(delete_group and group_id))
     group = _check_forget(hook, found.memory, ledger_topic, group_id, delete_group, discard_open)
     change = found.memory.next_change
     if request.dry_run:
@@ -69,6 +69,20 @@ def forget(
         records = [*(LedgerRecord(key, None) for key in keys), change_record(pipeline, done)]
         ledger.amend(records, {}, lambda topic: "", lambda memory: memory.changes.get(change) == done)
     return _result(memory, change, request, len(keys), group)
+
+
+def _find(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> Found:
+    """Return what the ledger holds of a pipeline.
+
+    :param is_said: True if a group is named that is to be deleted: it may have outlived the ledger's records.
+    :raises PipelineUnknown: the ledger holds nothing of it, and no group is named.
+    """
+    try:
+        return find(hook, pipeline, ledger_topic)
+    except PipelineUnknown:
+        if not is_said:
+            raise
+        return Found(Memory(pipeline), 0)
 
 
 def _result(memory: Memory, change: int, request: ChangeRequest, records: int, group: str | None) -> ChangeResult:
