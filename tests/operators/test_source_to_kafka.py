@@ -59,7 +59,7 @@ def test_a_split_whose_reading_breaks_off_in_the_jvm_is_not_published_in_part(or
 
 
 class TestALedgerThatIsLost:
-    """The group of a source's pipeline says which window was planned and published last, in the topic that it publishes to, too."""
+    """The group says which window was planned and published last, with an offset of the topic that is published to, too."""
 
     @pytest.fixture
     def lost(self, orders):

@@ -202,11 +202,17 @@ def _shifted(
 
 
 def fence_splits(ledger: ChangeLedger, windows: Sequence[Entry]) -> None:
-    """Fence the tasks that may still publish splits of windows that are given up."""
-    for entry in windows:
-        window = entry.window
-        if window.source or window.target:
-            ledger.fence_splits(max(1, len(window.source.splits) if window.source else len(window.ranges)))
+    """Take over windows that are given up, and fence the tasks that may still publish splits of them. Look at the ledger
+    afterwards: no marker of these windows is added to what it holds then."""
+    published = [entry for entry in windows if entry.window.source or entry.window.target]
+    ledger.take_over(published)
+    for entry in published:
+        ledger.fence_splits(max(1, split_count(entry.window)))
+
+
+def split_count(window: Window) -> int:
+    """Return the number of splits of a window that is published: those of its source, or one for each partition."""
+    return len(window.source.splits) if window.source else len(window.ranges)
 
 
 def published_by(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]:

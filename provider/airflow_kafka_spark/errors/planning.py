@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from airflow_kafka_spark.errors.base import KafkaSparkError
 
 
@@ -183,9 +185,9 @@ class LedgerBehind(PlanError):
             f"does not know any after {known}",
             expected=f"every window in ledger topic `{ledger_topic}`, which has lost its last records, or is an older one",
             action="To go on where that window ended: `airflow kafka-spark reset "
-            f"{pipeline} --ledger-topic {ledger_topic} --group-id {group_id} --discard-open --to '{to}'{named} --why ...`. Compare sink "
-            "and topic if windows may have been moved after it. An unclean leader election does this: give the ledger topic "
-            "three replicas and `min.insync.replicas=2`",
+            f"{pipeline} --ledger-topic {ledger_topic} --group-id {group_id} --discard-open --to '{to}'{named} --why ...`. "
+            "Compare sink and topic if windows may have been moved after it. An unclean leader election does this: give the "
+            "ledger topic three replicas and `min.insync.replicas=2`",
         )
 
 

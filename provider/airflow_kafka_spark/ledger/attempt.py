@@ -622,6 +622,28 @@ class ChangeLedger(Ledger):
         self._planner = self._fence("plan")
         self._closer = self._fence("close")
 
+    def take_over(self, entries: Sequence[Entry]) -> None:
+        """Claim open windows, as a newer attempt does: a task that looks from here on finds that it is not its own attempt's
+        window, and publishes nothing. Its split's fence alone would not keep out a task that begins after the fence.
+
+        It is written under the id to close, as that to plan is used by :meth:`amend`. A change that gets no further leaves a
+        window that the next attempt reopens.
+
+        :param entries: the windows.
+        :raises Fenced: when an attempt of the pipeline has taken over meanwhile.
+        """
+        if not entries:
+            return
+        producer, self._closer = self._closer, None
+        assert producer is not None, "one ledger takes over once"
+        try:
+            producer.begin_transaction()
+            claimed = (replace(entry, attempt=self._attempt(entry.attempt.number + 1)) for entry in entries)
+            self.send(producer, [window_record(entry) for entry in claimed])
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            raise self.translated(error, "taking over an open window") from error
+
     def amend(
         self,
         records: Sequence[LedgerRecord],
