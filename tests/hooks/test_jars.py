@@ -269,6 +269,25 @@ def test_a_java_that_is_too_old_or_does_not_run_is_refused(
         jars.find_java()
 
 
+@pytest.mark.parametrize(
+    ("version", "told"), [("17.0.15", ""), ("21", ""), ("11.0.21", "is Java 11"), ("1.8.0_392", "is Java 8")]
+)
+def test_the_version_of_a_java_is_that_of_its_installation_which_starts_no_jvm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, told: str
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'it was run' >&2; exit 1\n")
+    java.chmod(0o755)
+    (tmp_path / "release").write_text(f'IMPLEMENTOR="X"\nJAVA_VERSION="{version}"\n')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    if not told:
+        assert jars.find_java() == java
+        return
+    with pytest.raises(JavaMissing, match=told):
+        jars.find_java()
+
+
 def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match="JAVA_HOME is"):

@@ -48,11 +48,12 @@ _MEGABYTES = {
 
 
 def find_java() -> Path:
-    """Return the `java` that this package starts: ``JAVA_HOME/bin/java`` if JAVA_HOME is set, else `java` on the PATH. It is
-    run once per process, to check its version.
+    """Return the `java` that this package starts: ``JAVA_HOME/bin/java`` if JAVA_HOME is set, else `java` on the PATH.
+
+    Its version is read from the file ``release`` of its installation. Without that file it is run once per process.
 
     :return: the executable.
-    :raises JavaMissing: no Java was found, it does not run, or it is older than Java 17.
+    :raises JavaMissing: no Java was found, its version cannot be found out, or it is older than Java 17.
     """
     return _checked_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
 
@@ -68,6 +69,26 @@ def _checked_java(java_home: str, path: str) -> Path:
         if not found:
             raise JavaMissing("JAVA_HOME is not set and there is no java on the PATH")
         java = Path(found)
+    major = _major_of_installation(java) or _major_that_it_reports(java)
+    if major < OLDEST_JAVA:
+        raise JavaMissing(f"{java} is Java {major}")
+    return java
+
+
+def _major_of_installation(java: Path) -> int:
+    """Return the major version that the installation of a `java` names; 0 if it names none. That costs no start of a JVM."""
+    try:
+        release = (java.resolve().parents[1] / "release").read_text(encoding="utf-8")
+    except (OSError, IndexError):
+        return 0
+    return _major(re.search(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', release, re.MULTILINE))
+
+
+def _major_that_it_reports(java: Path) -> int:
+    """Return the major version that a `java` reports.
+
+    :raises JavaMissing: it does not run, or reports none.
+    """
     try:
         ran = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -75,11 +96,12 @@ def _checked_java(java_home: str, path: str) -> Path:
     version = re.search(r'version "(\d+)(?:\.(\d+))?', ran.stderr + ran.stdout)
     if ran.returncode or not version:
         raise JavaMissing(f"`{java} -version` did not report a version: {_last_lines(ran.stderr + ran.stdout)}")
+    return _major(version)
+
+
+def _major(version: re.Match[str] | None) -> int:
     # Java 8 and older called themselves 1.8.
-    major = int(version[2] or 0) if version[1] == "1" else int(version[1])
-    if major < OLDEST_JAVA:
-        raise JavaMissing(f"{java} is Java {major}")
-    return java
+    return 0 if version is None else int(version[2] or 0) if version[1] == "1" else int(version[1])
 
 
 def cache_directory() -> Path:
