@@ -27,8 +27,8 @@ from confluent_kafka.admin import (
 )
 
 from airflow_kafka_spark.cli.definition import COMMANDS, main
+from airflow_kafka_spark.control.base import ChangeRequest
 from airflow_kafka_spark.control.preview import preview
-from airflow_kafka_spark.control.requests import ChangeRequest
 from airflow_kafka_spark.control.resend import resend
 from airflow_kafka_spark.errors import RightMissing, ValidationError
 from airflow_kafka_spark.formats import Json

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
-from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.formats.base import NullValues
+from airflow_kafka_spark.formats.internal_columns import END, HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
-from airflow_kafka_spark.road.columns import HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE, NullValues
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
 from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, without_rows
